@@ -1,6 +1,7 @@
 """Names of presets, services and agents, which a shell completes."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -33,15 +34,19 @@ def agent_names() -> list[str]:
     from mlxstack.host import services
     from mlxstack.host.home import home_from
 
-    home, found = home_from(os.environ), set()
-    for state in services.running(home):
+    home = home_from(os.environ)
+
+    async def agents(client: Any) -> list[dict[str, Any]]:
+        return list((await client.get("/v1/agents", dict[str, Any]))["data"])
+
+    def of(state: services.ServiceState) -> list[dict[str, Any]]:
         with suppress(Misuse, StackError, ConnectionError):
-            where = target(home, state.plan.name, None)
-            listed = where.ask(
-                lambda client: client.get("/v1/agents", dict[str, Any]), timeout_s=QUICK_S
-            )
-            found |= {one["id"] for one in listed["data"]}
-    return sorted(found)
+            return target(home, state.plan.name, None).ask(agents, timeout_s=QUICK_S)
+        return []
+
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(of, services.running(home))
+        return sorted({one["id"] for listed in found for one in listed})
 
 
 def preset_argument(text: str, metavar: str | None = None) -> Any:

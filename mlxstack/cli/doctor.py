@@ -215,7 +215,8 @@ def _unusable(folder: Path, root: Path) -> str | None:
 
 
 def _home(home: Home) -> Iterator[CheckResult]:
-    there = next(one for one in (home.root, *home.root.parents) if one.exists())
+    ways = (home.root, *home.root.parents)
+    there = next(one for one in ways if one.is_symlink() or one.exists())
     if (fault := _unusable(there, home.root)) is not None:
         detail = f"{home.root} cannot be used: nothing can be made in {there} ({fault})"
         yield bad("home", detail, f"set {HOME_VARIABLE} to another folder")

@@ -48,8 +48,9 @@ def show_forecast(found: Forecast) -> None:
     spec, memory = found.spec, found.memory
     keeps_kv = found.kind is not ServiceKind.EMBEDDING
     title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
+    context = f", up to {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
     lines = [
-        ("model", f"{title} ({spec.architecture}{_context(spec)})"),
+        ("model", f"{title} ({spec.architecture}{context})"),
         ("config", _source(spec)),
         ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
         ("weights", _weights(found)),
@@ -133,10 +134,6 @@ def _images(spec: Spec) -> str:
 
 def _source(spec: Spec) -> str:
     return f"{spec.config}{' (an excerpt; not downloaded)' if spec.is_excerpt else ''}"
-
-
-def _context(spec: Spec) -> str:
-    return f", up to {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
 
 
 def _kind(one: KindRow) -> tuple[object, ...]:

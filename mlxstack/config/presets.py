@@ -90,7 +90,8 @@ def parsed_yaml(text: str, path: Path) -> SourcedDocument:
     try:
         return _document(text, top)
     except yaml.YAMLError as why:
-        raise SetupError(f"{path}{_place(why)}: this is not YAML: {_problem(why)}") from why
+        problem = getattr(why, "problem", None) or str(why).splitlines()[0]
+        raise SetupError(f"{path}{_place(why)}: this is not YAML: {problem}") from why
     except RecursionError:
         raise SetupError(f"{path}: this is nested deeper than a preset can be") from None
     except schema.UNBUILT as why:
@@ -175,10 +176,6 @@ def _walk_mapping(
 def _place(why: yaml.YAMLError) -> str:
     mark = getattr(why, "problem_mark", None)
     return f":{mark.line + 1}" if mark is not None else ""
-
-
-def _problem(why: yaml.YAMLError) -> str:
-    return str(getattr(why, "problem", None) or str(why).splitlines()[0])
 
 
 def is_folder(model_id: str) -> bool:

@@ -193,8 +193,9 @@ def plan(
     sizes = _with_shares(list(zip(held, found, strict=True)), free, room.memory)
     if sum(n_bytes for _, n_bytes in sizes) > free:
         sizes = _with_shares(list(zip(inner, found, strict=True)), free, room.memory)
+    n_same = Counter(one.model.served_name for one in inner)
     members = tuple(
-        _member(start.spec_of(one, preset, home), preset, n_bytes, candidate, of_disk)
+        _member(start.spec_of(one, preset, home), preset, n_bytes, candidate, of_disk, n_same)
         for one, candidate, (preset, n_bytes) in zip(wanted, found, sizes, strict=True)
     )
     _refuse_too_big(members, free)
@@ -343,11 +344,14 @@ def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
 
 
 def _member(
-    service: ServiceSpec, preset: Preset, n_bytes: int, found: Candidate | None, stops: bool
-) -> GatewayMember:
+    service: ServiceSpec, preset: Preset, n_bytes: int, found: Candidate | None, stops: bool,
+    n_same: Mapping[str, int],
+) -> GatewayMember:  # fmt: skip
+    """Member; its preset names it first where others share its model."""
     model, server = preset.model, preset.server
+    names = (model.served_name, model.plain_id, preset.name)
     return GatewayMember(
-        names=tuple(dict.fromkeys((model.served_name, model.plain_id, preset.name))),
+        names=tuple(dict.fromkeys(names if n_same[names[0]] == 1 else names[::-1])),
         service=service,
         n_bytes=n_bytes,
         residency=server.resident,

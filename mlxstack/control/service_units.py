@@ -112,7 +112,8 @@ def systemd(job: LoginJob, config: Path) -> ServiceUnit:
         "StartLimitBurst=5",
         "",
         "[Service]",
-        f"ExecStart={' '.join(map(_quoted, job.command))}",
+        # There `$` begins a variable too.
+        f"ExecStart={' '.join(_word(one.replace('$', '$$')) for one in job.command)}",
         f"WorkingDirectory={_plain(job.cwd)}",
         *(f"Environment={_word(f'{key}={value}')}" for key, value in job.env.items()),
         "StandardOutput=null",
@@ -140,11 +141,6 @@ def systemd(job: LoginJob, config: Path) -> ServiceUnit:
         stop=((*control, "disable", "--now", name),),
         remark="it runs while you are logged in; `loginctl enable-linger` keeps it beyond that",
     )
-
-
-def _quoted(word: str) -> str:
-    """A word of ExecStart: there `$` begins a variable too."""
-    return _word(word.replace("$", "$$"))
 
 
 def _word(text: str) -> str:

@@ -159,7 +159,7 @@ class Gateway:
     def _choose(self, scope: Scope, body: bytes) -> MemberGate:
         """Member by model, agent, or default. Raises UnknownModel."""
         wanted = _named(scope) or _model(body)
-        if wanted is not None:
+        if wanted:
             name = self._names.get(wanted) or self._names.get(wanted.removesuffix(LATEST))
             if name is not None:
                 return self._members.by_name[name]

@@ -58,10 +58,6 @@ class Home(Struct, frozen=True):
         """State of the service, written by its supervisor."""
         return self.run / f"{name}.json"
 
-    def start_file(self, name: str) -> Path:
-        """Locked by the command that starts the service, until it is healthy."""
-        return self.run / f"{name}.start"
-
     def plan_file(self, name: str) -> Path:
         """Spec of the service for its supervisor."""
         return self.run / "plans" / f"{name}.json"

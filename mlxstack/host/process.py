@@ -60,14 +60,12 @@ def kill(process: ProcessId) -> None:
     _signal(process, signal.SIGKILL)
 
 
-def end(process: ProcessId, patience_s: float) -> bool:
-    """SIGTERM, and SIGKILL after `patience_s` seconds; whether SIGKILL was needed."""
+def end(process: ProcessId, patience_s: float) -> None:
+    """SIGTERM, and SIGKILL after `patience_s` seconds."""
     ask_to_stop(process)
-    if wait_gone(process, patience_s):
-        return False
-    kill(process)
-    wait_gone(process, 5.0)
-    return True
+    if not wait_gone(process, patience_s):
+        kill(process)
+        wait_gone(process, 5.0)
 
 
 def wait_gone(process: ProcessId, timeout_s: float) -> bool:

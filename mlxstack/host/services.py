@@ -297,7 +297,7 @@ def starting(home: Home, name: str, waits: bool) -> Iterator[ServiceState | None
     make_home(home)
     with ExitStack() as held:
         try:
-            held.enter_context(locked(home.start_file(name), waits))
+            held.enter_context(locked(home.run / f"{name}.start", waits))
         except BlockingIOError:
             raise Taken(f"`{name}` is being started by another command; wait for that") from None
         refuse_other_case(home, name)

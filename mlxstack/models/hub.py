@@ -209,7 +209,7 @@ def _refusal(model: str, error: BaseException) -> SetupError:
         case errors.RevisionNotFoundError():
             text = f"{model} has no such revision; {_page(model)} lists them"
         case errors.HfHubHTTPError() if error.response.status_code in {401, 403}:
-            text = f"the hub refuses {model} to this account; `hf auth login`"
+            text = f"the hub refuses {model} to this account; `hf auth login`, or another HF_TOKEN"
         case errors.HfHubHTTPError() if error.response.status_code >= 500:
             status = error.response.status_code
             text = f"{constants.ENDPOINT} answers {status} for {model}; try again later"

@@ -1,5 +1,6 @@
 """Models on this machine: the hub's cache and LM Studio's folders."""
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -56,21 +57,23 @@ def all_models(home: Home) -> list[LocalModel]:
 
 
 def delete(model: LocalModel) -> int:
-    """Remove a model from the disk; the bytes that came back."""
+    """Remove a model; the bytes that came back. Raises SetupError."""
     if model.where == "LM Studio":
         shutil.rmtree(model.path)
         return model.n_bytes
     folder, cache = Path(model.path), cache_folder().resolve()
-    # It also sweeps files that several repositories share.
+    repository = cache / folder.relative_to(cache).parts[0]
+    sizes = {file: one.st_size for file, one in _stats(_files(repository)).items()}
+    none: frozenset[Path] = frozenset()
+    # It also sweeps files that no other repository shares, and only logs what it cannot delete.
     DeleteCacheStrategy(
-        expected_freed_size=model.n_bytes,
-        repos=frozenset({cache / folder.relative_to(cache).parts[0]}),
-        snapshots=frozenset(),
-        blobs=frozenset(),
-        refs=frozenset(),
-        cache_dir=cache,
+        0, none, none, frozenset({repository.resolve()}), none, cache_dir=cache
     ).execute()
-    return model.n_bytes
+    if repository.is_symlink():
+        repository.unlink()
+    if repository.exists():
+        raise SetupError(f"{repository} cannot be deleted whole; check its permissions")
+    return sum(n_bytes for file, n_bytes in sizes.items() if not file.exists())
 
 
 def quantization_of(folder: str) -> str:
@@ -83,9 +86,13 @@ def _cached() -> Iterator[LocalModel]:
     for folder in cache_folder().resolve().glob("models--*"):
         snapshots = sorted(folder.glob("snapshots/[!.]*"), key=lambda one: one.stat().st_mtime)
         # A download that has just begun holds nothing.
-        if files := [*folder.glob("blobs/*"), *folder.glob("snapshots/**/*")]:
+        if files := _files(folder):
             name = folder.name.removeprefix("models--").replace("--", "/")
             yield _model(name, [folder, *snapshots][-1], "hub", files)
+
+
+def _files(repository: Path) -> list[Path]:
+    return [*repository.glob("blobs/*"), *repository.glob("snapshots/**/*")]
 
 
 def _of_lm_studio() -> Iterator[LocalModel]:
@@ -112,7 +119,7 @@ def _served(home: Home) -> Iterator[LocalModel]:
 def _model(name: str, path: Path, where: str, files: Iterable[Path]) -> LocalModel:
     config = _config(path)
     is_complete, fault = _state(path)
-    stats = [file.stat() for file in {one.resolve() for one in files if one.is_file()}]
+    stats = _stats(files).values()
     return LocalModel(
         name=name,
         path=str(path),
@@ -125,6 +132,11 @@ def _model(name: str, path: Path, where: str, files: Iterable[Path]) -> LocalMod
         n_trained=n_trained_in(config),
         fault=fault,
     )
+
+
+def _stats(files: Iterable[Path]) -> dict[Path, os.stat_result]:
+    """Stats of files and targets of links, each once."""
+    return {file: file.stat() for file in {one.resolve() for one in files if one.is_file()}}
 
 
 def _state(path: Path) -> tuple[bool, str]:

@@ -96,7 +96,8 @@ def _folder(given: str) -> Path | None:
 
 def _of_folder(folder: Path) -> Reference:
     """Model folder, hub cache repository, or a snapshot in one."""
-    repository = next((one for one in (folder, *folder.parents[:2]) if _is_repository(one)), None)
+    above = (one for one in (folder, *folder.parents[:2]) if REPOSITORY.fullmatch(one.name))
+    repository = next((one for one in above if (one / "snapshots").is_dir()), None)
     if repository is None:
         refuse_gguf(folder)
         return Reference(str(folder), service_name(folder.name))
@@ -110,10 +111,6 @@ def _of_folder(folder: Path) -> Reference:
     is_newest = is_own and snapshot.resolve() == _newest(repository).resolve()
     model = f"{match[1]}/{match[2]}" if is_newest else str(snapshot)
     return Reference(model, service_name(match[2]))
-
-
-def _is_repository(folder: Path) -> bool:
-    return bool(REPOSITORY.fullmatch(folder.name)) and (folder / "snapshots").is_dir()
 
 
 def _newest(repository: Path) -> Path:

@@ -137,7 +137,8 @@ def proposal(home: Home, memory: MemoryBudget) -> str:
         fitting = [one for one in rows if one.command][:N_PROPOSED]
         if fitting:
             load = f"{n_agents} x {tokens(AGENT_TOKENS)}"
-            names = (f"{one.preset} ({load}{_dense(one.kv_bits)})" for one in fitting)
+            dense = (f", {one.kv_bits}-bit KV" if one.kv_bits < 16 else "" for one in fitting)
+            names = (f"{one.preset} ({load}{kv})" for one, kv in zip(fitting, dense, strict=True))
             return f"presets that fit here: {', '.join(names)}; all: `mlx-stack plan`"
     return (
         f"no preset with {tokens(AGENT_TOKENS)} of context fits here; all: `mlx-stack plan --all`"
@@ -182,10 +183,6 @@ def _options(candidate: Candidate, load: ServiceLoad, memory: MemoryBudget) -> t
     options = [word for name, new, old in changes if new != old for word in (name, str(new))]
     pct = option(load).budget_pct
     return (*options, *([] if pct is None else ["--set", f"{BUDGET_KEY}={pct:g}"]))
-
-
-def _dense(bits: int) -> str:
-    return f", {bits}-bit KV" if bits < 16 else ""
 
 
 def _why(advice: Advice, memory: MemoryBudget) -> str:

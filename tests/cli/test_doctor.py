@@ -45,6 +45,10 @@ def test_a_home_that_cannot_be_is_bad_and_the_rest_is_told_all_the_same(tmp_path
         one = next(one for one in found(home) if one["subject"] == "home")
         assert one["verdict"] == "bad"
         assert f"nothing can be made in {tmp_path / 'file'} (Not a directory)" in one["detail"]
+    gone = tmp_path / "link"
+    gone.symlink_to(tmp_path / "unmounted")
+    one = next(one for one in found(gone) if one["subject"] == "home")
+    assert (one["verdict"], "cannot be used" in one["detail"]) == ("bad", True)
     long = tmp_path / ("x" * 300)
     told = found(long)
     assert {one["subject"] for one in told} >= {"system", "device", "files", "models"}

@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.control import gateway
 from mlxstack.control.start import StartRequest
-from mlxstack.gateway.spec import GatewaySpec
+from mlxstack.gateway.spec import GatewaySpec, names_of
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.host.services import read_json
@@ -106,7 +106,7 @@ def test_a_mode_at_one_address(shell: Shell) -> None:
     assert told["name"] == "pair" and told["url"].endswith(f":{shell.port}")
     assert "Mode:   pair" in shell.run("status").stdout
     cards = httpx.get(told["url"] + "/v1/models", timeout=PATIENCE_S).json()["data"]
-    assert [card["aliases"][-1] for card in cards] == ["one", "two"]
+    assert [card["id"] for card in cards] == ["one", "two"]
     assert shell.run("down").returncode == 0
 
 
@@ -169,3 +169,13 @@ def test_a_model_that_is_not_here_reserves_what_the_hub_tells(shell: Shell, tmp_
     unknown = reserved("one", "far", **dead)
     spec = read_json(Home(shell.home).gateway_file("gateway"), GatewaySpec)
     assert spec is not None and unknown["far"] == spec.budget
+
+
+def test_two_presets_of_one_model_are_listed_by_their_own_names(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.presets.mkdir()
+    (home.presets / "two.yaml").write_text("extends: demo\n")
+    wanted = [StartRequest(name, (), tmp_path) for name in ("demo", "two")]
+    planned = gateway.plan("x", wanted, home, room_in(home, this_memory(os.environ)))
+    assert [one.names[0] for one in planned.spec.members] == ["demo", "two"]
+    assert names_of(planned.spec) == {"demo": "demo", "two": "two"}

@@ -121,6 +121,24 @@ def test_an_unreadable_model_is_listed_with_its_fault_and_removed(
     assert [one.name for one in folder.parent.glob("models--*")] == ["models--org--tiny-2"]
 
 
+def test_a_model_on_another_disk_is_deleted_whole(tmp_path: Path) -> None:
+    """A link in the cache leads there; a file that another model holds too stays."""
+    with hub.serving(model_files()) as here:
+        env = here.env(tmp_path / "hf")
+        assert run(tmp_path, "pull", hub.MODEL, **env).returncode == 0
+    cache, disk = Path(env["HF_HOME"]) / "hub", tmp_path / "disk"
+    shutil.copytree(cache / "models--org--tiny", disk, symlinks=True)
+    (cache / "models--other--tiny").symlink_to(disk)
+    (blob,) = (one for one in (disk / "blobs").iterdir() if one.stat().st_size > 1000)
+    shared = tmp_path / "shared"
+    blob.rename(shared)
+    blob.symlink_to(shared)
+    told = json.loads(run(tmp_path, "rm", "other/tiny", "--yes", "--json", **env).stdout)
+    assert told["n_freed"] == sum(len(body) for body in model_files().values()) - len(shard(1000))
+    assert not disk.exists() and shared.exists()
+    assert [one.name for one in cache.glob("models--*")] == ["models--org--tiny"]
+
+
 def test_a_reference_that_cannot_be_read_hides_no_model(tmp_path: Path) -> None:
     """The hub's client ends a scan of its cache there."""
     with hub.serving(model_files()) as here:

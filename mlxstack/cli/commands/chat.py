@@ -64,13 +64,14 @@ def chat(
     where = _service(one_name(model, name), url)
     start_member(where)
     session = ChatSession(where, agent, system, max_tokens)
-    text = prompt if prompt is not None else _piped()
-    if text is None:
+    if prompt is None and not (sys.stdin is None or sys.stdin.isatty()):
+        prompt = sys.stdin.read()
+    if prompt is None:
         asyncio.run(_talk(session))
-    elif not text.strip():
+    elif not prompt.strip():
         raise Misuse("the prompt is empty")
     else:
-        asyncio.run(_answer_once(session, text))
+        asyncio.run(_answer_once(session, prompt))
 
 
 def _service(model: str | None, url: str | None) -> "ServiceTarget":
@@ -84,10 +85,6 @@ def _service(model: str | None, url: str | None) -> "ServiceTarget":
     if model is None:
         return running_or_offered(home, "a chat")
     return target(home, service_of(home, model), None)
-
-
-def _piped() -> str | None:
-    return None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
 
 
 async def _answer_once(session: "ChatSession", text: str) -> None:

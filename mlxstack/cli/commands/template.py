@@ -160,7 +160,10 @@ def _show(found: "TemplateReport") -> None:
         ("keeps thoughts by", _settings(found.keeps_thoughts_by)),
         ("adapted", _settings(found.adaptations)),
         ("refused or lost", "; ".join(found.lost) or "nothing"),
-        *((f"reuse, {kind}", _percent(share)) for kind, share in found.reuse.items()),
+        *(
+            (f"reuse, {kind}", "-" if share is None else f"{100 * share:.0f} %")
+            for kind, share in found.reuse.items()
+        ),
         *(("note", text) for text in found.notes),
     ]
     table(("WHAT", "FOUND"), rows)
@@ -176,7 +179,3 @@ def _settings(found: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return "/".join(map(str, sorted(value))) if isinstance(value, list | tuple) else str(value)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
