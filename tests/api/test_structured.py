@@ -147,6 +147,14 @@ def test_messages_hold_their_format(live: Running, where: str) -> None:
     jsonschema.validate(json.loads(made.content[0].text), PERSON)
 
 
+def test_a_grammar_without_any_text_is_refused_without_the_state_of_its_parser(
+    http: httpx.Client,
+) -> None:
+    answer = http.post(CHAT, json=chat_body(grammar="root ::= root"))
+    assert answer.status_code == 400
+    assert re.fullmatch(r"no answer can follow the grammar: \w+", answer.json()["error"]["message"])
+
+
 def test_llama_servers_json_schema_and_grammar(http: httpx.Client) -> None:
     plain = {"prompt": "once", "n_predict": 300, "temperature": 1, "seed": 2}
     made = http.post("/completion", json={**plain, "json_schema": PERSON}).json()

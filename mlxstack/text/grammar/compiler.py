@@ -67,7 +67,7 @@ class GrammarCompiler:
             return None
         matcher = self._matcher(tokenizer, grammar, param)
         if matcher.is_error():
-            raise BadRequest(f"{param}: {_reason(matcher.get_error())}", param)
+            raise BadRequest(f"{param}: {error_reason(matcher)}", param)
         return matcher
 
     def probe(self) -> Callable[[str], bool]:
@@ -168,7 +168,7 @@ def left_out_keywords(rules: LLMatcher, param: str) -> tuple[str, ...]:
     return tuple(f"{param}/**/{name}" for name in sorted(names))
 
 
-def _reason(problem: str) -> str:
+def error_reason(rules: LLMatcher) -> str:
     """Message of llguidance without the state of its parser and the grammar."""
-    reason = problem.partition("<state>")[0].partition("\n\n")[0]
+    reason = rules.get_error().partition("<state>")[0].partition("\n\n")[0]
     return reason.partition("; following special tokens")[0].strip()[:MAX_REASON]

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.compiler import error_reason
 from mlxstack.text.grammar.lazy_calls import CallPosition, CallState, CallTrigger
 
 
@@ -157,7 +158,7 @@ class GrammarState:
             return self._permitted(None)
         mask = self._rules.compute_bitmask()
         if self._rules.is_error():
-            raise BadRequest(f"the grammar cannot be followed: {self._rules.get_error()}")
+            raise BadRequest(f"no answer can follow the grammar: {error_reason(self._rules)}")
         if self._at is ConstraintPhase.BEGINNING:
             return _with(mask, self._layout.opens | self._layout.escapes)
         return mask
