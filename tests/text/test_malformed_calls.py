@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.response_parts import ContentPart, ReasoningPart
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Unparsed
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Unparsed, read_answer
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import DerivedFormat
 from tests.text import syntaxes
 from tests.text.formats import made_tokenizer, tokenizer_of
 from tests.text.siblings import SIBLINGS
-from tests.text.test_lenient_calls import BARE, python_calls
+from tests.text.test_lenient_calls import BARE, THINKING, python_calls
 
 STRING = {"type": "string"}
 TOOLS = (
@@ -316,3 +316,11 @@ def test_a_call_of_gemma_may_have_another_head(head: str) -> None:
     check(format_of("gemma4"), raw, Read((ROME,)))
     other = "<|tool_call> is how a call begins, like {this}."
     check(format_of("gemma4"), other, Read((), other))
+
+
+def test_calls_that_end_an_open_thought_may_close_another_mark() -> None:
+    found = derive_format(made_tokenizer(THINKING))
+    raw = f"Now.<tool_call>{SOUND[1]}</tool_call>\n</tool_calls>"
+    said = read_answer(found, raw, TOOLS, is_in_thinking=True)
+    assert [(call.name, call.arguments) for call in said.tool_calls] == [ROME]
+    assert (said.reasoning_content, said.content) == ("Now.", "")

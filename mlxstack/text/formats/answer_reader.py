@@ -331,7 +331,7 @@ class AnswerReader:
         end = yield from self._after_turn((yield from self._feed.optional(closes, end)))
         if sections and end == len(self._feed.text) and not self._feed.is_cut:
             self.is_reasoning = False
-            self._finish_calls(self._told(sections))
+            self._finish_calls(replace(self._told(sections), end=end))
             return
         self._n_vain += len(sections) > 1
         self._tell(mark)
