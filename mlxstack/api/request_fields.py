@@ -237,6 +237,13 @@ def _schema(given: Any, param: str) -> dict[str, Any]:
         raise BadRequest(f"{param} is no schema: {error}", param) from None
 
 
+def refuse(body: Struct, names: Iterable[str], why: str = "") -> None:
+    """Raise BadRequest for a given field of these."""
+    for name in names:
+        if getattr(body, name):
+            raise BadRequest(f"{name} is not supported{why}", name)
+
+
 def only_one(n: int | None) -> None:
     """Raises BadRequest where an answer has one choice."""
     if n not in (None, 1):

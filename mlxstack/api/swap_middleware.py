@@ -97,7 +97,9 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
         connection: guards.Connection = ASGIConnection(cast(HTTPScope, scope))
         check_host(connection)
         check_key(connection.headers, scope["path"])
-        _check_room(len(waiting), service.preset.queue.max_waiting)
+        # One that loads an unloaded model has to wait in any case.
+        if len(waiting) >= max(service.preset.queue.max_waiting, 1):
+            raise Busy(f"{len(waiting)} requests wait for the change of models, no more are queued")
         await pass_gate(service.gate, app, scope, body, response, waiting)
 
     return handle
@@ -111,12 +113,6 @@ class Gate(Protocol):
 
     def leave(self) -> None:
         """Count the request as over."""
-
-
-def _check_room(n_waiting: int, limit: int) -> None:
-    # One that loads an unloaded model has to wait in any case.
-    if n_waiting >= max(limit, 1):
-        raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 
 class EarlyHead(Struct, frozen=True):

@@ -317,20 +317,34 @@ def test_documents_and_search_results_are_read() -> None:
     )
     assert found.messages[0].text == "T\nC\ninside\none\ntwo\nt\ns\nx"
     paper = {"type": "document", "source": {"type": "base64", "data": "AA=="}}
-    with pytest.raises(BadRequest, match="document input is not supported"):
-        meant([user(paper)])
-    old = meant([user(paper), {"role": "assistant", "content": "a"}, *HI])
-    assert old.messages[0].text == "[document omitted]"
+    for unread in (paper, {"type": "container_upload", "file_id": "f"}):
+        with pytest.raises(BadRequest, match="document input is not supported"):
+            meant([user(unread)])
+        old = meant([user(unread), {"role": "assistant", "content": "a"}, *HI])
+        assert old.messages[0].text == "[document omitted]"
 
 
 def test_x6_unknown_blocks_give_their_text_or_nothing() -> None:
     odd = [
         {"type": "compaction", "content": "summary"},
-        {"type": "container_upload", "file_id": "f"},
         {"type": "from_the_future", "text": "hello"},
     ]
     assert meant([user(*odd)]).messages == (Message(Role.USER, "summary\nhello"),)
     assert meant([user()]).messages == (Message(Role.USER),)
+
+
+def test_a_system_message_may_have_settings_only() -> None:
+    """An effort from here on, which stays in the history of the client."""
+    late: Any = {"role": "system", "output_config": {"effort": "low"}}
+    assert meant([*HI, late]).messages == meant(HI).messages
+
+
+def test_what_anthropics_servers_would_remember_is_refused() -> None:
+    going_on = {"type": "continue", "previous_message_id": "msg_1"}
+    for field, asked in (("thread", going_on), ("compaction", {"type": "summarize"})):
+        with pytest.raises(BadRequest, match="send all messages") as refused:
+            meant(HI, **{field: asked})
+        assert refused.value.param == field
 
 
 @pytest.mark.parametrize(

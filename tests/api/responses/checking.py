@@ -74,13 +74,22 @@ def _event(frame: str) -> dict[str, Any]:
 
 
 def _check_items(found: Told) -> None:
-    """One item open at a time, in order, and the response made of them."""
+    """One item open at a time, in order, and the response made of them.
+
+    A text has a part that was added before, which the helper of openai-node looks for.
+    """
     done = [event["item"] for event in found.of("output_item.done")]
     assert found.response["output"] == done
     added = found.of("output_item.added")
     assert [event["output_index"] for event in added] == list(range(len(added)))
-    is_open = None
+    is_open, parts = None, set()
     for event in found.events:
+        for index in ("content_index", "summary_index"):
+            if index in event:
+                part = event["item_id"], index, event[index]
+                if event["type"].endswith("_part.added"):
+                    parts.add(part)
+                assert part in parts, event
         if event["type"] == "response.output_item.added":
             assert is_open is None
             is_open = event["item"]["id"], event["output_index"]

@@ -298,6 +298,17 @@ def test_a_call_of_openais_servers_is_kept_with_its_result(item: dict[str, Any],
     assert told.text == "completed"
 
 
+def test_a_field_has_other_types_in_other_items() -> None:
+    """`action` is an object in most items; a refusal would stay in the history of the client."""
+    drawn = {"type": "image_generation_call", "id": "h1", "result": "AAAA", "action": "generate"}
+    _, calling, told = _asking({**drawn, "status": "completed"})
+    assert (calling.tool_calls[0].name, told.text) == ("image_generation", "completed")
+    foreign = {"action": "x", "actions": 1, "operation": "x", "queries": "x", "code": 5}
+    plain = _asking(called("c1", name="act", arguments="{}"))
+    same = _asking(called("c1", name="act", arguments="{}", **foreign))
+    assert same == plain
+
+
 def test_a_call_of_a_computer_is_kept_without_its_picture() -> None:
     shown = {"type": "computer_screenshot", "image_url": IMAGE["image_url"]}
     _, calling, told = _asking(

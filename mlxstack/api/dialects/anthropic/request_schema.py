@@ -95,10 +95,13 @@ KINDS = frozenset(str(kind.__struct_config__.tag) for kind in Block.__args__)
 
 
 class MessageParam(Struct):
-    """One message; its blocks are read where their kinds are known."""
+    """One message; its blocks are read where their kinds are known.
+
+    One of the system may have settings only, which are ignored.
+    """
 
     role: str
-    content: Content | None
+    content: Content | None = None
 
 
 class ToolParam(Struct):
@@ -153,6 +156,8 @@ class MessagesBody(Fields, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None
+    thread: dict[str, Any] | None = None
+    compaction: dict[str, Any] | None = None
 
     @property
     def server_names(self) -> tuple[str, ...]:

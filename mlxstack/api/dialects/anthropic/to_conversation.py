@@ -70,6 +70,8 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     n_blocks = request_fields.n_parts(turn.content for turn in body.messages)
     request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
+    why = ": no conversations are stored or summed up here; send all messages"
+    request_fields.refuse(body, ("thread", "compaction"), why)
     if body.server_names and all(map(is_server_tool, body.tools or ())):
         raise BadRequest(
             f"mcp_servers[0]: {body.server_names[0]} is an MCP server, whose tools would run on "
@@ -267,6 +269,14 @@ def response_format(body: MessagesBody) -> ResponseConstraint | None:
     return format_constraint(spec, "output_config.format")
 
 
+# Calls of a server's tools are named after where the tool runs, results after the tool. What is
+# uploaded to a container of Anthropic's is a document that cannot be read here.
+ENDINGS = {
+    "_tool_use": "tool_use",
+    "_tool_result": "server_tool_result",
+    "container_upload": "document",
+}
+
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
@@ -303,9 +313,7 @@ def _read(content: list[Any], at: str) -> Iterator[Block]:
         if not isinstance(kind, str):
             path = f"{at}[{i}].type"
             raise BadRequest(f"{path}: Field required", path)
-        # Calls of a server's tools are named after where the tool runs, results after the tool.
-        for ending, known in (("_tool_use", "tool_use"), ("_tool_result", "server_tool_result")):
-            kind = known if kind.endswith(ending) else kind
+        kind = next((known for ending, known in ENDINGS.items() if kind.endswith(ending)), kind)
         yield _typed(raw, kind, f"{at}[{i}]") if kind in KINDS else TextInput(_text(raw))
 
 

@@ -7,7 +7,6 @@ from mlxstack.core.request import Request, SamplingParams
 Answer = dict[str, Any] | list[dict[str, Any]]
 
 RANDOM_SEED = 4294967295
-SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
 
 ABSENT: dict[str, Any] = {
     "dynatemp_range": 0.0,
@@ -32,7 +31,7 @@ ABSENT: dict[str, Any] = {
     "reasoning_format": "deepseek",
     "reasoning_in_content": False,
     "generation_prompt": "",
-    "samplers": SAMPLERS,
+    "samplers": ("penalties", "top_k", "top_p", "min_p", "temperature"),
     "speculative.types": "none",
     "timings_per_token": False,
     "post_sampling_probs": False,

@@ -15,7 +15,7 @@ from mlxstack.api.dialects.ollama.request_schema import (
 )
 from mlxstack.api.dialects.openai_chat import to_conversation as openai_chat
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.request_fields import format_instruction
+from mlxstack.api.request_fields import format_instruction, refuse
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import AnyContent, ChatMessageParam
@@ -35,13 +35,8 @@ def chat_conversation(body: OllamaChatBody, images: ImageReader = TEXT_ONLY) -> 
 
 def prompt_conversation(body: OllamaGenerateBody, images: ImageReader = TEXT_ONLY) -> Conversation:
     """Conversation of one prompt. Raises BadRequest for unsupported fields."""
-    for name in ("suffix", "template", "context"):
-        if getattr(body, name):
-            raise BadRequest(
-                f"{name} is not supported; send the messages to /api/chat, or with raw: true the "
-                "whole prompt",
-                name,
-            )
+    why = "; send the messages to /api/chat, or with raw: true the whole prompt"
+    refuse(body, ("suffix", "template", "context"), why)
     system = [ChatMessageParam("system", body.system)] if body.system else []
     sent = [*system, ChatMessageParam("user", _content(body.prompt, body.images, images))]
     return _conversation(ChatBody(messages=sent), body, images)

@@ -63,6 +63,7 @@ class ChatMessage(Delta, frozen=True):
 
     role: str = "assistant"
     content: str | None = None
+    refusal: None = None
 
 
 class ChatChoice(Struct, frozen=True):

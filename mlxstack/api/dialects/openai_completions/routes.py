@@ -40,9 +40,7 @@ async def completions(
 
 
 def _options(body: CompletionBody, request: AnyRequest, service: Service) -> GenerationOptions:
-    for name in ("echo", "suffix"):
-        if getattr(body, name):
-            raise BadRequest(f"{name} is not supported", name)
+    request_fields.refuse(body, ("echo", "suffix"))
     if body.best_of not in (None, body.n or 1):
         raise BadRequest("best_of is not supported; n gives that many choices", "best_of")
     n_top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)

@@ -38,7 +38,8 @@ class InputItem(Struct):
     Each type has some of these fields. `input` is that of a custom tool; calls of tools that the
     API defines have an action, several, an operation or arguments, and those that OpenAI's servers
     ran also the result. The summary of reasoning counts where no other text is readable. `author`
-    is another agent; `approve` answers whether a call may run. `tools` join the conversation.
+    is another agent; `approve` answers whether a call may run. `tools` join the conversation. The
+    same name has values of other types in items of other types.
     """
 
     type: str = "message"
@@ -54,11 +55,11 @@ class InputItem(Struct):
     namespace: str | None = None
     arguments: Any = None
     input: str | None = None
-    action: dict[str, Any] | None = None
-    actions: list[dict[str, Any]] | None = None
-    operation: dict[str, Any] | None = None
-    queries: list[str] | None = None
-    code: str | None = None
+    action: Any = None
+    actions: Any = None
+    operation: Any = None
+    queries: Any = None
+    code: Any = None
     output: AnyContent = None
     outputs: Any = None
     results: Any = None

@@ -70,7 +70,7 @@ class Strand(Struct, frozen=True):
 
 
 OUTPUT = Strand("output_text", {"content_index": 0}, part="content_part")
-REASONING = Strand("reasoning_text", {"content_index": 0})
+REASONING = Strand("reasoning_text", {"content_index": 0}, part="content_part")
 SUMMARY = Strand("reasoning_summary_text", {"summary_index": 0}, part="reasoning_summary_part")
 ARGUMENTS = Strand("function_call_arguments", field="arguments")
 INPUT = Strand("custom_tool_call_input", field="input")
@@ -150,8 +150,10 @@ def _event(name: str, /, **fields: Any) -> StreamEvent:
     return {"type": f"response.{name}", **fields}
 
 
-def _part(strand: Strand, text: str, logprobs: Sampled = ()) -> OutputText | SummaryText:
-    return SummaryText(text) if strand is SUMMARY else OutputText(text, logprobs=logprobs)
+def _part(strand: Strand, text: str, logprobs: Sampled = ()) -> Struct:
+    if strand is OUTPUT:
+        return OutputText(text, logprobs=logprobs)
+    return SummaryText(text) if strand is SUMMARY else ReasoningText(text)
 
 
 def _noted(strand: Strand, logprobs: Sampled) -> dict[str, Any]:

@@ -153,11 +153,8 @@ def conversation(
     body: ResponsesBody, box: ToolNames, images: ImageReader = TEXT_ONLY
 ) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field."""
-    for name in STATEFUL:
-        if getattr(body, name):
-            raise BadRequest(
-                f"{name} is not supported: no responses are stored here; send the whole input", name
-            )
+    why = ": no responses are stored here; send the whole input"
+    request_fields.refuse(body, STATEFUL, why)
     n_items = request_fields.n_parts([body.input])
     request_fields.bound(
         n_items, request_fields.MOST_MESSAGES + request_fields.MOST_CALLS, "input", "items"
@@ -314,15 +311,15 @@ def _built_in_call(sent: InputItem, at: str, _: ToolNames) -> Message:
 
 
 def _computer_call(sent: InputItem, _: str, __: ToolNames) -> Message:
-    arguments = sent.action if sent.action is not None else {"actions": sent.actions or []}
-    return _calling(ToolCall(_call_id(sent), "computer", arguments))
+    given = {"actions": sent.actions or []} if sent.action is None else sent.action
+    return _calling(ToolCall(_call_id(sent), "computer", parse_arguments(given)))
 
 
 def _hosted_call(sent: InputItem) -> tuple[Message, Message]:
     """Call that OpenAI's servers ran and its result, of one item."""
     known = {"queries": sent.queries, "code": sent.code}
     given = {name: value for name, value in known.items() if value is not None}
-    arguments = parse_arguments(sent.arguments) if sent.arguments else sent.action or given
+    arguments = parse_arguments(sent.arguments or sent.action or given)
     name, call_id = sent.name or sent.type.removesuffix("_call"), sent.id or ""
     results = (sent.output, sent.outputs, sent.results, sent.error, sent.status, "completed")
     result = next(one for one in results if one is not None)
