@@ -97,10 +97,5 @@ PROTOCOLS = (OPENAI, BARE_CHAT, RESPONSES, ANTHROPIC, LLAMA_SERVER, OLLAMA)
 
 def dialect_of(path: str, dialects: Iterable[Dialect] = PROTOCOLS) -> Dialect:
     """Dialect of a request by the longest prefix of its path."""
-    prefixes = {
-        prefix: dialect
-        for dialect in dialects
-        for prefix in dialect.prefixes
-        if path.startswith(prefix)
-    }
-    return prefixes[max(prefixes, key=len)]
+    prefixes = {prefix: dialect for dialect in dialects for prefix in dialect.prefixes}
+    return prefixes[max(filter(path.startswith, prefixes), key=len)]

@@ -82,7 +82,7 @@ def _check_items(found: Told) -> None:
     assert found.response["output"] == done
     added = found.of("output_item.added")
     assert [event["output_index"] for event in added] == list(range(len(added)))
-    is_open, parts = None, set()
+    is_open, parts, known = None, set(), list[str]()
     for event in found.events:
         for index in ("content_index", "summary_index"):
             if index in event:
@@ -90,9 +90,12 @@ def _check_items(found: Told) -> None:
                 if event["type"].endswith("_part.added"):
                     parts.add(part)
                 assert part in parts, event
+        if "response" in event:
+            assert [item["id"] for item in event["response"]["output"]] == known
         if event["type"] == "response.output_item.added":
             assert is_open is None
             is_open = event["item"]["id"], event["output_index"]
+            known.append(event["item"]["id"])
         elif event["type"] == "response.output_item.done":
             assert (event["item"]["id"], event["output_index"]) == is_open
             is_open = None

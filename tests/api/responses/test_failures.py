@@ -14,8 +14,17 @@ from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
 from mlxstack.api.errors import to_stack_error
+from mlxstack.core.engine_events import FinishReason, RequestTimings
 from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, OutOfMemory, StackError, TooLong
 from mlxstack.core.preset import ServerSpec
+from mlxstack.core.response_parts import (
+    ContentPart,
+    GenerationFinished,
+    KeepAlive,
+    ReasoningPart,
+    ResponsePart,
+    ToolCallStarted,
+)
 from tests.api.responses.checking import KINDS, check
 from tests.api.responses.conftest import Scripted
 from tests.api.running import Running, serving, standing
@@ -24,6 +33,11 @@ from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
 
+BEGUN = Response(
+    id="resp_1", created_at=1, model="m", temperature=0, top_p=1, reasoning={}, text={},
+    metadata={},
+)  # fmt: skip
+CALL = ToolCallStarted("call_1", "act")
 BODY: dict[str, Any] = {"input": "hi", "stream": True}
 
 
@@ -64,6 +78,21 @@ def test_x20_x21_the_heartbeat_is_an_event(
     assert engine.cancelled == [engine.asked[0].id], "leaving the stream cancels the ask"
 
 
+@pytest.mark.parametrize("part", [ContentPart("Hel"), ReasoningPart("Hm"), CALL])
+def test_a_heartbeat_has_the_open_item(scripted: Scripted, part: ResponsePart) -> None:
+    """openai-node goes on from the output of such an event."""
+    processor = scripted.live.service.text_processor
+    telling = ResponseStream(BEGUN, ToolNames(), processor, lambda _: None, is_sealed=False)
+    ended = GenerationFinished(FinishReason.LENGTH, RequestTimings(), -1)
+    sent = [*telling.opening()]
+    for one in (ContentPart("A"), part, KeepAlive(1, 1), ended):
+        sent += telling.render(0, one)
+    found = check(b"".join(sent).decode())
+    beat = found.of("in_progress")[-1]["response"]
+    assert len(beat["output"]) == len(found.response["output"])
+    assert beat["output"][-1]["status"] == "in_progress"
+
+
 def test_a_failure_inside_a_stream_is_response_failed(hanging: tuple[Running, StandIn]) -> None:
     live, engine = hanging
     texts = text_until(live, "event: response.in_progress")
@@ -101,12 +130,8 @@ def test_the_sdk_hears_of_a_failure(hanging: tuple[Running, StandIn]) -> None:
 def test_failures_make_codex_wait_or_give_up(
     scripted: Scripted, problem: StackError, code: str, words: str
 ) -> None:
-    begun = Response(
-        id="resp_1", created_at=1, model="m", temperature=0, top_p=1, reasoning={}, text={},
-        metadata={},
-    )  # fmt: skip
     processor = scripted.live.service.text_processor
-    telling = ResponseStream(begun, ToolNames(), processor, lambda _: None, is_sealed=False)
+    telling = ResponseStream(BEGUN, ToolNames(), processor, lambda _: None, is_sealed=False)
     opened = list(telling.opening())
     name, _, data = telling.failure(to_stack_error(problem)).partition(b"\n")
     assert name == b"event: response.failed"

@@ -269,14 +269,6 @@ def response_format(body: MessagesBody) -> ResponseConstraint | None:
     return format_constraint(spec, "output_config.format")
 
 
-# Calls of a server's tools are named after where the tool runs, results after the tool. What is
-# uploaded to a container of Anthropic's is a document that cannot be read here.
-ENDINGS = {
-    "_tool_use": "tool_use",
-    "_tool_result": "server_tool_result",
-    "container_upload": "document",
-}
-
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
@@ -313,7 +305,11 @@ def _read(content: list[Any], at: str) -> Iterator[Block]:
         if not isinstance(kind, str):
             path = f"{at}[{i}].type"
             raise BadRequest(f"{path}: Field required", path)
-        kind = next((known for ending, known in ENDINGS.items() if kind.endswith(ending)), kind)
+        # What is uploaded to a container of Anthropic's cannot be read here.
+        kind = "document" if kind == "container_upload" else kind
+        # Calls of a server's tools are named after where the tool runs, results after the tool.
+        for ending, known in (("_tool_use", "tool_use"), ("_tool_result", "server_tool_result")):
+            kind = known if kind.endswith(ending) else kind
         yield _typed(raw, kind, f"{at}[{i}]") if kind in KINDS else TextInput(_text(raw))
 
 

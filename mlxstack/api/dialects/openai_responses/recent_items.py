@@ -13,7 +13,6 @@ from mlxstack.api.dialects.openai_responses.response_schema import OutputItem
 from mlxstack.core.errors import BadRequest
 
 MAX_BYTES = 1 << 25
-REFERENCE = "item_reference"
 OPTIONAL = "rs_"
 """Ids of reasoning, without which an answer stays the same."""
 
@@ -46,7 +45,7 @@ class RecentItems:
     def _find(self, item: Item, at: str, salt: str) -> Item | None:
         kind = item.get("type")
         # The type of a reference is optional.
-        if kind != REFERENCE and (kind is not None or "role" in item or "id" not in item):
+        if kind != "item_reference" and (kind is not None or "role" in item or "id" not in item):
             return item
         name = str(item.get("id"))
         if (salt, name) in self._items:

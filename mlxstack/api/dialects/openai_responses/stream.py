@@ -53,7 +53,6 @@ from mlxstack.service.parts.text_processor import TextProcessor
 
 OnItem = Callable[[OutputItem], None]
 Sampled = tuple[SampledLogprob, ...]
-CUT = frozenset({FinishReason.LENGTH, FinishReason.CONTEXT})
 
 
 class Strand(Struct, frozen=True):
@@ -226,7 +225,10 @@ class ResponseStream(BlockRenderer):
         """Events of one part."""
         match part:
             case KeepAlive():
-                yield self._event("in_progress")
+                # Clients take its output for all that there is.
+                items = (self._item.item("in_progress"),) if self._open else ()
+                whole = structs.replace(self.response, output=(*self.response.output, *items))
+                yield _event("in_progress", response=whole)
             case GenerationFinished():
                 yield from self._finish(part)
             case _:
@@ -265,7 +267,7 @@ class ResponseStream(BlockRenderer):
 
         Clients loop otherwise.
         """
-        is_cut = ended.ending in CUT
+        is_cut = ended.ending in {FinishReason.LENGTH, FinishReason.CONTEXT}
         yield from self.close(is_cut=is_cut)
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
             yield from self.open(ContentPart(""))
