@@ -44,7 +44,7 @@ FEATURES = (
     ),
     Mutant(
         "one request may wait for an unloaded model", "api/swap_middleware.py",
-        "max(limit, 1)", "limit",
+        "max(service.preset.queue.max_waiting, 1)", "service.preset.queue.max_waiting",
         "tests/api/test_idle_unload.py::test_an_embedding_model_is_unloaded_too",
     ),
     Mutant(

@@ -224,7 +224,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "so is the waiting room", "api/swap_middleware.py",
-        "if n_waiting >= max(limit, 1):", "if n_waiting < 0:",
+        "if len(waiting) >= max(service.preset.queue.max_waiting, 1):", "if len(waiting) < 0:",
         "tests/api/test_waiting_room.py::test_e18_the_waiting_room_has_as_many_seats_as_the_queue",
     ),
     Mutant(
