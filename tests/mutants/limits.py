@@ -122,6 +122,17 @@ LIMITS = (
         "test_below_the_least_temperature_sampling_is_greedy",
     ),
     Mutant(
+        "no bias overflows", "engine/decode/sampler.py",
+        "{token: min(bias, LARGEST) for token, bias in s.logit_bias}", "dict(s.logit_bias)",
+        "tests/engine/test_temperatures.py::test_a_bias_of_any_size_chooses_its_token",
+    ),
+    Mutant(
+        "states hold no padding of drafts", "engine/decode/batching_check.py",
+        "t[: i + 1] if begins else t[i + 1 :]", "t if begins else []",
+        "tests/matrix/test_self_check.py::"
+        "test_rows_of_different_length_leave_no_padding_in_states",
+    ),
+    Mutant(
         "only a follow-up takes a used slot", "policy/scheduling/scheduler.py",
         "slack = min(SLACK, n_prompt // 4) if is_known else 0", "slack = SLACK",
         SLOTS + "test_b5_new_conversations_of_one_system_prompt_take_empty_slots",
