@@ -25,7 +25,9 @@ TOOLS = (
         "write", "", {"properties": {"path": STRING, "content": STRING, "tags": {"type": "array"}}}
     ),
     Tool("now", "", {"type": "object", "properties": {}}),
-)
+    Tool("find", "", {"properties": {"pattern": STRING, "-n": {"type": "boolean"},
+                                     "-A": {"type": "integer"}, "$by": STRING}}),
+)  # fmt: skip
 PARIS, ROME = ("weather", {"city": "Paris"}), ("weather", {"city": "Rome"})
 TWO_DAYS = ("weather", {"city": "Paris", "days": 2})
 
@@ -274,6 +276,10 @@ POSITIONAL = {
     "weather('Rome')": [ROME],
     "weather('Paris', 2)": [TWO_DAYS],
     "weather('Paris', days=2), now()": [TWO_DAYS, ("now", {})],
+    "find(pattern='a', -n=true, -A=3, $by='b')": [
+        ("find", {"pattern": "a", "-n": True, "-A": 3, "$by": "b"})
+    ],
+    "find(-A=3, pattern='a-b=c')": [("find", {"-A": 3, "pattern": "a-b=c"})],
     "write(tags={'b', 'a', 'c', true})": [("write", {"tags": ["b", "a", "c", True]})],
 }
 

@@ -72,7 +72,7 @@ PYTHON = Notation(
     bare=BareText(
         re.compile(r"[,)]"),
         re.compile(
-            r",\s*(?P<key>\w+)\s*=(?!=)|(?:,\s*)?\)\s*(?:(?=[\]<]|\Z)|,?\s*(?P<name>[\w.]+)\()"
+            r",\s*(?P<key>[\w$-]+)\s*=(?!=)|(?:,\s*)?\)\s*(?:(?=[\]<]|\Z)|,?\s*(?P<name>[\w.]+)\()"
         ),
         re.compile(r",\s*\w*\s*=?\Z|(?:,\s*)?\)\s*,?\s*[\w.]*\Z"),
     ),

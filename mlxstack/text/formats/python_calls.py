@@ -20,10 +20,10 @@ from mlxstack.text.schema_types import SchemaTypes, properties
 
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
 _END = re.compile(r"[\s,]*\)")
-_KEY = re.compile(r"[\s,]*(\w+)(?:\s+=\s*|=)")
+_KEY = re.compile(r"[\s,]*([\w$-]+)(?:\s+=\s*|=)")
 _SPACE = re.compile(r"\s*")
 # An argument ends where another one or the end of its call follows.
-_REST = r"(?:,\s*\w+\s*=|(?:,\s*)?\)\s*(?:,|\]|$))"
+_REST = r"(?:,\s*[\w$-]+\s*=|(?:,\s*)?\)\s*(?:,|\]|$))"
 _TEXT = re.compile(rf"\"(.*?)\"(?=\s*{_REST})|'(.*?)'(?=\s*{_REST})", re.DOTALL)
 _VALUE = re.compile(rf".*?(?=\s*{_REST})", re.DOTALL)
 _BARE = re.compile(rf".*?(?={_REST})", re.DOTALL)

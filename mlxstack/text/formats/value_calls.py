@@ -31,7 +31,7 @@ MAX_IN_VAIN = 64
 _DECODER = json.JSONDecoder(strict=False)
 _PYTHON_OBJECT = re.compile(r"[\s\[{]+'")
 _PLAIN = re.compile(r"[\w.:/-]*")
-_SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.-]*"), re.compile(r"\w*")
+_SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.-]*"), re.compile(r"[\w$-]*")
 
 
 class ValueCalls:

@@ -28,7 +28,7 @@ MAX_SCALAR = 400
 CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _SPACE, _SEPARATORS = re.compile(r"\s*"), re.compile(r"[,\s]*")
 _LAST_CLOSERS = re.compile(r"[\"'][\s\]})]*\Z")
-_KEYWORD, _BEGUN_KEYWORD = re.compile(r"(\w+)\s*=(?!=)"), re.compile(r"\w*\s*=?\Z")
+_KEYWORD, _BEGUN_KEYWORD = re.compile(r"([\w$-]+)\s*=(?!=)"), re.compile(r"[\w$-]*\s*=?\Z")
 _BARE_NAME = re.compile(r"[^:,<{}\[\]]*")
 _FOLLOWING = {"[": re.compile(r"[\"'{\[\]\-\w(]"), "{": re.compile(r"[\"'}]"), "(": _KEYWORD}
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
