@@ -1,7 +1,6 @@
 """Names of presets, services and agents, which a shell completes."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +27,8 @@ def service_names() -> list[str]:
 
 def agent_names() -> list[str]:
     """Ids of agents in running services; errors yield none."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from mlxstack.cli.exit_codes import Misuse
     from mlxstack.cli.target import target
     from mlxstack.core.errors import StackError

@@ -169,7 +169,8 @@ def main() -> None:
 def _run() -> None:
     """Run a verb; errors become one stderr line and exit code."""
     sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
-    signal.signal(signal.SIGTERM, _leave)
+    # As Ctrl-C does, so that unfinished work is undone.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         sys.exit(app(standalone_mode=False))
     except NoArgsIsHelpError as why:
@@ -228,11 +229,6 @@ def _tolerant(stream: TextIO) -> TextIO:
         errors="backslashreplace",
         line_buffering=stream.line_buffering,
     )
-
-
-def _leave(number: int, _: object) -> None:
-    """Exit as Ctrl-C does, so that unfinished work is undone."""
-    sys.exit(128 + number)
 
 
 def _one_line(error: UsageError) -> str:

@@ -330,7 +330,8 @@ def shipped(home: Home) -> list[Candidate]:
     """One candidate per chat model of the presets, without the embedded one.
 
     A preset derived from a served model comes after the listed one of the same model. Presets that
-    cannot be read, and models of which nothing is known, are passed over.
+    cannot be read, and models of which nothing is known, are passed over. Raises SetupError where
+    no model can be built at all.
     """
     files = presets.listed(home)
     models: dict[str, tuple[Preset, ModelFiles]] = {}
@@ -342,11 +343,10 @@ def shipped(home: Home) -> list[Candidate]:
                 models[preset.model.id] = preset, found
         except (SetupError, BadRequest):
             continue
-    return [
-        candidate
-        for candidate in of_many(list(models.values()))
-        if candidate.reply.shape is not None
-    ]
+    known = of_many(list(models.values()))
+    if known and all(one.reply.shape is None for one in known):
+        raise SetupError(f"{known[0].reply.refusal}; see `mlx-stack doctor`")
+    return [one for one in known if one.reply.shape is not None]
 
 
 OPTION = "--set "

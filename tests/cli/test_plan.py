@@ -9,9 +9,11 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.config.presets import builtin_folder
+from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.hardware import memory_limit
-from mlxstack.policy.memory.capacity import MARGIN_BYTES
+from mlxstack.host.home import Home
+from mlxstack.policy.memory.capacity import MARGIN_BYTES, ShapeReply
 from tests import models
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
@@ -283,6 +285,17 @@ def test_f9_an_unknown_architecture_gets_no_number(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "mamba2" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_an_mlx_that_builds_no_model_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlxstack.planner import fit
+
+    none = ShapeReply(refusal="MLX cannot build this model here: no GPU")
+    monkeypatch.setattr(fit, "shapes_of", lambda configs: [none for _ in configs])
+    with pytest.raises(SetupError, match="no GPU; see `mlx-stack doctor`"):
+        fit.shipped(Home(tmp_path))
 
 
 def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> None:

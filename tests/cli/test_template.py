@@ -9,7 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from mlxstack.cli.main import app
+from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.engine.loading.loader import load
+from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 
 USER = {"role": "user", "content": "Say 1."}
 TOOL = {
@@ -94,3 +98,27 @@ def test_a_folder_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["template", str(tmp_path)])
     assert result.exit_code != 0
     assert "cannot be loaded" in str(result.exception)
+
+
+@pytest.mark.parametrize("names", ["one", "list"])
+def test_a_template_that_only_the_processor_has_is_taken(tmp_path: Path, names: str) -> None:
+    folder = shutil.copytree(MODEL_DIR, tmp_path / "model")
+    text = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    template = text if names == "one" else [{"name": "default", "template": text}]
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(folder).has_chat_template
+    told, usual = (json.loads(run(str(one), "--json")) for one in (folder, MODEL_DIR))
+    assert told == usual
+
+
+def test_why_a_tokenizer_does_not_load_is_one_line(tmp_path: Path) -> None:
+    folder = shutil.copytree(MODEL_DIR, tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    spec = ModelSpec(id=str(folder))
+    with pytest.raises(SetupError) as refused:
+        load_tokenizer(folder)
+    with pytest.raises(SetupError) as unserved:
+        load(spec, KVSpec())
+    for one in (refused, unserved):
+        assert "\n" not in one.value.message and "sentencepiece" in one.value.message

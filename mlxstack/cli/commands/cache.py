@@ -120,7 +120,8 @@ def render(view: "CacheView") -> str:
     lines += [_line(prefix) for prefix in view.prefixes] or ["  none yet"]
     if view.losses:
         lines += ["", "Misses since the start:", *(_sums(sums) for sums in view.losses)]
-    if costly := _costliest(view.misses):
+    lost = sorted((one for one in view.misses if one.n_lost), key=lambda one: -one.lost_s)
+    if costly := lost[:5]:
         lines += ["", "Last misses, the costliest first:", *(f"  {_reason(m)}" for m in costly)]
     return "\n".join(lines)
 
@@ -172,11 +173,6 @@ def _reason(miss: "MissView") -> str:
 
 def _cost(n_lost: int, lost_s: float) -> str:
     return f"lost {n_lost:,} tokens, {lost_s:.1f} s" if n_lost else "lost nothing"
-
-
-def _costliest(misses: "tuple[MissView, ...]") -> "list[MissView]":
-    """The misses that lost any tokens, by time."""
-    return sorted((miss for miss in misses if miss.n_lost), key=lambda miss: -miss.lost_s)[:5]
 
 
 def _of(budget: int | None) -> str:

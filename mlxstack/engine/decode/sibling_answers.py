@@ -55,7 +55,7 @@ class SiblingAnswers:
 
     def of(self, request: Request) -> PrefixAnswers | None:
         """Responses to siblings of this request, future ones included."""
-        if not _has_siblings(request):
+        if not request.use_cache or len(request.tokens) < HEAD:
             return None
         key = _key(request)
         answers = self._by_prefix.get(key)
@@ -87,10 +87,6 @@ class SiblingAnswers:
             if not answers:
                 del self._by_prefix[key]
                 self.n_bytes -= BYTES_PER_PREFIX
-
-
-def _has_siblings(request: Request) -> bool:
-    return request.use_cache and len(request.tokens) >= HEAD
 
 
 def _key(request: Request) -> tuple[str, tuple[int, ...]]:

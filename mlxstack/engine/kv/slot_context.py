@@ -436,7 +436,8 @@ class SlotContext:
 
     def evaluate(self) -> None:
         """Compute everything that is still lazy in the caches."""
-        mx.eval([a for leaf in self.leaves for _, a in tree_flatten(leaf.state) if _is_array(a)])
+        found = [one for leaf in self.leaves for _, one in tree_flatten(leaf.state)]
+        mx.eval([one for one in found if isinstance(one, mx.array)])
 
     def _mark_min_rewind(self) -> None:
         due = self._cache_factory.quantized_start
@@ -447,7 +448,3 @@ class SlotContext:
         stateful = [leaf for leaf in self.leaves if cache_adapters.is_stateful(leaf)]
         for leaf, frozen in zip(stateful, checkpoint.states, strict=True):
             cache_adapters.restore_state(leaf, frozen)
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, mx.array)

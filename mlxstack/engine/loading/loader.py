@@ -22,6 +22,7 @@ from mlxstack.core.preset import KVSpec, ModelSpec, scaled_context
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.loading.hub_download import fetch, fetch_head
+from mlxstack.engine.loading.tokenizer_folder import tokenizer_of
 from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
@@ -78,10 +79,11 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
             model_config=change,
             trust_remote_code=spec.trust_remote_code,
         )
-        tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = tokenizer_of(path, config)
     # Some model files end the program when a package of theirs is missing.
     except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
         why = f"it lacks {', '.join(lacking)}" if (lacking := missing_weights(path)) else error
+        why = " ".join(str(why).split())
         raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {why}") from error
     if spec.rope is not None and not has_scaled_rope(model):
         raise SetupError(not_scaled(str(config.get("model_type", ""))))
