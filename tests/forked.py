@@ -89,7 +89,7 @@ Start = Callable[["Program", Sequence[int]], int | None]
 class Program(Struct):
     """A module or a file of Python, its words, and its place among processes."""
 
-    words: list[str]
+    args: list[str]
     cwd: str
     env: dict[str, str]
     is_leader: bool
@@ -98,13 +98,13 @@ class Program(Struct):
     @property
     def parts(self) -> tuple[bool, str, list[str]]:
         """Whether it is a module; its name or path; its words."""
-        rest = self.words[2:] if self.words[1:2] == ["-P"] else self.words[1:]
+        rest = self.args[2:] if self.args[1:2] == ["-P"] else self.args[1:]
         return (True, rest[1], rest[2:]) if rest[0] == "-m" else (False, rest[0], rest[1:])
 
     @property
     def can_be_forked(self) -> bool:
         """Whether it is of this repository, and loads the same libraries."""
-        if self.words[0] != sys.executable or len(self.words) < 3 or differs(self.env, AT_START):
+        if self.args[0] != sys.executable or len(self.args) < 3 or differs(self.env, AT_START):
             return False
         other = Path(self.cwd, "mlxstack")
         if self.cwd != str(ROOT) and (other.exists() or not other.parent.is_dir()):
@@ -126,8 +126,8 @@ class Program(Struct):
         code: object = 1
         try:
             self._begin(streams)
-            is_module, name, words = self.parts
-            sys.argv = [name, *words]
+            is_module, name, args = self.parts
+            sys.argv = [name, *args]
             if is_module:
                 main = name, f"{name}.__main__"
                 _forget([one for one in main if not hasattr(sys.modules.get(one), "__path__")])
@@ -168,7 +168,7 @@ class Program(Struct):
         sys.stdout.reconfigure(  # type: ignore[union-attr]
             line_buffering=os.isatty(1) or "PYTHONUNBUFFERED" in self.env
         )
-        _entitle(self.words)
+        _entitle(self.args)
 
 
 def differs(env: Mapping[str, str], prefixes: tuple[str, ...]) -> bool:
@@ -263,8 +263,8 @@ def _ask(server: socket.socket, program: Program, streams: Sequence[int]) -> int
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             fds = [own if fd == -1 else fd for own, fd in enumerate(streams)]
-            words = program.words, program.cwd, program.env, program.is_leader, program.group
-            socket.send_fds(server, [json.dumps(words).encode()], fds)
+            args = program.args, program.cwd, program.env, program.is_leader, program.group
+            socket.send_fds(server, [json.dumps(args).encode()], fds)
             return max(int(server.recv(MOST_BYTES)) for _ in range(2))
         finally:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
@@ -462,11 +462,11 @@ def _forget(names: Sequence[str]) -> None:
             vars(sys.modules[package]).pop(child, None)
 
 
-def _entitle(words: Sequence[str]) -> None:
+def _entitle(args: Sequence[str]) -> None:
     """Show these words as the command line of this process."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[n]) for n in TITLE)
-    line = "\0".join(words).encode()[: end - start - 1]
+    line = "\0".join(args).encode()[: end - start - 1]
     ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 

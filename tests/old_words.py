@@ -5,14 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 GONE = frozenset(
-    {"archive", "hands", "ledger", "listen", "obey", "owe", "passage", "sheet", "shelved"}
+    {"archive", "hands", "ledger", "listen", "maker", "obey", "owe", "pace", "passage", "sheet"}
+    | {"shelved", "tell"}
 )
 """Words that name nothing in the package any more: of a disk tier, a context, statistics, ..."""
 
-FADING = frozenset(
-    {"act", "heads", "maker", "marks", "memory", "order", "pace", "tell", "turn", "verdict"}
-    | {"words"}
-)
+FADING = frozenset({"act", "heads", "memory", "order", "turn", "verdict", "words"})
 """Words with a standard use beside the old one: memory in bytes, heads of an attention."""
 
 

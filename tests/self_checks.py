@@ -20,15 +20,17 @@ from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
 from tests.remembered import Result, remembered
 
 
-def remembered_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
+def remembered_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> BatchingCheck:
     """The verdict of `self_check` on a model of these weights; an error is not remembered."""
-    check = partial(self_check, model, maker, n_vocab)
-    return _once(model, maker, n_vocab, BatchingCheck, check)
+    check = partial(self_check, model, cache_factory, n_vocab)
+    return _once(model, cache_factory, n_vocab, BatchingCheck, check)
 
 
-def remembered_widths(runner: ModelRunner, maker: CacheFactory) -> WidthCosts:
+def remembered_widths(runner: ModelRunner, cache_factory: CacheFactory) -> WidthCosts:
     """What passes of a model of these weights took when `measure_widths` ran first."""
-    return _once(runner.model, maker, 0, WidthCosts, partial(measure_widths, runner, maker))
+    return _once(
+        runner.model, cache_factory, 0, WidthCosts, partial(measure_widths, runner, cache_factory)
+    )
 
 
 REMEMBERED = {"self_check": remembered_check, "measure_widths": remembered_widths}
@@ -36,7 +38,11 @@ REMEMBERED = {"self_check": remembered_check, "measure_widths": remembered_width
 
 
 def _once(
-    model: Any, maker: CacheFactory, n_vocab: int, kind: type[Result], compute: Callable[[], Result]
+    model: Any,
+    cache_factory: CacheFactory,
+    n_vocab: int,
+    kind: type[Result],
+    compute: Callable[[], Result],
 ) -> Result:
     module = type(model).__module__
     # A class in a file of the model is another one in each folder. Passes of a model that is
@@ -48,7 +54,7 @@ def _once(
         for name, weight in tree_flatten(model.parameters())
     )
     args = repr(getattr(model, "args", None))
-    return remembered((module, args, weights, repr(maker._kv), n_vocab), kind, compute)
+    return remembered((module, args, weights, repr(cache_factory._kv), n_vocab), kind, compute)
 
 
 def is_divided(model: Any) -> bool:

@@ -48,18 +48,16 @@ def whole_command() -> Any:
 
 def refused(line: str) -> str | None:
     """Why click would not take this line, looking only at verbs and options."""
-    words = [word for word in shlex.split(line) if not word.startswith("…")]
+    args = [word for word in shlex.split(line) if not word.startswith("…")]
     command = whole_command()
-    while hasattr(command, "commands") and words and not words[0].startswith(("-", "<")):
-        verb = words.pop(0)
+    while hasattr(command, "commands") and args and not args[0].startswith(("-", "<")):
+        verb = args.pop(0)
         for one in verb.split("|"):
             if one not in command.commands:
                 return f"no verb {one}"
         command = command.commands[verb.partition("|")[0]]
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    given = [
-        word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]
-    ]
+    given = [word.partition("=")[0] for word in args[: args.index("--") if "--" in args else None]]
     unknown = [one for one in given if one.startswith("--") and one not in {*known, "--help"}]
     return f"no option {unknown[0]}" if unknown else None
 

@@ -100,9 +100,9 @@ def test_the_first_three_commands_work_with_the_demo_model(
     program.write_text("#!/bin/sh\necho the model is $ANTHROPIC_MODEL\n")
     program.chmod(0o755)
     path = {**env, "PATH": f"{program.parent}{os.pathsep}{env['PATH']}"}
-    for words, said in ((up, "demo is already running"), (run, "the model is demo")):
-        named = ["demo" if word == up[-1] else word for word in words]
-        more = ["--if-needed"] if words is up else []
+    for args, said in ((up, "demo is already running"), (run, "the model is demo")):
+        named = ["demo" if word == up[-1] else word for word in args]
+        more = ["--if-needed"] if args is up else []
         done = subprocess.run(
             [*named, *more],
             env=path,

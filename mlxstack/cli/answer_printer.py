@@ -43,7 +43,7 @@ class AnswerPrinter:
         if self._language is None and not self._may_be_fence(self._rest):
             # The last word may go on in the next piece.
             complete = self._rest[: len(self._rest) - len(self._rest.split(" ")[-1])]
-            self._words(complete)
+            self._print_words(complete)
             self._rest = self._rest[len(complete) :]
 
     def finish(self) -> None:
@@ -51,7 +51,7 @@ class AnswerPrinter:
         if self._language is not None:
             self._code(self._rest)
         elif self._rest:
-            self._words(self._rest)
+            self._print_words(self._rest)
         self._rest, self._language = "", None
         self._write("\n")
         self._column = 0
@@ -64,7 +64,7 @@ class AnswerPrinter:
         elif self._language is not None:
             self._code(line)
         else:
-            self._words(line)
+            self._print_words(line)
         self._write("\n")
         self._column = 0
 
@@ -72,7 +72,7 @@ class AnswerPrinter:
         start = line.lstrip()
         return self._column == 0 and ("```".startswith(start[:3]) or "~~~".startswith(start[:3]))
 
-    def _words(self, text: str) -> None:
+    def _print_words(self, text: str) -> None:
         from rich.cells import cell_len
 
         assert self._console is not None

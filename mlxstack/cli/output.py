@@ -109,7 +109,7 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def seldom(
-    tell: Callable[[str], None], every_s: float, told_at: float = -math.inf
+    show: Callable[[str], None], every_s: float, told_at: float = -math.inf
 ) -> Callable[[str], None]:
     """Function that prints a changed text, at most every `every_s` seconds."""
     line = ""
@@ -118,7 +118,7 @@ def seldom(
         nonlocal told_at, line
         if now != line and time.monotonic() - told_at >= every_s:
             told_at, line = time.monotonic(), now
-            tell(now)
+            show(now)
 
     return report
 

@@ -35,8 +35,8 @@ def show_spec(spec: Spec) -> None:
     """The geometry of one model."""
     typer.echo(f"{spec.model} ({spec.architecture}, {spec.n_layers} layers)")
     typer.echo(f"from {_source(spec)}")
-    heads = ("KIND", "LAYERS", "NUMBERS", "HEADS x DIM", "WINDOW", "PER TOKEN", "CONSTANT")
-    table(heads, [_kind(one) for one in spec.kinds], ("NUMBERS",))
+    headings = ("KIND", "LAYERS", "NUMBERS", "HEADS x DIM", "WINDOW", "PER TOKEN", "CONSTANT")
+    table(headings, [_kind(one) for one in spec.kinds], ("NUMBERS",))
     typer.echo(f"growth   {size(spec.growth_bytes)} a token")
     typer.echo(f"windows  {size(spec.window_bytes)}")
     typer.echo(f"KV at 4k {size(spec.kv_bytes_4k)}")
@@ -64,7 +64,7 @@ def show_forecast(found: Forecast) -> None:
             ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
             ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
         ]
-    lines.append(("wanted", _verdict(found)))
+    lines.append(("wanted", _fit_text(found)))
     facts(lines)
     if keeps_kv:
         typer.echo()
@@ -91,13 +91,13 @@ def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list
 def show_table(rows: Sequence[PlanRow]) -> None:
     """The table of `table_rows`."""
     contexts = list(rows[0].kv_bytes) if rows else []
-    heads = ["PRESET", "GEOMETRY", "PER TOKEN", "WINDOWS"]
-    heads += [f"KV AT {tokens(n)}" for n in contexts]
+    headings = ["PRESET", "GEOMETRY", "PER TOKEN", "WINDOWS"]
+    headings += [f"KV AT {tokens(n)}" for n in contexts]
     cells = []
     for one in rows:
         sizes = (one.growth_bytes, one.window_bytes, *one.kv_bytes.values())
         cells.append((one.preset, one.geometry, *map(size, sizes)))
-    table(heads, cells)
+    table(headings, cells)
 
 
 def _weights(found: Forecast) -> str:
@@ -163,7 +163,7 @@ def _geometry(spec: Spec) -> str:
     return " + ".join(parts)
 
 
-def _verdict(found: Forecast) -> str:
+def _fit_text(found: Forecast) -> str:
     fit, memory = found.wanted, found.memory
     if found.kind is ServiceKind.EMBEDDING:
         asked = f"texts of up to {tokens(fit.n_ctx)} tokens: {size(fit.n_bytes)}"
@@ -183,16 +183,16 @@ def _verdict(found: Forecast) -> str:
 
 def _show_contexts(found: Forecast) -> None:
     plain = found.here.bits
-    heads = ["CONTEXT"]
+    headings = ["CONTEXT"]
     for one in found.contexts[0].precisions:
-        heads += [f"KV {plain if one.bits == PLAIN_BITS else one.bits} BIT", "AGENTS"]
+        headings += [f"KV {plain if one.bits == PLAIN_BITS else one.bits} BIT", "AGENTS"]
     rows = []
     for row in found.contexts:
         cells: list[object] = [_length(found.spec, row.n_ctx)]
         for one in row.precisions:
             cells += [size(one.kv_bytes), one.n_agents]
         rows.append([*cells, size(row.disk_bytes)])
-    table([*heads, "DISK PER AGENT"], rows)
+    table([*headings, "DISK PER AGENT"], rows)
 
 
 def _show_matrix(found: Forecast) -> None:

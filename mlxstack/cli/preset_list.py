@@ -34,8 +34,8 @@ class PresetListing(Struct, frozen=True):
 def catalog(home: Home) -> list[PresetListing]:
     """The presets in alphabetical order, `demo` first."""
     found = presets.listed(home)
-    order = sorted(found, key=lambda name: (name != "demo", name))
-    return [_entry(name, str(found[name]), home) for name in order]
+    names = sorted(found, key=lambda name: (name != "demo", name))
+    return [_entry(name, str(found[name]), home) for name in names]
 
 
 def with_fits(listings: list[PresetListing], home: Home) -> list[PresetListing]:

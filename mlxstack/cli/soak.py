@@ -91,12 +91,12 @@ class Soaker:
     def _round(self, *, is_compared: bool) -> None:
         """Two new conversations at once, and the next turn of each."""
         counts = self.counts
-        prompts = [self._text.head + self._text.words(N_OWN) for _ in range(2)]
+        prompts = [self._text.head + self._text.random_tokens(N_OWN) for _ in range(2)]
         for _ in range(2):
             ids = [self._probe.submit(tokens, N_ANSWER) for tokens in prompts]
             answers = [self._probe.response(one) for one in ids]
             for tokens, answer in zip(prompts, answers, strict=True):
-                pauses = [b - a for a, b in pairwise(answer.marks)]
+                pauses = [b - a for a, b in pairwise(answer.times)]
                 counts.longest_pause_s = max([counts.longest_pause_s, *pauses])
                 if is_compared:
                     cold = self._probe.cold(tokens, len(answer.tokens))
@@ -106,7 +106,7 @@ class Soaker:
                     self._say(f"{level.value:4} answer {counts.n_answers + 1}: {detail}")
                 counts.n_answers += 1
             prompts = [
-                tokens + answer.tokens + self._text.words(24)
+                tokens + answer.tokens + self._text.random_tokens(24)
                 for tokens, answer in zip(prompts, answers, strict=True)
             ]
         now = self._probe.engine.snapshot()

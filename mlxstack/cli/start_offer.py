@@ -99,8 +99,8 @@ def recommended(home: Home) -> StartOffer:
 
 def start(model: str, *options: str) -> str:
     """Run `up` with its progress; the service's name, or exit."""
-    words = ("up", model, *options, "--if-needed", "--json")
-    command = [sys.executable, "-m", "mlxstack.cli.main", *words]
+    arguments = ("up", model, *options, "--if-needed", "--json")
+    command = [sys.executable, "-m", "mlxstack.cli.main", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ, check=False)
     if done.returncode:
         sys.exit(done.returncode)

@@ -153,9 +153,9 @@ def address(text: str) -> str:
 
 def _line(name: str) -> str:
     """The command as it was typed, with a service's name."""
-    words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
-    return f"`{shlex.join(['mlx-stack', *words[:at], '--name', name, *words[at:]])}`"
+    arguments = sys.argv[1:]
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return f"`{shlex.join(['mlx-stack', *arguments[:at], '--name', name, *arguments[at:]])}`"
 
 
 def _only(states: list[ServiceState], verb: str) -> ServiceState:

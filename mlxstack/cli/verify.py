@@ -81,14 +81,14 @@ class VerifyPlan(Struct, frozen=True):
 
 
 class GreedyResponse(Struct, frozen=True):
-    """The answer to one request; `marks` are the times of its tokens."""
+    """The answer to one request; `times` are those of its tokens."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     tops: tuple[tuple[tuple[int, float], ...], ...]
     assigned: SlotAssigned
     timings: RequestTimings
-    marks: tuple[float, ...]
+    times: tuple[float, ...]
 
 
 class VerifyReport(Struct, frozen=True):
@@ -141,7 +141,7 @@ class EngineProbe:
             tops=tuple(one.top for _, one in sampled),
             assigned=next(one for _, one in events if isinstance(one, SlotAssigned)),
             timings=last.timings,
-            marks=tuple(at for at, _ in sampled),
+            times=tuple(at for at, _ in sampled),
         )
 
     def ask(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> GreedyResponse:
@@ -200,9 +200,9 @@ class Verifier:
         self.checks: list[CheckResult] = []
         self.step_ms: dict[int, float] = {}
         self.prefill_tps: dict[int, float] = {}
-        self.head = self.words(N_HEAD)
+        self.head = self.random_tokens(N_HEAD)
 
-    def words(self, n_tokens: int) -> tuple[int, ...]:
+    def random_tokens(self, n_tokens: int) -> tuple[int, ...]:
         """So many tokens of text that no prompt before held."""
         tokens: tuple[int, ...] = ()
         while len(tokens) < n_tokens:
@@ -211,7 +211,7 @@ class Verifier:
 
     def prompt(self) -> tuple[int, ...]:
         """A new prompt behind the common head."""
-        return self.head + self.words(N_OWN)
+        return self.head + self.random_tokens(N_OWN)
 
     def ask(self, tokens: Sequence[int], **more: Any) -> GreedyResponse:
         """A request that uses the cache; its head may get a checkpoint."""
@@ -219,8 +219,8 @@ class Verifier:
 
     def rows(self, n_rows: int, n_steps: int) -> list[str]:
         """Submit requests that decode together; their ids."""
-        words = (self.words(64) for _ in range(n_rows))
-        return [self._probe.submit(one, n_steps, use_cache=False) for one in words]
+        prompts = (self.random_tokens(64) for _ in range(n_rows))
+        return [self._probe.submit(one, n_steps, use_cache=False) for one in prompts]
 
     def reuse(
         self, name: str, tokens: Sequence[int], n_known: int, source: KVSource, **more: Any
@@ -270,19 +270,19 @@ class Verifier:
         answer = self.ask(first, slot=0)
         self.reuse("same prompt again", first, len(first) - 1, KVSource.SLOT, slot=0)
         known = first + answer.tokens
-        later = known + self.words(N_NEW)
+        later = known + self.random_tokens(N_NEW)
         self.reuse("next turn", later, len(known) - 1, KVSource.SLOT, slot=0)
         self._probe.run(EraseSlot(1))
         self.reuse("fork", self.prompt(), N_HEAD, KVSource.FORK, slot=1)
         for slot in range(self.n_slots):
-            self._probe.ask(self.words(N_OWN + N_HEAD), 4, slot=slot)
+            self._probe.ask(self.random_tokens(N_OWN + N_HEAD), 4, slot=slot)
         self.reuse("parked", later, len(later) - 1, KVSource.PARKED, slot=self.n_slots - 1)
 
     def tenant(self) -> None:
         """Another tenant sends a prompt that is parked and live."""
         tokens = self.prompt()
         self.ask(tokens, slot=0)
-        self.ask(self.words(N_HEAD), slot=0)
+        self.ask(self.random_tokens(N_HEAD), slot=0)
         self.ask(tokens, slot=1)
         self.reuse("tenant", tokens, 0, KVSource.NONE, slot=0, salt="another tenant")
 
@@ -291,10 +291,10 @@ class Verifier:
         tokens = self.prompt()
         known = tokens + self.ask(tokens, slot=0).tokens
         self._probe.run(SaveSlot(0, "verify.bin"))
-        self._probe.ask(self.words(N_OWN), 2, slot=0, use_cache=False)
+        self._probe.ask(self.random_tokens(N_OWN), 2, slot=0, use_cache=False)
         self._probe.run(EraseSlot(0))
         self._probe.run(RestoreSlot(0, "verify.bin"))
-        later = known + self.words(N_NEW)
+        later = known + self.random_tokens(N_NEW)
         self.reuse("slot file", later, len(known) - 1, KVSource.SLOT, slot=0)
 
     def early_turn(self) -> None:
@@ -304,11 +304,11 @@ class Verifier:
             tokens, slot=0, display_name="verify", checkpoint_positions=(N_HEAD,)
         )
         self._probe.response(first)
-        expected = self.head + self.words(N_OWN)
+        expected = self.head + self.random_tokens(N_OWN)
         early = Request("verify-early", expected, 0, slot=0, display_name="verify")
         self._probe.engine.begin_early(early, first)
         n_begun = self._probe.until_begun(0)
-        later = expected + self.words(N_NEW)
+        later = expected + self.random_tokens(N_NEW)
         known = len(expected) - 1 if n_begun else len(later) + self.slack
         self.reuse("early turn", later, known, KVSource.SLOT, slot=0, display_name="verify")
 
@@ -328,20 +328,20 @@ class Verifier:
     def curves(self, plan: VerifyPlan) -> None:
         """Step time by rows, prefill rate by tokens."""
         for n in sorted({1, 2, self.n_slots}):
-            rows = [self._probe.response(one).marks for one in self.rows(n, plan.n_steps)]
+            rows = [self._probe.response(one).times for one in self.rows(n, plan.n_steps)]
             began, ended = max(row[0] for row in rows), min(row[-1] for row in rows)
             gaps = [b - a for row in rows for a, b in pairwise(row) if began <= a < b <= ended]
             self.step_ms[n] = 1000 * spread(gaps or [0.0]).median
         for n in plan.lengths:
-            timings = self._probe.ask(self.words(n), 1, use_cache=False).timings
+            timings = self._probe.ask(self.random_tokens(n), 1, use_cache=False).timings
             self.prefill_tps[n] = timings.n_prompt / max(timings.prefill_s, 1e-9)
 
     def stall(self, plan: VerifyPlan) -> None:
         """A long prompt joins rows that decode."""
         bound_s = self._probe.preset.prefill.max_stall_ms / 1000
         ids = self.rows(self.n_slots - 1, 6 * plan.n_steps)
-        self._probe.ask(self.words(plan.lengths[-1]), 1, use_cache=False)
-        gaps = [b - a for one in ids for a, b in pairwise(self._probe.response(one).marks)]
+        self._probe.ask(self.random_tokens(plan.lengths[-1]), 1, use_cache=False)
+        gaps = [b - a for one in ids for a, b in pairwise(self._probe.response(one).times)]
         worst, p99 = max(gaps), percentile(gaps, 99)
         level = CheckLevel.OK if worst <= LATE * bound_s else CheckLevel.WARN
         told = f"longest {1000 * worst:.0f} ms, p99 {1000 * p99:.0f} ms"
@@ -350,7 +350,7 @@ class Verifier:
     def memory(self, plan: VerifyPlan, planned: int) -> None:
         """KV bytes per token against the plan, and KV against budget."""
         n = plan.lengths[-1]
-        tokens, n_bytes = self.words(n), []
+        tokens, n_bytes = self.random_tokens(n), []
         for length in (n // 2, n):
             self._probe.ask(tokens[:length], 1, slot=0, use_cache=False)
             n_bytes.append(self._probe.engine.snapshot().slots[0].n_bytes)
@@ -425,7 +425,7 @@ def verify(
         run.memory(plan, planned)
         known = run.prompt()
         known += found.ask(known, slot=0, agent="verify").tokens
-        later = known + run.words(N_NEW)
+        later = known + run.random_tokens(N_NEW)
     with probe(replace(preset, speculation=Speculation.AUTO), home) as found:
         again = Verifier(found, tolerance, say)
         again.reuse("restart", later, len(known) - 1, KVSource.DISK, slot=0)

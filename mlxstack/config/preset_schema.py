@@ -265,14 +265,14 @@ def shown(value: Any) -> str:
 
 def _bounds(shape: mi.IntType | mi.FloatType) -> str:
     low = shape.ge if shape.ge is not None else shape.gt
-    words = []
+    parts = []
     if low is not None:
-        words.append(f"above {low:g}" if shape.ge is None else f"from {low:g}")
+        parts.append(f"above {low:g}" if shape.ge is None else f"from {low:g}")
     if shape.le is not None:
-        words.append(f"to {shape.le:g}")
+        parts.append(f"to {shape.le:g}")
     elif low is not None and shape.ge is not None:
-        words = [f"of at least {low:g}"]
-    return " " + " ".join(words) if words else ""
+        parts = [f"of at least {low:g}"]
+    return " " + " ".join(parts) if parts else ""
 
 
 Violation = tuple[Keys, str]

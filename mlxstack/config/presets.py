@@ -104,10 +104,10 @@ def _document(text: str, top: SourceLocation) -> SourcedDocument:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise SetupError(f"{top}: a preset is a mapping such as `model: {{id: demo}}`")
-        marks = {(): top} | dict(islice(_state(node, (), top), MOST_VALUES + 1))
-        if len(marks) > MOST_VALUES:
+        locations = {(): top} | dict(islice(_state(node, (), top), MOST_VALUES + 1))
+        if len(locations) > MOST_VALUES:
             raise SetupError(f"{top}: there are too many values, more than {MOST_VALUES}")
-        return SourcedDocument(loader.construct_document(node), marks)
+        return SourcedDocument(loader.construct_document(node), locations)
     finally:
         loader.dispose()
 
@@ -283,7 +283,7 @@ def given_overrides(env: Mapping[str, str], sets: Iterable[str]) -> list[Overrid
 def document_of(overrides: Iterable[Override], folder: Path) -> SourcedDocument:
     """Overrides as a document; later ones win. Raises SetupError."""
     values: dict[str, Any] = {}
-    marks: dict[Keys, SourceLocation] = {}
+    locations: dict[Keys, SourceLocation] = {}
     for one in overrides:
         shape = schema.at(one.keys)
         if shape is None or isinstance(shape, mi.StructType):
@@ -292,8 +292,8 @@ def document_of(overrides: Iterable[Override], folder: Path) -> SourcedDocument:
         for key in one.keys[:-1]:
             section = section.setdefault(key, {})
         section[one.keys[-1]] = schema.parse(one.raw, shape)
-        marks[one.keys] = SourceLocation(one.label, folder)
-    return SourcedDocument(values, marks)
+        locations[one.keys] = SourceLocation(one.label, folder)
+    return SourcedDocument(values, locations)
 
 
 def _why_not(keys: tuple[str, ...]) -> str:

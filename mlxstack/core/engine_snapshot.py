@@ -114,7 +114,7 @@ class Counters(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """State of the engine after step `turn`, at `at` monotonic seconds.
+    """State of the engine between two steps, at `at` monotonic seconds.
 
     MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
     `kv_bytes` are those of the slots, `kv_budget_bytes` bounds live and parked KV together.
@@ -123,7 +123,6 @@ class Snapshot(Struct, frozen=True):
     """
 
     at: float = 0.0
-    turn: int = 0
     slots: tuple[SlotView, ...] = ()
     waiting: tuple[WaitingView, ...] = ()
     counters: Counters = Counters()

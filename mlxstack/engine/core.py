@@ -385,7 +385,7 @@ class EngineCore:
         rules = self._rules(plan, alone, factory)
         stacker = _stacker(check, runner, slot_kv)
         self._loop = EngineLoop(
-            Batch(runner, costs, draft_model, rules.pace, stacker, loaded.images),
+            Batch(runner, costs, draft_model, rules.prefill, stacker, loaded.images),
             slot_kv,
             preset.slots.n_ctx,
             rules,

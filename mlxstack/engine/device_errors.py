@@ -42,7 +42,7 @@ def device_error(error: BaseException) -> DeviceError | None:
     text = str(error)
     if not isinstance(error, RuntimeError) or not DEVICE_ERROR.search(text):
         return None
-    remedy = next((advice for marks, advice in REMEDIES if marks.search(text)), NEW_PROCESS)
+    remedy = next((advice for pattern, advice in REMEDIES if pattern.search(text)), NEW_PROCESS)
     return DeviceError(f"the GPU did not finish its work ({text.strip()}); {remedy}")
 
 

@@ -186,7 +186,6 @@ def build_snapshot(
     shown: Mapping[int, RequestState],
     counters: Counters,
     n_ctx: int,
-    turn: int,
 ) -> Snapshot:
     """Build the snapshot; `shown` are each slot's current or last requests."""
     now = time.monotonic()
@@ -208,7 +207,6 @@ def build_snapshot(
     )
     return Snapshot(
         at=now,
-        turn=turn,
         slots=views,
         waiting=waiting,
         counters=counters,

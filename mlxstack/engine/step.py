@@ -88,7 +88,7 @@ class EngineLoop:
         self.is_drafting = is_drafting
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
-        self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
+        self._matches = PrefixOverlapCache(self.slots, self._live, limits.prefill.block)
         self.stats = EngineStats()
         self._early = EarlyPrefill(slot_kv, batch, self.stats)
         self._events: list[Event] = []
@@ -203,9 +203,9 @@ class EngineLoop:
         if any(isinstance(event, TokenSampled) for event in self._events):
             # A first token that needed no pass waits for none.
             self.flush(deliver)
-        speed, pace = self.stats.speed, self._limits.pace
-        self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, pace)
-        self._state, early = scheduler.next_early_chunk(self._state, speed, pace)
+        speed, policy = self.stats.speed, self._limits.prefill
+        self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy)
+        self._state, early = scheduler.next_early_chunk(self._state, speed, policy)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
         is_prefilling = chunk is not None or early is not None
@@ -281,7 +281,7 @@ class EngineLoop:
         n_evicted = self.slot_kv.prefix_cache.index.n_evicted
         counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
-        return build_snapshot(self._state, self.slots, shown, counters, self.n_ctx, self._n_steps)
+        return build_snapshot(self._state, self.slots, shown, counters, self.n_ctx)
 
     def _schedule(self) -> None:
         now = time.monotonic()
@@ -292,9 +292,9 @@ class EngineLoop:
         with ExitStack() as stack:
             # The state holds all of them already: each runs, also after a device error.
             for action in reversed(actions):
-                stack.callback(self._act, action)
+                stack.callback(self._execute, action)
 
-    def _act(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         if isinstance(action, AssignSlot):
             request_id = action.request.id
             self._guard(request_id, partial(self._assign_slot, request_id, action.slot))
@@ -384,7 +384,7 @@ class EngineLoop:
         may_read = live.n_loads < MOST_LOADS
         plan, _ = self.slot_kv.lookup.find(live.request, self.slots, slot, may_read=may_read)
         n_gained = plan.position - len(self.slots[slot])
-        if n_gained < self._limits.pace.block or self._is_loading(live, slot, plan):
+        if n_gained < self._limits.prefill.block or self._is_loading(live, slot, plan):
             return
         self.slot_kv.prepare_slot(live.request, slot, plan)
         live.n_cached += n_gained
@@ -400,8 +400,8 @@ class EngineLoop:
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), self.idle_slots)
-        start, pace = len(context), self._limits.pace
-        free_s = stall_left(self.stats.speed, pace) if self.batch.is_busy else pace.patience_s
+        start, policy = len(context), self._limits.prefill
+        free_s = stall_left(self.stats.speed, policy) if self.batch.is_busy else policy.patience_s
         took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
         live.prefill_s += took
         self.stats.prefilled(start, len(context) - start, took)
@@ -422,7 +422,7 @@ class EngineLoop:
         self.flush(deliver)
         if row in self.batch.rows:
             speed = replace(self.stats.speed, decode_s=self.stats.step_s)
-            model.prefill(row, stall_left(speed, self._limits.pace), self.batch.costs)
+            model.prefill(row, stall_left(speed, self._limits.prefill), self.batch.costs)
             self.slot_kv.note_growth()
 
     def _compute_early(self, chunk: EarlyChunk) -> None:

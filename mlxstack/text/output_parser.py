@@ -243,8 +243,8 @@ class StopStringFilter:
 
     def __init__(self, stops: Sequence[str], *, is_raw: bool, is_open: bool) -> None:
         self.stop: str | None = None
-        self._words = tuple(word for word in stops if word)
-        self._state = _stop_state(self._words)
+        self._stops = tuple(word for word in stops if word)
+        self._state = _stop_state(self._stops)
         self._edges = None if is_raw else WhitespaceTrimmer(is_open=is_open)
 
     def push(self, text: str) -> str:
@@ -252,7 +252,7 @@ class StopStringFilter:
         self._state, segments = TextStateMachine.split(self._state, text)
         emitted = self._trimmed(segments[0][1])
         if len(segments) > 1:
-            self.stop = self._words[int(segments[1][0])]
+            self.stop = self._stops[int(segments[1][0])]
             emitted += self._rest()
         return emitted
 
@@ -275,8 +275,8 @@ class StopStringFilter:
         return "" if self._edges is None else self._edges.finish()
 
 
-def _stop_state(words: tuple[str, ...]) -> Any:
+def _stop_state(stops: tuple[str, ...]) -> Any:
     """State that leaves NORMAL for the number of the first complete word."""
-    edges = [(word, str(at)) for at, word in enumerate(words)]
+    edges = [(word, str(at)) for at, word in enumerate(stops)]
     machine = TextStateMachine({NORMAL: edges, **{name: [] for _, name in edges}})
     return machine.make_state(NORMAL)

@@ -241,16 +241,16 @@ class Dashboard(App[None]):
         aims = [aim for board in boards if (aim := board.aim(target)) is not None]
         return aims[-1] if aims else self.chosen.get(target)
 
-    def _begin(self, pending: PendingAction, words: str | None) -> None:
+    def _begin(self, pending: PendingAction, answer: str | None) -> None:
         """Run in the background, unless the slot has another context now."""
-        if words is None:
+        if answer is None:
             return
         if holder(self.model, pending.action, pending.key) != pending.holder:
             told = f"{pending.action.label}: not done, slot {pending.key} has another agent now"
             self.notify(told, severity="warning", markup=False)
             return
         context = ActionContext(pending.calls, self.copy_to_clipboard, self.machine)
-        self.run_worker(run_action(self, pending.action, context, Aim(pending.key, words)))
+        self.run_worker(run_action(self, pending.action, context, Aim(pending.key, answer)))
 
     def _hand_over(self) -> None:
         for screen in self.screen_stack:

@@ -50,7 +50,7 @@ def cold(http: httpx.Client, messages: list[Any]) -> dict[str, Any]:
     return said(http.post("/v1/chat/completions", json=body).raise_for_status().json())
 
 
-def words(message: dict[str, Any]) -> tuple[str, str]:
+def answer_of(message: dict[str, Any]) -> tuple[str, str]:
     return message.get("content") or "", message.get("reasoning_content") or ""
 
 
@@ -69,13 +69,13 @@ def test_b10_the_server_keeps_the_history(http: httpx.Client, bob: str) -> None:
     assert [m["role"] for m in kept] == ["system", "user", "assistant", "user", "assistant"]
     answer = turn(http, bob, user("what were they"))
     assert answer["agent"]["id"] == bob and answer["agent"]["cached_tokens"] > 100
-    assert words(history(http, bob)[-1]) == words(said(answer))
+    assert answer_of(history(http, bob)[-1]) == answer_of(said(answer))
     shown = http.get(f"/v1/agents/{bob}").json()
     assert (shown["n_requests"], shown["is_explicit"], shown["place"]) == (3, True, "live")
     assert shown["cached_share"] > 0.3 and shown["bytes"]["live"] > 0
     assert 0 <= answer["agent"]["n_tokens"] - shown["n_tokens"] <= 1, "the last token is not fed"
     assert http.get("/v1/agents").json()["data"][0]["id"] == bob
-    assert words(said(answer)) == words(cold(http, [*kept, user("what were they")]))
+    assert answer_of(said(answer)) == answer_of(cold(http, [*kept, user("what were they")]))
 
 
 def test_b3_chat_with_a_session_id_is_the_same_agent(
@@ -111,7 +111,7 @@ def test_fork_goes_on_from_the_same_state(http: httpx.Client, bob: str) -> None:
     assert made.status_code == 200 and made.json()["id"] == "bob.2"
     answer = turn(http, "bob.2", user("a third word"))
     assert answer["agent"]["cached_tokens"] > 100
-    assert words(said(answer)) == words(cold(http, [*before, user("a third word")]))
+    assert answer_of(said(answer)) == answer_of(cold(http, [*before, user("a third word")]))
     assert history(http, bob) == before
     again = http.post(f"/v1/agents/{bob}/fork", json={"id": "bob.2"})
     assert again.status_code == 409 and "bob.2" in again.text
@@ -123,7 +123,9 @@ def test_rewind_goes_back_to_a_message(http: httpx.Client, bob: str) -> None:
     assert history(http, bob) == before[:3]
     answer = turn(http, bob, user("and the word plum"))
     assert answer["agent"]["cached_tokens"] > 100
-    assert words(said(answer)) == words(cold(http, [*before[:3], user("and the word plum")]))
+    assert answer_of(said(answer)) == answer_of(
+        cold(http, [*before[:3], user("and the word plum")])
+    )
     refused = http.post(f"/v1/agents/{bob}/rewind", json={"n_messages": 99})
     assert refused.status_code == 400 and "99" in refused.text and "5" in refused.text
 
@@ -320,7 +322,7 @@ def test_g3_agents_come_back_after_a_restart(model_folder: Path, tmp_path: Path)
         answer = turn(http, "zoe", user("again"))
         n_prompt = first["usage"]["prompt_tokens"]
         assert answer["agent"]["cached_tokens"] >= n_prompt - n_prompt % 128 > 0
-        assert words(said(answer)) == words(cold(http, [*before, user("again")]))
+        assert answer_of(said(answer)) == answer_of(cold(http, [*before, user("again")]))
         last = history(http, "zoe")
     manifest.write_text("{broken")
     with (
@@ -329,7 +331,7 @@ def test_g3_agents_come_back_after_a_restart(model_folder: Path, tmp_path: Path)
     ):
         assert history(http, "zoe") == last
         answer = turn(http, "zoe", user("and again"))
-        assert words(said(answer)) == words(cold(http, [*last, user("and again")]))
+        assert answer_of(said(answer)) == answer_of(cold(http, [*last, user("and again")]))
 
 
 def kv_files(found: Running, home: Path) -> list[Path]:
@@ -390,8 +392,8 @@ def test_g3_g5_layers_that_cannot_be_cut_branch_and_come_back(
         http.post("/v1/agents/kim/rewind", json={"n_messages": 3}).raise_for_status()
         rewound = turn(http, "kim", user("another way"))
         assert min(a["agent"]["cached_tokens"] for a in (forked, rewound)) > 100
-        assert words(said(forked)) == words(cold(http, [*kept, user("a branch")]))
-        assert words(said(rewound)) == words(cold(http, [*kept[:3], user("another way")]))
+        assert answer_of(said(forked)) == answer_of(cold(http, [*kept, user("a branch")]))
+        assert answer_of(said(rewound)) == answer_of(cold(http, [*kept[:3], user("another way")]))
         last = history(http, "kim.2")
     with (
         running(preset, home) as found,
@@ -399,7 +401,7 @@ def test_g3_g5_layers_that_cannot_be_cut_branch_and_come_back(
     ):
         back = turn(http, "kim.2", user("back again"))
         assert back["agent"]["cached_tokens"] > 100
-        assert words(said(back)) == words(cold(http, [*last, user("back again")]))
+        assert answer_of(said(back)) == answer_of(cold(http, [*last, user("back again")]))
 
 
 def test_c13_restore_chat_save_by_hand_and_by_itself(http: httpx.Client) -> None:
@@ -421,7 +423,7 @@ def test_c13_restore_chat_save_by_hand_and_by_itself(http: httpx.Client) -> None
     by_hand = [lap(text) for text in ("one", "two", "three")]
     by_itself = [turn(http, "auto", RULES, user("one"))]
     by_itself += [turn(http, "auto", user(text)) for text in ("two", "three")]
-    assert [words(said(a)) for a in by_hand] == [words(said(a)) for a in by_itself]
+    assert [answer_of(said(a)) for a in by_hand] == [answer_of(said(a)) for a in by_itself]
     for answers in (by_hand, by_itself):
         cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers[1:]]
         assert min(cached) > 100
@@ -463,7 +465,7 @@ def test_g3_a_short_conversation_comes_back_too(model_folder: Path, tmp_path: Pa
         same = {"messages": [user("hi")], "max_tokens": 6, "session_id": "flo", "temperature": 0}
         again = http.post("/v1/chat/completions", json=same).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-        assert words(said(again)) == words(cold(http, [user("hi")]))
+        assert answer_of(said(again)) == answer_of(cold(http, [user("hi")]))
 
 
 def test_x_9_a_client_that_leaves_leaves_no_trace(

@@ -51,17 +51,17 @@ def test_stop_words_are_bounded(path: str, name: str) -> None:
 
 def test_biases_are_bounded() -> None:
     assert refusal(CHAT, logit_bias=[[1, 1]] * 1000) is None
-    words = refusal(CHAT, logit_bias=[[1, 1]] * (MOST_BIASES + 1))
-    assert words == f"logit_bias: at most {MOST_BIASES} entries, got {MOST_BIASES + 1}"
+    text = refusal(CHAT, logit_bias=[[1, 1]] * (MOST_BIASES + 1))
+    assert text == f"logit_bias: at most {MOST_BIASES} entries, got {MOST_BIASES + 1}"
 
 
 @pytest.mark.parametrize(
     "value", [10**400, "nan", "inf", "-inf", None, "a" * 9999], ids=lambda value: repr(value)[:9]
 )
 def test_a_bias_is_a_finite_number(value: object) -> None:
-    words = str(refusal(CHAT, logit_bias=[[1, value]]))
-    assert "finite number" in words
-    assert len(words) < 200
+    text = str(refusal(CHAT, logit_bias=[[1, value]]))
+    assert "finite number" in text
+    assert len(text) < 200
 
 
 def test_a_bias_of_false_forbids() -> None:
@@ -82,8 +82,8 @@ def test_messages_calls_and_tools_are_bounded() -> None:
         },
         "4000 tools, got 4001": {"tools": [tool] * (MOST_TOOLS + 1)},
     }
-    for words, more in many.items():
-        assert f"at most {words}" in str(refusal(CHAT, **more))
+    for text, more in many.items():
+        assert f"at most {text}" in str(refusal(CHAT, **more))
     assert "at most 20000 messages, got 20001" in str(
         refusal(MESSAGES, messages=HELLO * (MOST_MESSAGES + 1))
     )
@@ -100,8 +100,8 @@ def test_messages_calls_and_tools_are_bounded() -> None:
 def test_prompts_of_one_body_fit_in_the_queue(is_stream: bool) -> None:
     assert refusal(TEXTS, prompt=["hi"] * 64, stream=is_stream) is None
     assert house().engine.asked
-    words = refusal(TEXTS, prompt=["hi"] * 33, n=2, stream=is_stream)
-    assert "33 prompts with 2 choices each are 66 answers; one request may ask for 64" in str(words)
+    text = refusal(TEXTS, prompt=["hi"] * 33, n=2, stream=is_stream)
+    assert "33 prompts with 2 choices each are 66 answers; one request may ask for 64" in str(text)
     assert not house().engine.asked
 
 
@@ -120,11 +120,11 @@ def test_a_body_is_converted_beside_the_loop(
     threads: list[threading.Thread] = []
 
     def noted(convert: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*given: Any) -> Any:
+        def post(*given: Any) -> Any:
             threads.append(threading.current_thread())
             return convert(*given)
 
-        return act
+        return post
 
     routes = importlib.import_module(f"mlxstack.api.dialects.{dialect}.routes")
     owner = getattr(routes, "to_conversation", routes)

@@ -113,9 +113,9 @@ class Told:
         self._thread = threading.Thread(target=self._read, args=(url, dialect))
         self._thread.start()
 
-    def has(self, words: list[str]) -> bool:
+    def has(self, pieces: list[str]) -> bool:
         """Whether all these words come."""
-        return self.wait(lambda: all(word in self.text for word in words))
+        return self.wait(lambda: all(word in self.text for word in pieces))
 
     def wait(self, is_true: Callable[[], bool]) -> bool:
         """Whether this becomes true; the reader may have ended before."""

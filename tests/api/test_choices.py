@@ -22,7 +22,7 @@ DRAWN = {"temperature": 1.5, "seed": 7}
 USAGE = {"stream_options": {"include_usage": True}}
 
 
-async def words(*texts: str, left: list[str]) -> AsyncGenerator[ResponsePart, None]:
+async def parts_of(*texts: str, left: list[str]) -> AsyncGenerator[ResponsePart, None]:
     """Parts with a pause after each, that tell when they were left."""
     try:
         for text in texts:
@@ -35,7 +35,7 @@ async def words(*texts: str, left: list[str]) -> AsyncGenerator[ResponsePart, No
 async def test_parts_come_side_by_side_with_their_index() -> None:
     found = [
         (i, part.text)
-        async for i, part in interleaved([words("a", "b", left=[]), words("x", "y", left=[])])
+        async for i, part in interleaved([parts_of("a", "b", left=[]), parts_of("x", "y", left=[])])
         if isinstance(part, ContentPart)
     ]
     assert sorted(found) == [(0, "a"), (0, "b"), (1, "x"), (1, "y")]
@@ -45,7 +45,7 @@ async def test_parts_come_side_by_side_with_their_index() -> None:
 
 async def test_leaving_leaves_all_of_them() -> None:
     left: list[str] = []
-    parts = interleaved([words("a", "b", left=left), words("x", "y", left=left)])
+    parts = interleaved([parts_of("a", "b", left=left), parts_of("x", "y", left=left)])
     await anext(parts)
     await parts.aclose()
     assert sorted(left) == ["a", "x"]
@@ -59,7 +59,7 @@ async def test_one_failure_ends_them_all() -> None:
         raise Broken("no more")
 
     with pytest.raises(Broken):
-        async for _ in interleaved([words(*"abcdefgh", left=left), broken()]):
+        async for _ in interleaved([parts_of(*"abcdefgh", left=left), broken()]):
             pass
     assert left == ["a"]
 

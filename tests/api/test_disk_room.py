@@ -44,8 +44,8 @@ def chat(live: Running, text: str, **more: object) -> httpx.Response:
     ).raise_for_status()
 
 
-def gc(*words: str) -> str:
-    run = CliRunner().invoke(app, list(words))
+def gc(*args: str) -> str:
+    run = CliRunner().invoke(app, list(args))
     assert run.exit_code == 0, run.output
     return run.output
 
@@ -111,11 +111,11 @@ def test_c14_gc_without_a_service_sweeps_the_home(
 
 def test_c14_gc_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
-    for words, why in (
+    for text, why in (
         (("cache", "gc"), "--max-bytes"),
         (("cache", "gc", "--max-bytes", "many"), "20GB"),
         (("slots", "gc", "--older-than", "soon"), "30d"),
     ):
-        run = CliRunner().invoke(app, list(words))
+        run = CliRunner().invoke(app, list(text))
         assert run.exit_code != 0
         assert why in str(run.exception)

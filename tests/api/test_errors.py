@@ -239,7 +239,7 @@ def test_x3_no_default_bodies(http: httpx.Client) -> None:
 @pytest.mark.mlx
 @pytest.mark.net
 @pytest.mark.parametrize(
-    ("method", "path", "words"),
+    ("method", "path", "text"),
     [
         ("GET", CHAT, f"{CHAT} takes POST, not GET"),
         ("POST", "/v1/v1/chat/completions", "leave one /v1 out of the client's base URL"),
@@ -248,10 +248,10 @@ def test_x3_no_default_bodies(http: httpx.Client) -> None:
         ("POST", "/infill", "no fill-in-the-middle"),
     ],
 )
-def test_what_is_not_here_is_told(http: httpx.Client, method: str, path: str, words: str) -> None:
+def test_what_is_not_here_is_told(http: httpx.Client, method: str, path: str, text: str) -> None:
     answer = http.request(method, path)
     assert 400 <= answer.status_code <= 501
-    assert words in answer.json()["error"]["message"]
+    assert text in answer.json()["error"]["message"]
 
 
 @pytest.mark.mlx

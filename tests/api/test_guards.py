@@ -421,13 +421,13 @@ ACTS = [
 
 @pytest.mark.parametrize(("method", "path"), ACTS)
 def test_a_key_of_some_agents_does_nothing_to_all(tiered: Tiered, method: str, path: str) -> None:
-    def act(key: str) -> httpx.Response:
+    def call(key: str) -> httpx.Response:
         return httpx.request(method, tiered.url + path, json=[], headers={"x-api-key": key})
 
-    refused = act("slow")
+    refused = call("slow")
     assert refused.status_code == 403
     assert "concerns all agents" in refused.json()["error"]["message"]
-    assert act("plain").status_code != 403
+    assert call("plain").status_code != 403
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -437,8 +437,8 @@ def test_a_key_of_some_agents_does_not_read_what_others_said(way: str, tmp_path:
     plain, slow = ({"x-api-key": key} for key in ("plain", "slow"))
     shared = "We share this long beginning of every word that we say. " * 4
     with running_behind(way, preset, tmp_path) as found:
-        for agent, headers, words in (("day", plain, "sesame"), ("night-1", slow, "nothing")):
-            turn = {"role": "user", "content": f"{shared}The secret is {words}, do not tell."}
+        for agent, headers, text in (("day", plain, "sesame"), ("night-1", slow, "nothing")):
+            turn = {"role": "user", "content": f"{shared}The secret is {text}, do not tell."}
             # A first turn would be a new conversation, of which no difference is told.
             later = [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Good."}]
             said = {"messages": [turn, *later], "agent": agent, "max_tokens": 1}

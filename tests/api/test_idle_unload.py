@@ -31,7 +31,7 @@ from mlxstack.service.service import Service, ServiceHealth
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.api.speaking import chat_body
-from tests.api.test_agents import RULES, cold, history, said, turn, user, words
+from tests.api.test_agents import RULES, answer_of, cold, history, said, turn, user
 from tests.api.test_serve import process, wait_for
 from tests.api.test_swap import until
 from tests.patience import PATIENCE_S
@@ -126,7 +126,7 @@ def test_an_agent_goes_on_as_if_nothing_had_been(http: httpx.Client, here: Runni
     wait_unloaded(here)
     last = turn(http, "ann", user("and again"))
     assert last["agent"]["cached_tokens"] >= back["agent"]["cached_tokens"]
-    assert words(said(last)) == words(cold(http, [*kept, user("and again")]))
+    assert answer_of(said(last)) == answer_of(cold(http, [*kept, user("and again")]))
 
 
 def test_an_unload_is_over_once_it_is_answered(http: httpx.Client, here: Running) -> None:

@@ -115,9 +115,9 @@ def test_what_was_deleted_or_rewound_stays_so_when_a_turn_comes_meanwhile(
     for text in ("one", "two"):
         turn(http, "ben", user(text))
     pause, there = Pause(monkeypatch, live.service.agent_store, deed.paused), "/v1/agents/ben"
-    act = pool.submit(http.request, deed.method, there + deed.path, json=deed.body)
+    sent = pool.submit(http.request, deed.method, there + deed.path, json=deed.body)
     more = {"append": [user("three")], "max_tokens": 2}
-    both = during(pause, act, lambda: pool.submit(http.post, f"{there}/generate", json=more))
+    both = during(pause, sent, lambda: pool.submit(http.post, f"{there}/generate", json=more))
     assert both == (200, 200)
     assert questions(http, "ben") == deed.left
     http.delete(there)

@@ -126,9 +126,9 @@ def test_swap_hands_a_file_over_through_the_home(
     text = f"model: {{id: {home / 'tiny'}, alias: mine}}\nslots: {{count: 2, n_ctx: 1024}}\n"
     wanted.write_text(text)
     monkeypatch.setenv("MLX_STACK_HOME", str(home))
-    words = ["swap", str(wanted), "--url", here.url]
+    args = ["swap", str(wanted), "--url", here.url]
     try:
-        done = CliRunner().invoke(app, words)
+        done = CliRunner().invoke(app, args)
         assert done.exit_code == 0, done.exception
         assert "tiny was changed for mine" in done.stdout
         assert here.service.preset.server.port == 0, "it is served where the old one was"
@@ -136,10 +136,10 @@ def test_swap_hands_a_file_over_through_the_home(
         load(here, preset="back").raise_for_status()
     assert list((home / "run" / "handovers").iterdir()) == []
     wanted.write_text("model: {id: demo}\nslots: {count: none}\n")
-    assert isinstance(CliRunner().invoke(app, words).exception, SetupError)
+    assert isinstance(CliRunner().invoke(app, args).exception, SetupError)
     wanted.write_text(text)
     monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path / "another"))
-    refused = CliRunner().invoke(app, words).exception
+    refused = CliRunner().invoke(app, args).exception
     assert isinstance(refused, BadRequest) and "another home" in str(refused)
 
 

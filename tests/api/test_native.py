@@ -176,11 +176,11 @@ def test_tokens_and_pieces_are_looked_up_beside_the_loop(
     threads: set[str] = set()
 
     def noted(work: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*given: Any) -> Any:
+        def post(*given: Any) -> Any:
             threads.add(threading.current_thread().name)
             return work(*given)
 
-        return act
+        return post
 
     prompt_maker = live.service.text_processor.prompt_maker
     monkeypatch.setattr(prompt_maker, "piece", noted(prompt_maker.piece))

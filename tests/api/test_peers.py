@@ -454,8 +454,8 @@ def test_a_file_is_served_from_any_byte(pair: Pair) -> None:
     assert pair.there.get(path, headers={"range": "bytes=999999999-"}).status_code == 400
 
 
-def move(pair: Pair, *words: str) -> Any:
-    return CliRunner().invoke(app, ["agents", "move", *words, "--url", pair.here.url])
+def move(pair: Pair, *args: str) -> Any:
+    return CliRunner().invoke(app, ["agents", "move", *args, "--url", pair.here.url])
 
 
 def turn(http: httpx.Client, agent: str, text: str, **more: Any) -> Any:
@@ -489,8 +489,8 @@ def test_an_agent_moves_with_its_kv(tmp_path: Path) -> None:
             turn(http, agent, story)
             turn(http, agent, "Which one is blue?")
         said = http.get("/v1/agents/bob/history").json()["messages"]
-        words = ["agents", "move", "bob", "--to", there.url, "--url", here.url]
-        moved = CliRunner().invoke(app, words)
+        args = ["agents", "move", "bob", "--to", there.url, "--url", here.url]
+        moved = CliRunner().invoke(app, args)
         assert moved.exit_code == 0, moved.output
         told = re.search(r"bob is at .* KV of (\d+) tokens; (\d+) bytes were sent", moved.stdout)
         assert told is not None and int(told[1]) > 300 and int(told[2]) > 0

@@ -20,7 +20,7 @@ from mlxstack.service.engine_factory import CheckedModel
 from mlxstack.service.service import Service
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
-from tests.api.test_agents import RULES, cold, history, said, turn, user, words
+from tests.api.test_agents import RULES, answer_of, cold, history, said, turn, user
 from tests.api.test_serve import process, wait_for
 from tests.patience import PATIENCE_S, until
 from tests.ports import unused_port
@@ -150,7 +150,7 @@ def test_g5_g6_g7_d16_there_and_back_again(http: httpx.Client) -> None:
     swap(http, "a")
     back = turn(http, "ann", user("and now"))
     assert back["agent"]["cached_tokens"] >= first["usage"]["prompt_tokens"] // 128 * 128 > 0
-    assert words(said(back)) == words(cold(http, [*kept, user("and now")]))
+    assert answer_of(said(back)) == answer_of(cold(http, [*kept, user("and now")]))
     places = {s["model"]: s["place"] for s in http.get("/v1/agents/ann").json()["states"]}
     assert set(places) == {"model-a", "model-b"} and places["model-b"] == "disk"
 

@@ -34,8 +34,8 @@ def test_c16_the_first_user_turn_is_reused_without_the_thoughts(
         assert first["choices"][0]["message"]["reasoning_content"]  # type: ignore[index]
         plain = {"messages": asked, "add_generation_prompt": False}
         text = http.post("/apply-template", json=plain).json()["prompt"]
-        words = {"content": text, "parse_special": True}
-        n_asked = len(http.post("/tokenize", json=words).json()["tokens"])
+        expected = {"content": text, "parse_special": True}
+        n_asked = len(http.post("/tokenize", json=expected).json()["tokens"])
         answer = {"role": "assistant", "content": "As deep as a house."}
         second = chat([*asked, answer, {"role": "user", "content": "And how wide?"}])
         usage = second["usage"]

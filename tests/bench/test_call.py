@@ -126,8 +126,8 @@ def test_the_other_server_never_sees_our_key() -> None:
     ours: list[str | None] = []
     theirs: list[str | None] = []
     with server(200, ours) as url, server(500, theirs) as vs:
-        words = ["bench", "dev", "serve", "--small", "--url", url, "--vs", vs]
-        done = CliRunner().invoke(app, words, env={"MLX_STACK_API_KEY": "sesame"})
+        args = ["bench", "dev", "serve", "--small", "--url", url, "--vs", vs]
+        done = CliRunner().invoke(app, args, env={"MLX_STACK_API_KEY": "sesame"})
     assert isinstance(done.exception, Broken)
     assert set(ours) == {"Bearer sesame"}
     assert set(theirs) == {None}

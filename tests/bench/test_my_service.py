@@ -70,11 +70,11 @@ def test_a_prompt_that_would_take_too_long_is_skipped_and_said(live: Running) ->
 
 def test_the_command_prints_tables_and_json(live: Running, tmp_path: Path) -> None:
     env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path)}
-    words = [*CLI, "bench", "--url", live.url, "--seconds", "1"]
-    shown = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    args = [*CLI, "bench", "--url", live.url, "--seconds", "1"]
+    shown = subprocess.run(args, env=env, capture_output=True, text=True, check=True)
     assert "PREFILL" in shown.stdout and "AGENTS" in shown.stdout
     assert "a prompt of 1024 tokens" in shown.stderr
     told = json.loads(
-        subprocess.run([*words, "--json"], env=env, capture_output=True, check=True).stdout
+        subprocess.run([*args, "--json"], env=env, capture_output=True, check=True).stdout
     )
     assert {"prompts", "agents", "n_ctx", "seconds"} <= told.keys()

@@ -50,8 +50,8 @@ def test_a_table_in_markdown_has_as_many_cells_in_every_line() -> None:
 
 def test_markdown_names_command_machine_and_targets() -> None:
     told = markdown(REPORT)
-    for words in ("## bench x", "`mlx-stack bench x`", "a machine", "mlx 1.0", "MISSED"):
-        assert words in told
+    for expected in ("## bench x", "`mlx-stack bench x`", "a machine", "mlx 1.0", "MISSED"):
+        assert expected in told
 
 
 @given(st.floats(0, 1))
@@ -114,8 +114,8 @@ def test_a_chart_is_a_picture_with_bars_to_scale(labels: tuple[str, str], tmp_pa
     assert float(three.attrib["width"]) == pytest.approx(3 * float(one.attrib["width"]), abs=0.2)
     own = [rect.attrib["class"] == "own" for rect in (one, three)]
     assert own == ([True, True] if labels[0] == "one" else [True, False])
-    words = [text.text for text in picture.findall("{*}text")]
-    assert words == ["Time, in s", labels[0], "1 s", labels[1], "3 s"]
+    texts = [text.text for text in picture.findall("{*}text")]
+    assert texts == ["Time, in s", labels[0], "1 s", labels[1], "3 s"]
     edge = max(float(rect.attrib["x"]) + float(rect.attrib["width"]) for rect in (one, three))
     assert edge < float(picture.attrib["viewBox"].split()[2])
     assert "prefers-color-scheme: dark" in file.read_text(encoding="utf-8")

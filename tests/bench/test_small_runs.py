@@ -249,10 +249,10 @@ def test_the_command_prints_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["none"], ["cache", "--url", "http://127.0.0.1:1"], ["serve", "--scene", "dinner"]]
+    "args", [["none"], ["cache", "--url", "http://127.0.0.1:1"], ["serve", "--scene", "dinner"]]
 )
-def test_the_command_refuses_what_makes_no_sense(words: list[str]) -> None:
-    command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "dev", *words]
+def test_the_command_refuses_what_makes_no_sense(args: list[str]) -> None:
+    command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "dev", *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -57,8 +57,8 @@ def test_a_scaled_split_keeps_proportions_and_the_new_turn(total: int) -> None:
 
 
 def test_a_yardstick_turns_tokens_into_words() -> None:
-    words = question(300, Yardstick(word=1.5), "x")["messages"][0]["content"].split()
-    assert len(words) == 200
+    text = question(300, Yardstick(word=1.5), "x")["messages"][0]["content"].split()
+    assert len(text) == 200
 
 
 def test_the_next_turn_repeats_everything_before_it() -> None:

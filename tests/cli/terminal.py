@@ -20,11 +20,11 @@ CLI = (sys.executable, "-m", "mlxstack.cli.main")
 
 
 def run(
-    words: Sequence[str], env: Mapping[str, str], folder: Path | None = None
+    args: Sequence[str], env: Mapping[str, str], folder: Path | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """The end of a command as it is typed."""
     return subprocess.run(
-        [sys.executable, str(forked.COMMAND), *words],
+        [sys.executable, str(forked.COMMAND), *args],
         env=env,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -54,11 +54,11 @@ class Shell:
             "COLUMNS": "200",
         }
 
-    def run(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        return run(words, self.env | env, self.folder)
+    def run(self, *args: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return run(args, self.env | env, self.folder)
 
-    def up(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        return self.run("up", str(self.preset), *words, **env)
+    def up(self, *args: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return self.run("up", str(self.preset), *args, **env)
 
     def services(self) -> dict[str, Any]:
         found = json.loads(self.run("status", "--json").stdout)["services"]

@@ -42,9 +42,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield found
 
 
-def run(here: Running, *words: str) -> Result:
+def run(here: Running, *args: str) -> Result:
     """The verb, with everything it printed."""
-    return CliRunner().invoke(app, [*words, "--url", here.url])
+    return CliRunner().invoke(app, [*args, "--url", here.url])
 
 
 def test_agents_are_listed_and_shown(here: Running) -> None:
@@ -59,9 +59,9 @@ def test_agents_are_listed_and_shown(here: Running) -> None:
     assert "user: remember apple" in told and "user: and\\x1b[31m pear" in told
 
 
-def said(here: Running, words: str, system: str = "You are brief.") -> str:
+def said(here: Running, text: str, system: str = "You are brief.") -> str:
     """One turn of a client that names no agent; the id of its agent."""
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": words}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     body = {"messages": messages, "max_tokens": 4}
     answer = httpx.post(f"{here.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     return answer.headers["x-mlx-stack-agent"]
@@ -95,8 +95,8 @@ def test_a_missing_agent_names_some_and_a_conversation_has_no_history(here: Runn
 
 def test_ages_and_shares_are_those_of_the_dashboard(here: Running) -> None:
     said(here, "Count the spoons")
-    for words in (("agents",), ("slots",), ("agents", "show", "ann")):
-        shown = run(here, *words).stdout
+    for args in (("agents",), ("slots",), ("agents", "show", "ann")):
+        shown = run(here, *args).stdout
         assert not re.search(r"\d (s|ms|%)(?= |$)", shown, re.M), shown
     assert "idle" in run(here, "slots").stdout
     assert "completed" not in run(here, "slots").stdout
@@ -109,8 +109,8 @@ def test_an_empty_slot_is_not_saved(here: Running) -> None:
 
 
 def test_a14_plan_simulates_at_the_speeds_that_a_service_measured(here: Running) -> None:
-    words = ["plan", "--agents", "3", "--speeds-of", here.url, "--json"]
-    found = json.loads(CliRunner().invoke(app, words).stdout)
+    args = ["plan", "--agents", "3", "--speeds-of", here.url, "--json"]
+    found = json.loads(CliRunner().invoke(app, args).stdout)
     now, machine = here.service.snapshot().counters, found["scenario"]["machine"]
     assert machine["prefill_tps"] == pytest.approx(now.n_prompt_tokens / now.prompt_s)
     n_rows = now.n_decode_rows / now.n_decode_calls

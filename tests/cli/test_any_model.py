@@ -151,9 +151,9 @@ def test_a_second_model_of_the_same_name_is_refused_and_leaves_the_first(
     up = shell.run("up", str(first), "--port", str(shell.port), "--ctx", "1k")
     assert up.returncode == 0, up.stderr
     kept = (shell.home / "derived" / "twin.yaml").read_text()
-    for words in (("chat", "-p", "hi"), ("up",), ("up", "--if-needed")):
-        refused = shell.run(words[0], str(second), *words[1:])
-        assert refused.returncode == 4 and refused.stdout.count("ready") == 0, words
+    for args in (("chat", "-p", "hi"), ("up",), ("up", "--if-needed")):
+        refused = shell.run(args[0], str(second), *args[1:])
+        assert refused.returncode == 4 and refused.stdout.count("ready") == 0, args
         assert f"`twin` is already running with the model {first}" in refused.stderr
         assert f"`mlx-stack up {second} --name NAME`" in refused.stderr
     assert shell.run("up", str(second), "--dry-run").returncode == 0

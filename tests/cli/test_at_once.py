@@ -16,9 +16,9 @@ pytestmark = pytest.mark.net
 Begun = "subprocess.Popen[str]"
 
 
-def begin(shell: Shell, *words: str, **env: str) -> Begun:
+def begin(shell: Shell, *args: str, **env: str) -> Begun:
     return subprocess.Popen(
-        [*CLI, *words],
+        [*CLI, *args],
         cwd=shell.folder,
         env=shell.env | env,
         stdout=subprocess.PIPE,

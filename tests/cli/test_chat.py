@@ -31,12 +31,12 @@ SUMMARY = re.compile(
 class Terminal:
     """A terminal in which one `mlx-stack chat` runs."""
 
-    def __init__(self, shell: Shell, *words: str, **env: str) -> None:
+    def __init__(self, shell: Shell, *args: str, **env: str) -> None:
         self.text = ""
         self._ours, theirs = pty.openpty()
         env = shell.env | (env or {"TERM": "dumb", "NO_COLOR": "1"})
         self.process = subprocess.Popen(
-            [*CLI, *words],
+            [*CLI, *args],
             env=env,
             stdin=theirs,
             stdout=theirs,
@@ -52,16 +52,16 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._ours, keys)
 
-    def until(self, words: str) -> str:
-        """Everything up to `words`; what was read before is gone."""
+    def until(self, text: str) -> str:
+        """Everything up to `text`; what was read before is gone."""
         deadline = time.monotonic() + PATIENCE_S
-        while words not in self.text:
+        while text not in self.text:
             assert time.monotonic() < deadline, self.text
             try:
                 self.text += os.read(self._ours, 65536).decode(errors="replace")
             except OSError:
-                raise AssertionError(f"it ended without {words!r}: {self.text}") from None
-        before, _, self.text = self.text.partition(words)
+                raise AssertionError(f"it ended without {text!r}: {self.text}") from None
+        before, _, self.text = self.text.partition(text)
         return before
 
     def close(self) -> int:
@@ -137,8 +137,8 @@ def test_turns_reuse_what_was_computed_and_commands_work(demo: Shell) -> None:
 
 
 def test_piped_input_is_one_prompt_and_only_the_answer_is_on_stdout(demo: Shell) -> None:
-    def piped(text: str, *words: str) -> "subprocess.CompletedProcess[str]":
-        command = [*CLI, "chat", *words]
+    def piped(text: str, *args: str) -> "subprocess.CompletedProcess[str]":
+        command = [*CLI, "chat", *args]
         return subprocess.run(
             command, env=demo.env, input=text, capture_output=True, text=True, check=False
         )
@@ -223,10 +223,10 @@ def test_the_chat_imports_no_engine() -> None:
     assert not {"mlx", "mlx_lm", "litestar", "textual"} & set(told.stdout.split())
 
 
-def leave(shell: Shell, *words: str) -> None:
+def leave(shell: Shell, *args: str) -> None:
     """Read a letter and close the pipe: the command ends without a word."""
     process = subprocess.Popen(
-        [*CLI, *words], env=shell.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*CLI, *args], env=shell.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     with process:
         assert process.stdout is not None and process.stderr is not None

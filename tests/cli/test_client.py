@@ -31,7 +31,7 @@ class Door:
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.heads: list[str] = []
+        self.headers: list[str] = []
         self.url = ""
         self.is_left = asyncio.Event()
 
@@ -43,7 +43,7 @@ class Door:
     async def _call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            self.heads.append(head)
+            self.headers.append(head)
             fields = dict(line.split(": ", 1) for line in head.lower().split("\r\n")[1:] if line)
             body = await reader.readexactly(int(fields.get("content-length", 0)))
             await self.answer(head.split(" ")[1], body, writer)
@@ -134,7 +134,7 @@ async def test_slots_and_props_decode_and_ignore_what_they_do_not_know() -> None
             first, second = await client.slots()
             assert (first.agent, first.next_token[0].n_decoded) == ("a", 5)
             assert (second.agent, second.next_token) == (None, ())
-        assert all("authorization: Bearer k1" in head for head in door.heads)
+        assert all("authorization: Bearer k1" in head for head in door.headers)
 
 
 async def test_a_post_sends_a_body_and_returns_an_object() -> None:

@@ -114,8 +114,8 @@ def test_a9_down_clears_a_crash_and_knows_when_nothing_runs(shell: Shell) -> Non
 
 
 def test_a9_down_stops_all_that_it_can(shell: Shell) -> None:
-    for words in ((), ("--set", "name=other", "--port", "0")):
-        assert shell.up(*words).returncode == 0
+    for args in ((), ("--set", "name=other", "--port", "0")):
+        assert shell.up(*args).returncode == 0
     assert shell.run("down", "other").returncode == 0
     both = shell.run("down", "other", "tiny", "tiny")
     assert (both.returncode, both.stdout) == (3, "tiny is stopped\n")
@@ -184,8 +184,8 @@ def test_a10_status_of_one_of_two(shell: Shell) -> None:
     both = shell.run("status", "--watch")
     assert (both.returncode, "name one of other, tiny" in both.stderr) == (2, True)
     assert shell.run("status", "--watch", "--name", "tiny", "--json").returncode == 2
-    words = [*CLI, "status", "--watch", "--name", "tiny"]
-    process = subprocess.Popen(words, env=shell.env, stdout=subprocess.PIPE, text=True)
+    args = [*CLI, "status", "--watch", "--name", "tiny"]
+    process = subprocess.Popen(args, env=shell.env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().strip()
     process.send_signal(signal.SIGINT)
@@ -198,9 +198,9 @@ def test_a10_status_of_one_of_two(shell: Shell) -> None:
         "error: several services are known; name one of other, tiny: "
         "`mlx-stack logs --name other`\n"
     )
-    for words in (("logs", "--name", "tiny"), ("logs", "tiny"), ("status", "tiny")):
-        assert "Got unexpected" not in shell.run(*words).stderr, words
-        assert "several" not in shell.run(*words).stderr, words
+    for args in (("logs", "--name", "tiny"), ("logs", "tiny"), ("status", "tiny")):
+        assert "Got unexpected" not in shell.run(*args).stderr, args
+        assert "several" not in shell.run(*args).stderr, args
 
 
 def test_a_log_in_the_foreground_that_nothing_reads_stops_its_service(shell: Shell) -> None:
@@ -256,14 +256,14 @@ def test_logs_follow_prints_what_comes(shell: Shell) -> None:
 
 
 def test_c14_gc_asks_a_service_that_keeps_kv(shell: Shell) -> None:
-    words = ("cache", "gc", "--max-bytes", "0", "--dry-run")
+    args = ("cache", "gc", "--max-bytes", "0", "--dry-run")
     embedding = ("--set", "name=embed", "--set", "kind=embedding", "--port", "0")
     assert shell.up(*embedding).returncode == 0
-    alone = shell.run(*words)
+    alone = shell.run(*args)
     assert alone.returncode == 0, alone.stderr
     assert shell.up().returncode == 0
-    assert shell.run(*words).stderr == "error: /cache/gc: not here\n"
-    assert shell.run(*words, "--name", "embed").stderr == "error: only vectors here\n"
+    assert shell.run(*args).stderr == "error: /cache/gc: not here\n"
+    assert shell.run(*args, "--name", "embed").stderr == "error: only vectors here\n"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])

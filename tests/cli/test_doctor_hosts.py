@@ -47,8 +47,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     return Ssh(tmp_path / "bin", monkeypatch)
 
 
-def run(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return terminal.run(words, {**os.environ, "MLX_STACK_HOME": str(home), "COLUMNS": "200"})
+def run(home: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    return terminal.run(args, {**os.environ, "MLX_STACK_HOME": str(home), "COLUMNS": "200"})
 
 
 def checks(*hosts: str, **more: Any) -> dict[str, CheckResult]:
@@ -81,12 +81,12 @@ def test_hosts_are_those_of_the_preset_and_a_failure_is_the_exit_code(tmp_path: 
     *_, last = json.loads(failed.stdout)["findings"]
     assert (last["subject"], last["verdict"]) == ("hosts", "bad")
     assert last["detail"].startswith("192.0.2.1 is no address of this machine: ")
-    for words, why in (
+    for args, why in (
         (("--hosts", "a"), "this one first"),
         (("--hosts", "a,-oProxyCommand=x"), "names or IPv4 addresses"),
         (("demo",), "names no `hosts`"),
     ):
-        refused = run(tmp_path, "doctor", *words)
+        refused = run(tmp_path, "doctor", *args)
         assert refused.returncode == 2 and why in refused.stderr
 
 

@@ -111,7 +111,7 @@ def test_a_mode_at_one_address(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "why"),
+    ("args", "code", "why"),
     [
         ((), 2, "give a preset, hub id or model folder"),
         (("demo", "--mode", "coding"), 2, "give a preset, hub id or model folder"),
@@ -119,8 +119,8 @@ def test_a_mode_at_one_address(shell: Shell) -> None:
         (("demo", "demo"), 5, "are called `demo`"),
     ],
 )
-def test_refusals(shell: Shell, words: tuple[str, ...], code: int, why: str) -> None:
-    refused = shell.run("up", *words)
+def test_refusals(shell: Shell, args: tuple[str, ...], code: int, why: str) -> None:
+    refused = shell.run("up", *args)
     assert refused.returncode == code and why in refused.stderr
 
 

@@ -21,17 +21,17 @@ ODD = (
 )
 
 
-def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield words
+def commands(group: Any, args: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield args
     for name, verb in group.commands.items():
         if hasattr(verb, "commands"):
-            yield from commands(verb, (*words, name))
+            yield from commands(verb, (*args, name))
         elif not verb.hidden:
-            yield (*words, name)
+            yield (*args, name)
 
 
-def shown(*words: str) -> str:
-    done = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "100"})
+def shown(*args: str) -> str:
+    done = CliRunner().invoke(app, [*args, "--help"], env={"COLUMNS": "100"})
     assert done.exit_code == 0
     return done.stdout
 
@@ -48,15 +48,15 @@ def test_commands_are_in_groups_and_none_is_missing() -> None:
     assert any(line.startswith("  chat ") for line in lines[run:models])
 
 
-@pytest.mark.parametrize("words", sorted(commands(get_command(app))), ids=" ".join)
-def test_help_has_no_types_of_a_programmer_and_no_odd_sentences(words: tuple[str, ...]) -> None:
-    text = shown(*words)
+@pytest.mark.parametrize("args", sorted(commands(get_command(app))), ids=" ".join)
+def test_help_has_no_types_of_a_programmer_and_no_odd_sentences(args: tuple[str, ...]) -> None:
+    text = shown(*args)
     assert not TYPES.search(text), text
     assert not [odd for odd in ODD if odd in text], text
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("args", "line"),
     [
         (("restart",), "NAME  Service (default: the only one)."),
         (("tui",), "--url URL      URL of a remote service."),
@@ -66,5 +66,5 @@ def test_help_has_no_types_of_a_programmer_and_no_odd_sentences(words: tuple[str
     ],
     ids=str,
 )
-def test_help_names_values_in_plain_words(words: tuple[str, ...], line: str) -> None:
-    assert line in shown(*words)
+def test_help_names_values_in_plain_words(args: tuple[str, ...], line: str) -> None:
+    assert line in shown(*args)

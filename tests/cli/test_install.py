@@ -74,17 +74,17 @@ def test_a_supervisor_that_refuses_is_quoted(shell: Shell) -> None:
 
 def test_what_up_refuses_is_not_installed(shell: Shell) -> None:
     env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}
-    words = ("install", str(shell.preset))
+    args = ("install", str(shell.preset))
     assert shell.up().returncode == 0
-    running = shell.run(*words, **env)
+    running = shell.run(*args, **env)
     assert running.returncode == 4 and "`mlx-stack down tiny` stops it" in running.stderr
-    taken = shell.run(*words, "--set", "name=other", **env)
+    taken = shell.run(*args, "--set", "name=other", **env)
     assert taken.returncode == 4 and f"port {shell.port} is taken" in taken.stderr
     large = shell.run(
-        *words, "--set", "name=other", "--set", "server.port=0", **env, MLX_STACK_MEMORY="1MB"
+        *args, "--set", "name=other", "--set", "server.port=0", **env, MLX_STACK_MEMORY="1MB"
     )
     assert large.returncode == 5 and "MLX_STACK_MEMORY" in large.stderr, large.stderr
-    gone = shell.run(*words, "--set", "name=other", "--set", "model.id=/nowhere/x", **env)
+    gone = shell.run(*args, "--set", "name=other", "--set", "model.id=/nowhere/x", **env)
     assert gone.returncode == 5 and "there is no folder /nowhere/x" in gone.stderr
     assert not (shell.folder / "config").exists() and not (shell.folder / "calls").exists()
 

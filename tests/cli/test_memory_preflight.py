@@ -80,14 +80,14 @@ def test_a_share_of_memory_too_small_for_the_slots_is_refused_with_the_key(shell
 def test_a6_services_that_run_beside_it_are_counted(shell: Shell) -> None:
     memory = memory_for(shell, 0.6)
     assert shell.up(MLX_STACK_MEMORY=memory).returncode == 0
-    words = ("--set", "name=other", "--port", "0")
-    second = shell.up(*words, MLX_STACK_MEMORY=memory)
+    args = ("--set", "name=other", "--port", "0")
+    second = shell.up(*args, MLX_STACK_MEMORY=memory)
     assert second.returncode == 5
     assert "`tiny`" in second.stderr
     assert "runs beside it" in second.stderr
     assert "mlx-stack down tiny" in second.stderr
     assert shell.run("down", "tiny").returncode == 0
-    alone = shell.up(*words, MLX_STACK_MEMORY=memory)
+    alone = shell.up(*args, MLX_STACK_MEMORY=memory)
     assert alone.returncode == 0, alone.stderr
 
 

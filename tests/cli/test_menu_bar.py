@@ -41,7 +41,7 @@ def test_a_line_names_what_runs_and_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "said"),
     [
         (("status", "--line"), "mlx-stack: nothing runs"),
         (("stop",), ""),
@@ -50,11 +50,11 @@ def test_a_line_names_what_runs_and_what_is_wrong() -> None:
     ],
 )
 def test_verbs_that_people_type_from_habit(
-    words: tuple[str, ...], said: str, tmp_path: Path
+    args: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     env = {**os.environ, "MLX_STACK_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
     done = subprocess.run(
-        [sys.executable, "-m", "mlxstack.cli.main", *words],
+        [sys.executable, "-m", "mlxstack.cli.main", *args],
         env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -110,23 +110,23 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, subprocess.Comp
         "MLX_STACK_MEMORY": "64GB",
     }
     with ThreadPoolExecutor(3) as pool:
-        ends = pool.map(lambda words: run(words, env), commands)
+        ends = pool.map(lambda args: run(args, env), commands)
     return {typed: end for (typed, _, _), end in zip(MISTAKES, ends, strict=True)}
 
 
 @pytest.mark.net
-@pytest.mark.parametrize(("typed", "code", "words"), MISTAKES, ids=[one[0] for one in MISTAKES])
+@pytest.mark.parametrize(("typed", "code", "expected"), MISTAKES, ids=[one[0] for one in MISTAKES])
 def test_a_first_mistake_gets_one_line_with_cause_and_remedy(
     told: "dict[str, subprocess.CompletedProcess[str]]",
     typed: str,
     code: int,
-    words: tuple[str, ...],
+    expected: tuple[str, ...],
 ) -> None:
     done = told[typed]
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    for word in words:
+    for word in expected:
         assert word in done.stderr
 
 
@@ -137,9 +137,9 @@ def test_there_are_twenty_of_them() -> None:
 def test_every_equivalent_of_a_foreign_verb_exists() -> None:
     verbs = get_command(app).commands  # type: ignore[attr-defined]
     for text in ELSEWHERE.values():
-        words = text.split(",")[0].split()
-        if words[0] == "mlx-stack" and not words[1].startswith("--"):
-            assert words[1] in verbs, text
+        args = text.split(",")[0].split()
+        if args[0] == "mlx-stack" and not args[1].startswith("--"):
+            assert args[1] in verbs, text
 
 
 @pytest.mark.net
@@ -147,11 +147,11 @@ def test_every_equivalent_of_a_foreign_verb_exists() -> None:
 def test_mistakes_with_a_running_service(shell: Shell) -> None:
     del shell.env["MLX_STACK_WORKER"]
     assert shell.up().returncode == 0
-    for words, answer in (
+    for args, answer in (
         (("slots", "save", "9", "x"), "error: Invalid slot ID 9: this service has slots 0 to 2\n"),
         (("agents", "show", "nobody"), "error: there is no agent nobody"),
     ):
-        done = shell.run(*words)
+        done = shell.run(*args)
         assert done.returncode == 1
         assert done.stderr.startswith(answer) and done.stderr.count("\n") == 1
     missing = shell.run("run", "pi", PATH="/nowhere")

@@ -61,9 +61,9 @@ PICTURES = Path(__file__).parent / "tables"
 
 
 def drawn(width: int, name: str = "status") -> list[str]:
-    heads, values, least = TABLES[name]
+    headings, values, least = TABLES[name]
     rows = [[cell(value) for value in row] for row in values]
-    return [line.plain for line in layout(heads, rows, width, least)]
+    return [line.plain for line in layout(headings, rows, width, least)]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -84,10 +84,10 @@ def test_no_name_url_or_state_is_cut_and_no_line_is_too_long(width: int) -> None
     listed = drawn(width, "models")
     assert max(map(len, listed)) <= width
     assert {str(row[0]) for row in MODEL_ROWS} <= set(" ".join(listed).split())
-    words = set(" ".join(lines).split())
+    shown = set(" ".join(lines).split())
     for row in ROWS:
-        assert {str(row[0]), str(row[1]), str(row[3])} <= words
-    assert {"self-check", "`mlx-stack", "small`"} <= words
+        assert {str(row[0]), str(row[1]), str(row[3])} <= shown
+    assert {"self-check", "`mlx-stack", "small`"} <= shown
 
 
 def test_columns_give_way_in_their_order() -> None:
@@ -109,7 +109,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.mlx
 @pytest.mark.parametrize(
-    ("command", "heads"),
+    ("command", "headings"),
     [
         ("presets", "PRESET SIZE FITS DOWNLOADED SLOTS x CTX KV BITS"),
         ("presets show devstral-small-2", "KEY VALUE FROM"),
@@ -118,7 +118,7 @@ class Terminal(io.StringIO):
     ],
 )
 def test_no_word_of_a_real_table_is_cut(
-    command: str, heads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, headings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words of the narrow table are words of the wide one, and the lines fit."""
     monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
@@ -130,12 +130,12 @@ def test_no_word_of_a_real_table_is_cut(
         app(command.split(), standalone_mode=False)
         assert isinstance(sys.stdout, Terminal)
         shown[width] = re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())
-    words = set(shown[1000].split())
+    widest = set(shown[1000].split())
     for width in (80, 110):
-        assert set(shown[width].split()) <= words
+        assert set(shown[width].split()) <= widest
         long = [line for line in shown[width].splitlines() if len(line) > width]
         assert {line for line in long if not re.match(r"/\S+$|mlx-stack up |from /", line)} == set()
-    assert heads in {" ".join(line.split()) for line in shown[80].splitlines()}
+    assert headings in {" ".join(line.split()) for line in shown[80].splitlines()}
 
 
 def test_a_word_too_long_for_its_column_runs_over_the_next_ones() -> None:
@@ -179,13 +179,13 @@ def test_foreign_text_has_no_control_characters() -> None:
     assert printable("abcdef", 4) == "abc…"
 
 
-def in_terminal(shell: Shell, columns: int, *words: str, **env: str) -> str:
+def in_terminal(shell: Shell, columns: int, *args: str, **env: str) -> str:
     """What a command prints on a terminal of so many columns."""
     ours, theirs = pty.openpty()
     variables = {k: v for k, v in shell.env.items() if k != "COLUMNS"}
     more = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "50"}
     process = subprocess.Popen(
-        [*CLI, *words], env=variables | more | env, stdin=theirs, stdout=theirs, stderr=theirs
+        [*CLI, *args], env=variables | more | env, stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
     text = b""

@@ -30,22 +30,22 @@ SECTION_0 = {
 """Growth per token, window constant, KV at 4,096 tokens: computed by hand from the geometries."""
 
 
-def told(home: Path, *words: str, **env: str) -> Any:
-    done = run(home, *words, "--json", **env)
+def told(home: Path, *args: str, **env: str) -> Any:
+    done = run(home, *args, "--json", **env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("words", [("--table",), *in_soak((("--table", "--ctx", "4096"),))])
+@pytest.mark.parametrize("args", [("--table",), *in_soak((("--table", "--ctx", "4096"),))])
 def test_a13_f7_the_table_of_the_published_geometries(
-    tmp_path: Path, words: tuple[str, ...]
+    tmp_path: Path, args: tuple[str, ...]
 ) -> None:
-    rows = {one["preset"]: one for one in told(tmp_path, "plan", *words)["models"]}
+    rows = {one["preset"]: one for one in told(tmp_path, "plan", *args)["models"]}
     for name, (growth, window, total) in SECTION_0.items():
         row = rows[name]
         assert (row["growth_bytes"], row["window_bytes"]) == (growth, window)
         assert row["kv_bytes"]["4096"] == total
-    text = run(tmp_path, "plan", *words).stdout
+    text = run(tmp_path, "plan", *args).stdout
     line = next(line for line in text.splitlines() if line.startswith("gpt-oss-20b"))
     assert line.split()[-6:] == ["24", "KiB", "3", "MiB", "99", "MiB"]
 
@@ -71,19 +71,19 @@ def test_a13_a_preset_is_planned_without_its_model(tmp_path: Path) -> None:
 
 
 def test_the_share_of_memory_for_kv_is_counted_and_named(tmp_path: Path) -> None:
-    words = ("plan", "qwen3-coder-30b-a3b", "--memory", "64GB", "--ctx", "64k", "--agents", "3")
+    args = ("plan", "qwen3-coder-30b-a3b", "--memory", "64GB", "--ctx", "64k", "--agents", "3")
     small = ("--set", "prefix_cache.memory_budget_pct=10")
-    found = told(tmp_path, *words, *small)
+    found = told(tmp_path, *args, *small)
     wanted = found["wanted"]
     assert not wanted["fits"]
     assert wanted["n_bytes"] < found["memory"]["usable"]
     assert found["kv_budget_bytes"] == int(64 * GIB / 10) < wanted["kv_bytes"]
     proposal = wanted["nearest"][0]
     assert proposal.startswith("--set prefix_cache.memory_budget_pct=")
-    assert told(tmp_path, *words, *proposal.split())["wanted"]["fits"]
-    text = run(tmp_path, *words, *small).stdout
+    assert told(tmp_path, *args, *proposal.split())["wanted"]["fits"]
+    text = run(tmp_path, *args, *small).stdout
     assert "prefix_cache.memory_budget_pct 10 gives KV 6.4 GiB (10 % of 64.0 GiB)" in text
-    left = told(tmp_path, *words)
+    left = told(tmp_path, *args)
     assert left["wanted"]["fits"]
     assert left["kv_budget_bytes"] > left["wanted"]["kv_bytes"]
     taken = left["spec"]["weights_bytes"] + left["workspace_bytes"] + MARGIN_BYTES
@@ -92,8 +92,8 @@ def test_the_share_of_memory_for_kv_is_counted_and_named(tmp_path: Path) -> None
 
 def test_the_largest_mac_is_not_left_unused(tmp_path: Path) -> None:
     for memory, agents in (("128GB", "4"), ("192GB", "1")):
-        words = ("plan", "--memory", memory, "--ctx", "48k", "--agents", agents)
-        best = told(tmp_path, *words)["presets"][0]
+        args = ("plan", "--memory", memory, "--ctx", "48k", "--agents", agents)
+        best = told(tmp_path, *args)["presets"][0]
         assert best["verdict"] == "fits"
         assert best["weights_bytes"] > int(memory.removesuffix("GB")) * GIB / 3
 
@@ -108,21 +108,21 @@ def test_a_bare_number_of_memory_means_gigabytes(tmp_path: Path) -> None:
 
 
 def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
-    words = ("plan", "qwen3-coder-30b-a3b", "--memory", "36GB", "--ctx", "32k", "--agents", "10")
-    found = told(tmp_path, *words)["wanted"]
+    args = ("plan", "qwen3-coder-30b-a3b", "--memory", "36GB", "--ctx", "32k", "--agents", "10")
+    found = told(tmp_path, *args)["wanted"]
     assert not found["fits"]
     assert found["n_bytes"] > 45 * GIB
-    changed = run(tmp_path, *words).stdout
+    changed = run(tmp_path, *args).stdout
     assert "does not fit into 25.9 GiB; what would fit: --set " in changed
     assert "--set slots.count=3" in changed
 
 
 def test_an_embedding_model_is_planned_without_slots(tmp_path: Path) -> None:
-    words = ("plan", "qwen3-embedding-0.6b", "--memory", "8GB")
-    found = told(tmp_path, *words)
+    args = ("plan", "qwen3-embedding-0.6b", "--memory", "8GB")
+    found = told(tmp_path, *args)
     assert (found["kind"], found["contexts"], found["matrix"]) == ("embedding", [], [])
     assert found["disk_bytes_50k"] == 0
-    text = run(tmp_path, *words).stdout
+    text = run(tmp_path, *args).stdout
     assert "texts of up to 8k tokens: " in text and ": fits; up to " in text
     assert "slot" not in text and "agent" not in text
 
@@ -158,10 +158,10 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
 
 
 @pytest.mark.parametrize(
-    "words", [("--agents", "10", "--ctx", "32k"), *in_soak((("--agents", "10", "--ctx", "8192"),))]
+    "args", [("--agents", "10", "--ctx", "32k"), *in_soak((("--agents", "10", "--ctx", "8192"),))]
 )
-def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]) -> None:
-    found = told(tmp_path, "plan", *words, "--memory", "48GB")
+def test_a14_models_are_ranked_for_a_load(tmp_path: Path, args: tuple[str, ...]) -> None:
+    found = told(tmp_path, "plan", *args, "--memory", "48GB")
     ranked = found["presets"]
     assert len(ranked) >= 6
     verdicts = [one["verdict"] for one in ranked]
@@ -169,7 +169,7 @@ def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]
     assert all(one["n_bytes"] <= 36 * GIB for one in ranked if one["verdict"] == "fits")
     assert all(one["max_agents"] >= 10 for one in ranked if one["verdict"] == "fits")
     assert all(one["why"] for one in ranked)
-    text = run(tmp_path, "plan", *words, "--memory", "48GB").stdout
+    text = run(tmp_path, "plan", *args, "--memory", "48GB").stdout
     assert text.splitlines()[-1].startswith(f"mlx-stack up {ranked[0]['preset']} --slots 10")
 
 
@@ -220,7 +220,7 @@ def test_a_preset_derived_from_a_served_model_is_not_ranked(
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("args", "reason"),
     [
         (("--table", "--memory", "24GB"), "--memory changes nothing"),
         (("--table", "--agents", "3"), "--agents changes nothing"),
@@ -234,9 +234,9 @@ def test_a_preset_derived_from_a_served_model_is_not_ranked(
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(
-    tmp_path: Path, words: tuple[str, ...], reason: str
+    tmp_path: Path, args: tuple[str, ...], reason: str
 ) -> None:
-    done = run(tmp_path, "plan", *words)
+    done = run(tmp_path, "plan", *args)
     assert done.returncode == 2 and reason in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and not done.stdout
 
@@ -267,8 +267,8 @@ def test_bits_and_bytes_are_those_of_the_memory_that_is_planned_for(
 ) -> None:
     config = models.CONFIGS["tiny"] | {"dtype": str(dtype).removeprefix("mlx.core.")}
     folder = models.write(tmp_path / "model", config, dtype=dtype)
-    words = ("plan", str(folder), "--ctx", "2k", "--ctx", "16k", *memory)
-    done = run(tmp_path, *words, MLX_STACK_CPU="1")
+    args = ("plan", str(folder), "--ctx", "2k", "--ctx", "16k", *memory)
+    done = run(tmp_path, *args, MLX_STACK_CPU="1")
     assert done.returncode == 0, done.stderr
     assert f"at {bits}-bit KV" in done.stdout and f"KV {bits} BIT" in done.stdout
     for name in ("weights", "KV"):
@@ -313,7 +313,7 @@ def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("args", "code"),
     [
         (("--ctx", "many"), 2),
         (("--memory", "lots"), 2),
@@ -324,8 +324,8 @@ def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> N
         (("demo-embedding", "--agents", "3"), 2),
     ],
 )
-def test_a_typo_is_one_sentence(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
-    done = run(tmp_path, "plan", *words)
+def test_a_typo_is_one_sentence(tmp_path: Path, args: tuple[str, ...], code: int) -> None:
+    done = run(tmp_path, "plan", *args)
     assert done.returncode == code
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -334,14 +334,14 @@ def test_a_typo_is_one_sentence(tmp_path: Path, words: tuple[str, ...], code: in
 def test_simulation_of_a_file_is_repeatable_and_strict(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("machine: {n_slots: 2}\nworkload: {n_agents: 20, span_s: 60}\nseed: 7\n")
-    words = ("plan", "--scenario", str(scenario))
-    first = told(tmp_path, *words)
-    assert first == told(tmp_path, *words)
+    args = ("plan", "--scenario", str(scenario))
+    first = told(tmp_path, *args)
+    assert first == told(tmp_path, *args)
     assert first["scenario"]["machine"]["n_slots"] == 2
     assert first["report"]["n_asks"] >= 20
-    assert "20 agents, 2 slots" in run(tmp_path, *words).stdout
+    assert "20 agents, 2 slots" in run(tmp_path, *args).stdout
     scenario.write_text("machine:\n  n_slotz: 2\n")
-    wrong = run(tmp_path, *words)
+    wrong = run(tmp_path, *args)
     assert wrong.returncode == 5
     assert f"{scenario}:2: unknown key `machine.n_slotz`; did you mean `n_slots`?" in wrong.stderr
 
@@ -355,7 +355,7 @@ def test_simulation_of_a_file_is_repeatable_and_strict(tmp_path: Path) -> None:
         ("workload: {n_asks: [5, 1]}", "workload.n_asks is [5, 1], but least comes first"),
         ("workload: {span_s: .inf}", "workload.span_s must be finite"),
         ("limits: {max_active: 0}", "Expected `int` >= 1 - at `$.limits.max_active`"),
-        ("limits: {pace: {max_chunk_size: 0}}", "at `$.limits.pace.max_chunk_size`"),
+        ("limits: {prefill: {max_chunk_size: 0}}", "at `$.limits.prefill.max_chunk_size`"),
     ],
 )
 def test_a_scenario_that_no_simulation_ends_with_is_refused(
@@ -369,8 +369,8 @@ def test_a_scenario_that_no_simulation_ends_with_is_refused(
 
 
 def test_simulation_of_agents_at_work_on_a_preset(tmp_path: Path) -> None:
-    words = ("plan", "demo", "--simulate", "--agents", "6", "--set", "slots.count=2")
-    found = told(tmp_path, *words, "--set", "batch.max_size=1")["scenario"]
+    args = ("plan", "demo", "--simulate", "--agents", "6", "--set", "slots.count=2")
+    found = told(tmp_path, *args, "--set", "batch.max_size=1")["scenario"]
     assert (found["workload"]["n_agents"], found["machine"]["n_slots"]) == (6, 2)
     assert found["limits"]["max_active"] == 1
     alone = told(tmp_path, "plan", "--simulate", "--agents", "1")["report"]
@@ -419,9 +419,9 @@ def test_two_machines_hold_half_of_the_layers_each(
     tmp_path: Path, preset: str, memory: str
 ) -> None:
     """By heads and by layers: the second one has no `shard`."""
-    words = ("plan", preset, "--ctx", "32k", "--agents", "3")
-    alone = told(tmp_path, *words, "--memory", memory)
-    pair = told(tmp_path, *words, "--hosts", f"2x{memory}")
+    args = ("plan", preset, "--ctx", "32k", "--agents", "3")
+    alone = told(tmp_path, *args, "--memory", memory)
+    pair = told(tmp_path, *args, "--hosts", f"2x{memory}")
     assert pair["spec"]["growth_bytes"] * 2 == alone["spec"]["growth_bytes"]
     assert not alone["wanted"]["fits"] and pair["wanted"]["fits"]
 
@@ -431,5 +431,5 @@ def test_machines_that_cannot_be_planned_are_refused(tmp_path: Path) -> None:
     assert gemma.returncode and "cannot divide" in gemma.stderr
     next_16 = run(tmp_path, "plan", "qwen3-coder-next", "--hosts", "16x24GB")
     assert next_16.returncode and "use fewer machines" in next_16.stderr
-    for words in (("demo", "--hosts", "3"), ("demo", "--hosts", "1x24GB"), ("--hosts", "2x24GB")):
-        assert "--hosts" in run(tmp_path, "plan", *words).stderr
+    for args in (("demo", "--hosts", "3"), ("demo", "--hosts", "1x24GB"), ("--hosts", "2x24GB")):
+        assert "--hosts" in run(tmp_path, "plan", *args).stderr

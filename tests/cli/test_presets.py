@@ -23,8 +23,8 @@ from tests.pages.preset_page import files_of, smallest_mac
 COMPLETE = "from mlxstack.cli.main import app; app(prog_name='mlx-stack')"
 
 
-def completions(home: Path, words: str) -> list[str]:
-    typed = f"mlx-stack {words}"
+def completions(home: Path, text: str) -> list[str]:
+    typed = f"mlx-stack {text}"
     done = subprocess.run(
         [sys.executable, "-c", COMPLETE],
         env={
@@ -46,8 +46,8 @@ def test_a2_show_tells_where_every_value_comes_from(tmp_path: Path) -> None:
         "extends: demo\nslots: {n_ctx: 2048}\n"
         "prefix_cache:\n  warm_prefixes:\n    - {name: head, text_file: head.txt}\n"
     )
-    words = ("presets", "show", str(own), "--set", "kv.bits=16")
-    text = run(tmp_path, *words, MLX_STACK_BATCH_MAX_SIZE="4").stdout
+    args = ("presets", "show", str(own), "--set", "kv.bits=16")
+    text = run(tmp_path, *args, MLX_STACK_BATCH_MAX_SIZE="4").stdout
     lines = [line for line in text.splitlines()[1:] if not line.startswith(" ")]
     rows = {line.split()[0]: line.rstrip() for line in lines}
     assert set(rows) == {".".join(keys) for keys in leaves()}
@@ -57,7 +57,7 @@ def test_a2_show_tells_where_every_value_comes_from(tmp_path: Path) -> None:
     assert rows["batch.max_size"].endswith("MLX_STACK_BATCH_MAX_SIZE")
     assert rows["queue.max_waiting"].endswith("default")
     assert rows["prefix_cache.warm_prefixes"].endswith(f"{own}:4")
-    told = json.loads(run(tmp_path, *words, "--json").stdout)
+    told = json.loads(run(tmp_path, *args, "--json").stdout)
     assert told["origins"]["slots.n_ctx"] == f"{own}:2"
 
 

@@ -276,7 +276,7 @@ def test_pull_refuses_a_full_disk_before_it_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "files", "words"),
+    ("model", "files", "text"),
     [
         (hub.GATED, {}, "is gated: accept its license at"),
         (
@@ -289,12 +289,12 @@ def test_pull_refuses_a_full_disk_before_it_begins(tmp_path: Path) -> None:
     ],
 )
 def test_an_error_of_the_hub_is_one_line_with_the_remedy(
-    tmp_path: Path, model: str, files: dict[str, bytes], words: str
+    tmp_path: Path, model: str, files: dict[str, bytes], text: str
 ) -> None:
     with hub.serving(files) as here:
         done = run(tmp_path, "pull", model, **here.env(tmp_path / "hf"))
     assert done.returncode == 5
-    assert words in done.stderr
+    assert text in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
 
 
@@ -312,11 +312,11 @@ REFUSED = [
 
 def test_a_status_of_the_hub_is_one_line(tmp_path: Path) -> None:
     with hub.serving(model_files()) as here:
-        for status, message, words in REFUSED:
+        for status, message, expected in REFUSED:
             here.refuses = (status, message)
             done = run(tmp_path, "pull", hub.MODEL, **here.env(tmp_path / "hf"))
             assert done.returncode == 5
-            assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+            assert expected in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_connection_that_breaks_is_taken_up_again(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def run(*words: str, text: str | None = None) -> str:
-    result = CliRunner().invoke(app, ["template", *words], input=text)
+def run(*args: str, text: str | None = None) -> str:
+    result = CliRunner().invoke(app, ["template", *args], input=text)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -68,7 +68,7 @@ def test_env_needs_no_started_member(pair: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("chat", "-p", "Hello!"),
         ("chat", "demo", "-p", "Hello!"),
@@ -80,13 +80,13 @@ def test_env_needs_no_started_member(pair: Shell) -> None:
     ids=" ".join,
 )
 def test_the_first_command_starts_the_member_and_says_so(
-    pair: Shell, words: tuple[str, ...]
+    pair: Shell, args: tuple[str, ...]
 ) -> None:
-    done = pair.run(*words)
+    done = pair.run(*args)
     assert done.returncode == 0, done.stderr
     assert "starting demo ..." in done.stderr
     assert healthy(pair) == {"gateway", "demo"}
-    again = pair.run(*words)
+    again = pair.run(*args)
     assert again.returncode == 0 and "starting" not in again.stderr
 
 

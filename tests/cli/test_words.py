@@ -21,9 +21,9 @@ from tests.repetition import in_soak
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
 
 
-def run(home: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+def run(home: Path, *args: str, **env: str) -> "subprocess.CompletedProcess[str]":
     variables = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(home), "COLUMNS": "200"} | env
-    return terminal.run(words, variables)
+    return terminal.run(args, variables)
 
 
 def test_version(tmp_path: Path) -> None:
@@ -75,15 +75,15 @@ def test_every_verb_that_tells_something_tells_it_as_json_too() -> None:
     assert without == {"run", "tui", "chat"}, "these own the terminal"
 
 
-@pytest.mark.parametrize("words", [("--help",), ("presets",), ("up", "demo", "--dry-run")])
-def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("args", [("--help",), ("presets",), ("up", "demo", "--dry-run")])
+def test_heavy_rooms_are_not_imported(tmp_path: Path, args: tuple[str, ...]) -> None:
     code = (
         "import sys; from mlxstack.cli.main import app\n"
         "try: app(sys.argv[1:])\n"
         "finally: print(' '.join(sorted(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *args],
         env={"MLX_STACK_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -93,7 +93,7 @@ def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) ->
     assert "mlxstack.cli.commands.up" in loaded
     heavy = {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "uvicorn", "transformers"}
     assert not loaded & heavy
-    if words == ("--help",):
+    if args == ("--help",):
         assert not loaded & {"httpx", "rich", "psutil", "yaml", "asyncio", "msgspec", "logging"}
 
 
@@ -130,11 +130,11 @@ def test_a10_status_without_any_service(tmp_path: Path) -> None:
 
 
 def test_a_closed_output_is_no_trouble(tmp_path: Path) -> None:
-    for words in (("status",), ("ps", "--json")):
-        closed = ("sh", "-c", 'exec "$@" >&-', "sh", *CLI, *words)
+    for args in (("status",), ("ps", "--json")):
+        closed = ("sh", "-c", 'exec "$@" >&-', "sh", *CLI, *args)
         env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path)}
         done = subprocess.run(closed, env=env, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (3 if words == ("status",) else 0, "")
+        assert (done.returncode, done.stderr) == (3 if args == ("status",) else 0, "")
 
 
 UNREAD = [(("up", "demo", "--dry-run"), "utf-8"), (("plan",), "ascii"), (("--help",), "utf-8")]
@@ -142,20 +142,20 @@ COMMANDS = [("up", "demo", "--dry-run"), ("plan",), ("presets", "--json"), ("--h
 
 
 @pytest.mark.parametrize(
-    ("words", "encoding"),
+    ("args", "encoding"),
     [
         *UNREAD,
         *in_soak(*(one for one in product(COMMANDS, ("utf-8", "ascii")) if one not in UNREAD)),
     ],
 )
 def test_a_reader_that_leaves_ends_the_command_quietly(
-    tmp_path: Path, words: tuple[str, ...], encoding: str
+    tmp_path: Path, args: tuple[str, ...], encoding: str
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path), "PYTHONIOENCODING": encoding}
     done = subprocess.run(
-        [*CLI, *words], env=env, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        [*CLI, *args], env=env, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
@@ -201,15 +201,15 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
         "from mlxstack.cli.main import main; sys.argv = ['mlx-stack', *sys.argv[1:]]; main()"
     )
-    words = [sys.executable, "-c", code, "mode", "create", "own", "demo"]
+    args = [sys.executable, "-c", code, "mode", "create", "own", "demo"]
     env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path)}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(args, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path}/presets/modes/own.yaml: File too large; ")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         *[
             ("slots", "--url", url)
@@ -223,8 +223,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         *[("down", "--timeout", seconds) for seconds in ("nan", "1e300", "-1")],
     ],
 )
-def test_what_makes_no_sense_is_refused_as_such(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = run(tmp_path, *words)
+def test_what_makes_no_sense_is_refused_as_such(tmp_path: Path, args: tuple[str, ...]) -> None:
+    done = run(tmp_path, *args)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "rror: " in done.stderr.splitlines()[-1]

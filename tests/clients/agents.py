@@ -81,10 +81,10 @@ def installed(path: Path) -> str:
     return str(path)
 
 
-def claude(url: str, home: Path, *words: str) -> dict[str, Any]:
+def claude(url: str, home: Path, *args: str) -> dict[str, Any]:
     """What one headless run of Claude Code tells."""
     told = run(
-        [installed(CLAUDE), "-p", *words, "--output-format", "json", "--allowedTools", "Bash"],
+        [installed(CLAUDE), "-p", *args, "--output-format", "json", "--allowedTools", "Bash"],
         home,
         ANTHROPIC_BASE_URL=url,
         ANTHROPIC_AUTH_TOKEN="x",

@@ -83,10 +83,10 @@ def _inflated(value: Any, owner: str, key: str = "") -> Any:
 def _filler(n_chars: int, seed: str, *, is_schema: bool) -> Any:
     """The same words for the same place, others for another."""
     chance = random.Random(seed)
-    words = " ".join(chance.choices(WORDS, k=n_chars // 3))[:n_chars]
+    text = " ".join(chance.choices(WORDS, k=n_chars // 3))[:n_chars]
     if not is_schema:
-        return words
-    return {"type": "object", "properties": {"a": {"type": "string", "description": words}}}
+        return text
+    return {"type": "object", "properties": {"a": {"type": "string", "description": text}}}
 
 
 def _sent(path: str, headers: dict[str, str], *bodies: Any) -> tuple[Request, ...]:

@@ -86,14 +86,14 @@ def test_opencode_takes_our_model_in_a_project_with_another(live: Running, tmp_p
 def test_pi_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:
     program = installed(PI)
     n = len(asked(live))
-    words = started_by_us("pi", program, live, tmp_path)
-    assert DONE in run([*words, "-p", TASK.format("pi")], tmp_path)
+    args = started_by_us("pi", program, live, tmp_path)
+    assert DONE in run([*args, "-p", TASK.format("pi")], tmp_path)
     loses_nothing(asked(live, n))
 
 
 def test_qwen_code_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:
     program = installed(QWEN)
     n = len(asked(live))
-    words = started_by_us("qwen", program, live, tmp_path)
-    assert DONE in run([*words, "--yolo", "-p", TASK.format("qwen")], tmp_path)
+    args = started_by_us("qwen", program, live, tmp_path)
+    assert DONE in run([*args, "--yolo", "-p", TASK.format("qwen")], tmp_path)
     loses_nothing(asked(live, n))

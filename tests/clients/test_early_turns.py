@@ -62,11 +62,11 @@ def sampled(model: Model, asked: Conversation, answer: Message) -> tuple[tuple[i
         "\n</tool_call>"
         for one in answer.tool_calls
     )
-    prompt = model.maker.make(asked)
+    prompt = model.prompt_maker.make(asked)
     tokens = model.encode(f"{THOUGHT}\n</think>\n\n{answer.text}{calls}")
     said = replace(answer, reasoning=THOUGHT)
     assert prompt.answer_at is not None
-    model.maker.answers.remember(NAMELESS, prompt, SampledAnswer(said, tokens))
+    model.prompt_maker.answers.remember(NAMELESS, prompt, SampledAnswer(said, tokens))
     return prompt.tokens + tokens, said
 
 
@@ -74,11 +74,11 @@ def replayed(model: Model, tape: Tape) -> Sums:
     sums = Sums()
     for asked, answer, later in turns(tape):
         cached, said = sampled(model, asked, answer)
-        begun = model.maker.expected(asked, said).tokens[:-1]
+        begun = model.prompt_maker.expected(asked, said).tokens[:-1]
         start = common_prefix(cached, begun)
         if len(begun) - start < FEWEST_TOKENS:
             begun = begun[:start]
-        real = model.maker.make(later).tokens
+        real = model.prompt_maker.make(later).tokens
         n_begun, n_shared = len(begun) - start, common_prefix(begun, real)
         n_cached = common_prefix(cached, real)
         sums = Sums(

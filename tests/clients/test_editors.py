@@ -121,8 +121,8 @@ def test_continue_itself_runs_a_tool_with_the_config_of_the_page(
     config = tmp_path / "config.yaml"
     text = block("editors.md", "Continue", "yaml")
     config.write_text(text.replace(ADDRESS, live.url))
-    words = [program, "--config", str(config), "--auto", "-p", TASK.format("continue")]
-    assert DONE in run(words, tmp_path, CONTINUE_TELEMETRY_ENABLED="0")
+    args = [program, "--config", str(config), "--auto", "-p", TASK.format("continue")]
+    assert DONE in run(args, tmp_path, CONTINUE_TELEMETRY_ENABLED="0")
     loses_nothing(asked(live, n))
 
 

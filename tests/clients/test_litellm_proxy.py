@@ -66,10 +66,10 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
             assert f"http://{name}.local:7119" in config
             config = config.replace(f"http://{name}.local:7119", url)
         (folder / "litellm.yaml").write_text(config)
-        words = ["--config", "litellm.yaml", "--host", "127.0.0.1", "--port", str(port)]
+        args = ["--config", "litellm.yaml", "--host", "127.0.0.1", "--port", str(port)]
         log = stack.enter_context((folder / "log").open("wb"))
         process = subprocess.Popen(
-            [str(LITELLM), *words], cwd=folder, env=env, stdout=log, stderr=log
+            [str(LITELLM), *args], cwd=folder, env=env, stdout=log, stderr=log
         )
         stack.callback(process.wait)
         stack.callback(process.kill)

@@ -27,7 +27,7 @@ def test_a_verdict_is_a_fault_where_the_page_says_something_else() -> None:
     outcomes = dict.fromkeys([one, three, *rest[1:]], "passed") | {two: "failed", rest[1]: "failed"}
     found = list(verdicts(outcomes, known).values())
     assert found[:2] == ["passed", "differs: it is so"]
-    assert [verdict.startswith(FAULT) for verdict in found[2:6]] == [True, True, True, False]
+    assert [check.startswith(FAULT) for check in found[2:6]] == [True, True, True, False]
     assert "not run" in found[3] and "failed" in found[4]
     known = dict.fromkeys(known, "by chance, it is so")
     assert [one[:6] for one in verdicts(outcomes, known).values()][1:3] == ["differ", "passed"]

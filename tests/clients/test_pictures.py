@@ -108,10 +108,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def codex(url: str, home: Path, *words: str) -> str:
+def codex(url: str, home: Path, *args: str) -> str:
     (home / "config.toml").write_text(CODEX_CONFIG.format(url=url))
     command = [installed(CODEX), "exec", "--json", "--skip-git-repo-check"]
-    command += ["--dangerously-bypass-approvals-and-sandbox", *words]
+    command += ["--dangerously-bypass-approvals-and-sandbox", *args]
     return run(command, home, CODEX_HOME=str(home), LOCAL_KEY="x")
 
 
@@ -142,5 +142,5 @@ def test_opencode_shows_an_attached_picture(seeing: Running, home: Path) -> None
     program = installed(OPENCODE)
     model = {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     opencode_config(seeing.url, home, model)
-    words = ["run", "--model", "local/local-model", "look at this", "-f", "picture.png"]
-    assert SEEN in run([program, *words], home)
+    args = ["run", "--model", "local/local-model", "look at this", "-f", "picture.png"]
+    assert SEEN in run([program, *args], home)

@@ -107,8 +107,8 @@ def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(
     other = structs.replace(first, body=copy.deepcopy(first.body))
     turns = other.body["input" if "input" in other.body else "messages"]
     asked = next(turn for turn in turns if turn["role"] == "user")
-    words = "something else altogether"
-    asked["content"] = words if isinstance(asked["content"], str) else [text(asked, words)]
+    expected = "something else altogether"
+    asked["content"] = expected if isinstance(asked["content"], str) else [text(asked, expected)]
     before, after = (conversation(one) for one in (first, other))
     assert before and after
     n_head = shared(
@@ -149,9 +149,9 @@ def longest(tape: Tape) -> Request:
     return max(asked, key=lambda one: len(str([one.body.get("tools"), one.body.get("system")])))
 
 
-def text(turn: Any, words: str) -> dict[str, str]:
+def text(turn: Any, expected: str) -> dict[str, str]:
     """A text part of the kind that the turn has."""
-    return {"type": turn["content"][0]["type"], "text": words}
+    return {"type": turn["content"][0]["type"], "text": expected}
 
 
 def shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -81,8 +81,10 @@ def test_a35_a_long_call_is_not_silent(stage: Running) -> None:
     async def parts() -> list[ResponsePart]:
         said = (Message(Role.USER, "weather in Paris"),)
         conversation = Conversation(said, (Tool("get_weather", "", PARAMETERS),), thinking=False)
-        order = await admit(stage.service, conversation, GenerationOptions("a35", max_tokens=200))
-        return [part async for part in stream_response(stage.service, order, 0.0, 0.0)]
+        generation = await admit(
+            stage.service, conversation, GenerationOptions("a35", max_tokens=200)
+        )
+        return [part async for part in stream_response(stage.service, generation, 0.0, 0.0)]
 
     found = asyncio.run_coroutine_threadsafe(parts(), stage.loop).result(PATIENCE_S)
     (called,) = [i for i, part in enumerate(found) if isinstance(part, ToolCallPart)]

@@ -127,5 +127,5 @@ def _ages(found: Any) -> list[float]:
 
 
 if __name__ == "__main__":
-    words = [int(word) for word in sys.argv[1:3]]
-    print(clock(Path(tempfile.mkdtemp(prefix="clock-")), *words), flush=True)
+    args = [int(word) for word in sys.argv[1:3]]
+    print(clock(Path(tempfile.mkdtemp(prefix="clock-")), *args), flush=True)

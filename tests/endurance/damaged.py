@@ -115,14 +115,14 @@ class Household:
         name = self.random.choice(names)
         # A save takes KV on the disk for sound; the restore that finds damage sets it aside.
         for _ in range(N_TRIES):
-            saved = self._act(http, slot, "save", name)
-            if not saved or self._act(http, slot, "restore", name):
+            saved = self._call(http, slot, "save", name)
+            if not saved or self._call(http, slot, "restore", name):
                 break
         else:
             raise AssertionError(f"{name} was saved and cannot be restored: {self.did}")
-        self._act(http, slot, "restore", self.random.choice(names))
+        self._call(http, slot, "restore", self.random.choice(names))
 
-    def _act(self, http: httpx.Client, slot: int, action: str, name: str) -> bool:
+    def _call(self, http: httpx.Client, slot: int, action: str, name: str) -> bool:
         done = http.post(f"/slots/{slot}", params={"action": action}, json={"filename": name})
         assert done.status_code in {200, *REFUSED}, f"{action} {name}: {done.text} {self.did}"
         if done.status_code != 200:

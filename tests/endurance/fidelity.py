@@ -210,12 +210,12 @@ class Counters:
             text = httpx.get(f"{self._url}/metrics", timeout=WAIT_S).text
         except httpx.HTTPError:
             return
-        for name, words in COUNTERS.items():
+        for name, expected in COUNTERS.items():
             found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
             if found is None:
                 continue
             now, before = int(float(found[1])), self._last.get(name, 0)
-            self._differ.note(words, now - before if now >= before else now)
+            self._differ.note(expected, now - before if now >= before else now)
             self._last[name] = now
 
 

@@ -57,8 +57,8 @@ class FrontOutcome(Struct):
 
 
 def question(script: int, turn: int) -> dict[str, str]:
-    words = " ".join(f"w{(script * 131 + turn * 17 + i) % 97}" for i in range(40))
-    return {"role": "user", "content": f"{words}. Hello!"}
+    text = " ".join(f"w{(script * 131 + turn * 17 + i) % 97}" for i in range(40))
+    return {"role": "user", "content": f"{text}. Hello!"}
 
 
 def body_of(model: str, messages: list[dict[str, str]], **more: Any) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def faulty_restart(home: Path, fault: str | None) -> list[str]:
         before = Verifier(found, EXACT, lambda _: None)
         known = before.prompt()
         known += found.ask(known, slot=0, agent="verify", display_name="verify").tokens
-        later = known + before.words(N_NEW)
+        later = known + before.random_tokens(N_NEW)
     with Patch.context() as patch:
         if fault is not None:
             FAULTS[fault][0](patch)

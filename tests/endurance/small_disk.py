@@ -84,9 +84,9 @@ def _answer(reply: httpx.Response) -> object:
     return reply.json()["choices"][0]["message"]
 
 
-def _refuses(reply: httpx.Response, status: int, words: str) -> None:
+def _refuses(reply: httpx.Response, status: int, text: str) -> None:
     assert reply.status_code == status, reply.text
-    assert words in reply.text, reply.text
+    assert text in reply.text, reply.text
 
 
 def _calling(url: str) -> Calls:

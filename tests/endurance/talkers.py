@@ -42,7 +42,7 @@ def answer(client: httpx.Client, agent: str | None, messages: Messages, **wishes
     body |= {"stream": True, "stream_options": {"include_usage": True}, **wishes}
     if agent is not None:
         body["agent"] = agent
-    words, usage, last = "", None, ""
+    text, usage, last = "", None, ""
     with client.stream("POST", "/v1/chat/completions", json=body) as reply:
         if reply.status_code == 503:
             assert "retry-after" in reply.headers, reply.read()
@@ -56,9 +56,9 @@ def answer(client: httpx.Client, agent: str | None, messages: Messages, **wishes
             if "error" in chunk:
                 raise Refused
             usage = chunk.get("usage") or usage
-            words += "".join(one["delta"].get("content") or "" for one in chunk["choices"])
+            text += "".join(one["delta"].get("content") or "" for one in chunk["choices"])
     assert last == "[DONE]" and usage is not None, "a stream ended early without an error"
-    return Answer(words, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+    return Answer(text, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
 
 
 class Talker:

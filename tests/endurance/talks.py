@@ -46,7 +46,7 @@ class Talks:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._heads = [words(Random(n), n_words) for n, n_words in enumerate(HEADS)]
+        self._beginnings = [words(Random(n), n_words) for n, n_words in enumerate(HEADS)]
         self._talks: list[Talk] = []
         self._latest = Talk((), {}, {})
         self.is_forked = False
@@ -93,7 +93,7 @@ class Talks:
         if choice < 0.2:
             messages = messages[: max(1, len(messages) - 2 * random.randrange(1, 3))]
         if not messages or len(messages) > MOST_MESSAGES:
-            messages = [{"role": "system", "content": random.choice(self._heads)}]
+            messages = [{"role": "system", "content": random.choice(self._beginnings)}]
         while messages and messages[-1]["role"] == "user":
             messages.pop()
         is_in_loop = messages and messages[-1]["role"] == "tool" and random.random() < 0.7

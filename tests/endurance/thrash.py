@@ -102,8 +102,8 @@ class _Crowd:
 
     async def _once(self, model: str, question: int, *, is_stream: bool, **more: Any) -> str:
         """Text of an answer, asked for again after each refusal."""
-        words = f"Question {question}. " + "Say hello to everybody in this room. " * 12
-        body = {"model": model, "messages": [{"role": "user", "content": words}]}
+        text = f"Question {question}. " + "Say hello to everybody in this room. " * 12
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
         body |= {"max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True, **more}
         while True:
             answer = await self._http.post(CHAT, json=body | {"stream": is_stream})

@@ -171,5 +171,5 @@ def _two(home: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
 
 
 if __name__ == "__main__":
-    words = [int(word) for word in sys.argv[1:3]]
-    print(two_homes(Path(tempfile.mkdtemp(prefix="two-homes-")), *words), flush=True)
+    args = [int(word) for word in sys.argv[1:3]]
+    print(two_homes(Path(tempfile.mkdtemp(prefix="two-homes-")), *args), flush=True)

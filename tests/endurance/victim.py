@@ -30,8 +30,8 @@ def main(model: Path, home: Path, seed: int) -> None:
             grown = history + tuple(answer) + prompt(20, seed=len(history))
             histories[agent] = grown if len(grown) < N_CTX - 40 else prompt(150, seed=agent)
             with suppress(DiskFull):
-                act = SaveSlot(random.randrange(2), f"{agent}.bin")
-                driver.engine.run_slot_command(act).result(timeout=60)
+                command = SaveSlot(random.randrange(2), f"{agent}.bin")
+                driver.engine.run_slot_command(command).result(timeout=60)
             print("turn", flush=True)
 
 

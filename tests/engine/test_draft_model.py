@@ -161,11 +161,11 @@ def test_other_vocabularies_missing_models_and_unfit_targets_are_refused(
     first, second = list(vocabulary)[300:302]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    for draft, words in (
+    for draft, text in (
         (str(other), r"model\.draft: .* another vocabulary .*token 3.. is .* same family"),
         (str(tmp_path / "none"), r"model\.draft: there is no folder"),
     ):
-        with pytest.raises(SetupError, match=words), running(drafted_by(target, draft), tmp_path):
+        with pytest.raises(SetupError, match=text), running(drafted_by(target, draft), tmp_path):
             pass
     preset = drafted_by(target, str(target))
     core = EngineCore(preset, None, None, lambda events: None, None)  # type: ignore[arg-type]

@@ -37,11 +37,11 @@ def head_of(context: SlotContext, start: int, end: int, n_heads: int = 2) -> KVF
 
 
 def test_c2_what_no_file_says_is_zero(context: SlotContext) -> None:
-    heads = [head_of(context, 0, 100), head_of(context, 80, 150)]
-    landing = RestoreBuffers(context.new_empty(N_TOKENS), heads, N_TOKENS)
+    headers = [head_of(context, 0, 100), head_of(context, 80, 150)]
+    landing = RestoreBuffers(context.new_empty(N_TOKENS), headers, N_TOKENS)
     for buffer in landing._buffers:
         buffer.view[:] = b"\xff" * len(buffer.view)
-    for at, head in enumerate(heads):
+    for at, head in enumerate(headers):
         rows = list(landing.buffers(at))
         for row in rows:
             row[:] = bytes([at + 1]) * len(row)
@@ -58,9 +58,9 @@ def test_c2_what_no_file_says_is_zero(context: SlotContext) -> None:
 
 
 def test_c8_files_that_do_not_fit_together_are_refused(context: SlotContext) -> None:
-    heads = [head_of(context, 0, 100), head_of(context, 100, 150, n_heads=7)]
+    headers = [head_of(context, 0, 100), head_of(context, 100, 150, n_heads=7)]
     with pytest.raises(Damaged, match="does not continue"):
-        RestoreBuffers(context.new_empty(N_TOKENS), heads, N_TOKENS)
+        RestoreBuffers(context.new_empty(N_TOKENS), headers, N_TOKENS)
 
 
 @pytest.mark.parametrize("n_bytes", [1, 4096, 5_000_000])

@@ -194,8 +194,8 @@ def test_d4_the_budget_holds_when_slots_are_restored(model_of: ModelOf, tmp_path
         mx.reset_peak_memory()
         before = array_bytes()
         acts = [driver.engine.run_slot_command(RestoreSlot(n, f"{n}.bin")) for n in range(3)]
-        for act in acts:
-            assert act.result(timeout=PATIENCE_S).n_restored > 600  # type: ignore[union-attr]
+        for action in acts:
+            assert action.result(timeout=PATIENCE_S).n_restored > 600  # type: ignore[union-attr]
         assert mx.get_peak_memory() - before <= 1.1 * budget
         assert held_bytes(driver) <= budget
         held = driver.context(2)

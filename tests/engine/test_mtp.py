@@ -116,13 +116,13 @@ def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[lis
     model, found = driver.engine._loop.batch.draft_model, []
     draft = model.draft
 
-    def listen(rows: Any, counts: Any) -> Any:
+    def record(rows: Any, counts: Any) -> Any:
         known = [[*row.context.tokens, *row.known] for row in rows]
         drafts = draft(rows, counts)
         found.extend(zip(known, drafts, strict=True))
         return drafts
 
-    monkeypatch.setattr(model, "draft", listen)
+    monkeypatch.setattr(model, "draft", record)
     return found
 
 

@@ -434,7 +434,7 @@ def test_random_arrivals_cancels_and_slot_actions_lead_no_rank_astray(
     compare: Callable[[Play], Any], group: RankGroup, n_actions: int
 ) -> None:
     """Every record carries a digest: a rank that stands elsewhere would end the group."""
-    heads = [prompt(140, seed) for seed in (21, 22)]
+    beginnings = [prompt(140, seed) for seed in (21, 22)]
 
     def scene(driver: Driver) -> None:
         random, asks = Random(16), list[str]()
@@ -450,7 +450,7 @@ def test_random_arrivals_cancels_and_slot_actions_lead_no_rank_astray(
                     command = RestoreSlot(random.randrange(3), f"{n % 3}.bin")
                     driver.engine.run_slot_command(command)
                 case _:
-                    tokens = random.choice(heads) + prompt(random.randrange(1, 60), n)
+                    tokens = random.choice(beginnings) + prompt(random.randrange(1, 60), n)
                     rules = SamplingParams(temperature=random.choice((0.0, 1.0)), seed=n)
                     agent = random.choice((None, "ann"))
                     asks.append(driver.submit(tokens, 4, sampling=rules, agent=agent))
@@ -462,6 +462,6 @@ def test_random_arrivals_cancels_and_slot_actions_lead_no_rank_astray(
 
     compare(scene)
     assert not group.lost
-    assert compare(lambda driver: driver.answer(heads[0], 4)) == compare(
-        lambda driver: driver.cold(heads[0], 4)
+    assert compare(lambda driver: driver.answer(beginnings[0], 4)) == compare(
+        lambda driver: driver.cold(beginnings[0], 4)
     )

@@ -157,18 +157,18 @@ def test_whatever_happens_to_the_rows_no_token_differs(
     rows = Rows(model, rules, is_ahead)
     for slot in (0, 1):
         rows.join(slot)
-    for act, slot in acts:
+    for action, slot in acts:
         rows.step(5)
-        if act == "join" and slot not in rows.answers:
+        if action == "join" and slot not in rows.answers:
             rows.join(slot)
         elif slot not in rows.contexts:
             continue
-        elif act == "leave" and rows.answers[slot]:
+        elif action == "leave" and rows.answers[slot]:
             context = rows.leave(slot)
             assert continued(rows, context, slot, 3) == cold(slot, len(rows.answers[slot]) + 3)
-        elif act == "touch":
+        elif action == "touch":
             rows.contexts[slot].unstack()
-        elif act == "fork" and not is_ahead:
+        elif action == "fork" and not is_ahead:
             fork = rows.contexts[slot].new_empty()
             n_forked = fork.fork_from(rows.contexts[slot], len(rows.contexts[slot]))
             assert fork.tokens == rows.contexts[slot].tokens[:n_forked]

@@ -48,11 +48,11 @@ class Dice:
         """All that is left."""
         return self.take(len(self._data))
 
-    def text(self, words: Sequence[str] = ODD) -> str:
+    def text(self, args: Sequence[str] = ODD) -> str:
         """A few of the words, with letters between them."""
         parts = []
         for _ in range(self.below(6)):
-            parts.append(self.pick(words))
+            parts.append(self.pick(args))
             parts.append(self.take(self.below(8)).decode("utf-8", "replace"))
         return "".join(parts)
 

@@ -23,7 +23,7 @@ class Kind(Struct, frozen=True):
     """A tokenizer with its maker; `structure` are the tokens that make turns, `calls` some of
     them, `words` what a forger writes."""
 
-    maker: PromptMaker
+    prompt_maker: PromptMaker
     structure: frozenset[int]
     calls: frozenset[int]
     words: tuple[str, ...]
@@ -66,7 +66,7 @@ def forging(data: bytes) -> None:
 
 
 def _check_alone(kind: Kind, text: str) -> None:
-    tokens = kind.maker.tokenize(text, TokenizeOptions(parse_special=False))
+    tokens = kind.prompt_maker.tokenize(text, TokenizeOptions(parse_special=False))
     assert not kind.structure & {*tokens}, f"{text!r} was read as {tokens}"
 
 
@@ -79,7 +79,7 @@ def _text(dice: Dice, kind: Kind) -> str:
 def _turns(kind: Kind, texts: list[str]) -> list[Any]:
     """The structural tokens of a prompt without those that an assistant may write itself."""
     try:
-        prompt = kind.maker.make(_conversation(texts))
+        prompt = kind.prompt_maker.make(_conversation(texts))
     except BadRequest as error:
         return [type(error)]
     counted = kind.structure - kind.calls

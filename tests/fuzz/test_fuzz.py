@@ -108,7 +108,7 @@ def test_a_stream_can_be_cut_into_lines_by_anybody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("model: {id: \x00}", "this is not YAML"),
         ("model: " + "[" * 5000, "deeper"),
@@ -128,15 +128,19 @@ def test_a_stream_can_be_cut_into_lines_by_anybody() -> None:
         ), "too many"),
     ],
 )  # fmt: skip
-def test_a_preset_that_is_none_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+def test_a_preset_that_is_none_is_refused_in_words(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     path = tmp_path / "one.yaml"
     path.write_text(text)
-    with pytest.raises(SetupError, match=words):
+    with pytest.raises(SetupError, match=expected):
         load(str(path), Home(tmp_path))
 
 
 def test_letters_that_become_a_special_token_make_no_turn() -> None:
     for kind in forging.known():
         for spelled in kind.words:
-            tokens = kind.maker.tokenize(f"a {spelled} b", TokenizeOptions(parse_special=False))
+            tokens = kind.prompt_maker.tokenize(
+                f"a {spelled} b", TokenizeOptions(parse_special=False)
+            )
             assert not kind.structure & {*tokens}, spelled

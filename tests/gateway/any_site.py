@@ -92,9 +92,9 @@ def any_site(folder: Path, memory: str, keys: list[object]) -> Iterator[AnySite]
             kill_all(home)
 
 
-def run(env: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
+def run(env: dict[str, str], *args: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*COMMAND, *words], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [*COMMAND, *args], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

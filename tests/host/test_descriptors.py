@@ -70,7 +70,7 @@ def test_a_limit_too_low_ends_the_worker_for_good_with_words(tmp_path: Path) -> 
 
 @unprivileged
 def test_doctor_tells_the_limit(tmp_path: Path) -> None:
-    for command, verdict, told in (
+    for command, check, told in (
         (CLI, "ok", "ulimit -n is "),
         ((*BELOW, *CLI), "bad", "ulimit -n is 1024, at most 1024"),
     ):
@@ -83,5 +83,5 @@ def test_doctor_tells_the_limit(tmp_path: Path) -> None:
             check=False,
         )
         found = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
-        assert found["open files"]["verdict"] == verdict
+        assert found["open files"]["verdict"] == check
         assert told in found["open files"]["detail"]

@@ -131,16 +131,16 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "line", "words"), REFUSALS)
+@pytest.mark.parametrize(("text", "line", "expected"), REFUSALS)
 def test_a2_refusals_name_file_line_key_and_remedy(
-    tmp_path: Path, home: Home, text: str, line: int, words: list[str]
+    tmp_path: Path, home: Home, text: str, line: int, expected: list[str]
 ) -> None:
     path = written(tmp_path, text)
     with pytest.raises(SetupError) as caught:
         presets.load(path, home)
     message = caught.value.message
     assert message.startswith(f"{path}:{line}: ")
-    for word in words:
+    for word in expected:
         assert word in message
 
 
@@ -189,8 +189,8 @@ def test_every_shipped_model_names_the_sources_of_its_shape_and_sampling(home: H
         assert config["excerpt_of"] == preset.model.id
         assert "https://" in config["source"]
         head = "\n".join(line for line in file.read_text().splitlines() if line.startswith("#"))
-        for words in ("Shape: ", "Sampling: ", "Switches of its template: ", "real weights"):
-            assert words in head, (name, words)
+        for text in ("Shape: ", "Sampling: ", "Switches of its template: ", "real weights"):
+            assert text in head, (name, text)
         for switch in preset.template:
             assert f"`{switch}`" in head
         assert ("`sampling.thinking`" in head) == (preset.sampling.thinking is False)
@@ -281,7 +281,7 @@ def test_off_is_a_word_where_a_key_wants_one(tmp_path: Path, home: Home) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("slots.count=x", "slots.count is `x`, but must be a whole number"),
         ("slots.count=2024-13-45", "slots.count is `'2024-13-45'`, but must be a whole number"),
@@ -296,11 +296,11 @@ def test_off_is_a_word_where_a_key_wants_one(tmp_path: Path, home: Home) -> None
         ("sampling.top_p=3", "sampling.top_p is `3`"),
     ],
 )
-def test_wrong_options_are_named(home: Home, text: str, words: str) -> None:
+def test_wrong_options_are_named(home: Home, text: str, expected: str) -> None:
     with pytest.raises(SetupError) as caught:
         presets.load("demo", home, [from_option(text)])
     assert caught.value.message.startswith("--set ")
-    assert words in caught.value.message
+    assert expected in caught.value.message
 
 
 def test_options_hold_lists_texts_nulls_and_mappings(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def test_a_journal_is_utf8_wherever_it_is_written(tmp_path: Path) -> None:
     code = f"import sys; from mlxstack.host.logs import *; {write}"
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     path = tmp_path / "a.log"
-    words = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(words, env=env, capture_output=True, check=True)
+    args = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(args, env=env, capture_output=True, check=True)
     assert (tail(path, 1), done.stderr) == (["für ✓"], b"")
 
 

@@ -41,7 +41,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(
-    ("words", "level"),
+    ("text", "level"),
     [
         (f"echo {SAID} 0", 0),
         (f"echo {SAID} 1", 1),
@@ -53,11 +53,11 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ids=["nominal", "moderate", "heavy", "a failed registration", "no such option", "no answer"],
 )
 def test_a_warm_mac_has_none(
-    calm: pytest.MonkeyPatch, tmp_path: Path, words: str, level: int | None
+    calm: pytest.MonkeyPatch, tmp_path: Path, text: str, level: int | None
 ) -> None:
     """`notifyutil -g` prints the key and its state."""
     program = tmp_path / "notifyutil"
-    program.write_text(f'#!/bin/sh\n[ "$*" = "-g {SAID}" ] || exit 3\n{words}\n')
+    program.write_text(f'#!/bin/sh\n[ "$*" = "-g {SAID}" ] || exit 3\n{text}\n')
     program.chmod(0o755)
     calm.setattr(spare_power, "THERMAL", (str(program), "-g", SAID))
     calm.setattr(spare_power, "WAIT_S", 0.2)

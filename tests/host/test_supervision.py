@@ -324,10 +324,10 @@ def test_a15_a_foreign_or_reused_pid_is_stale(
 
 def test_a15_who_clears_after_the_dead_takes_no_name_from_the_living(home: Home) -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf')"
-    words = [sys.executable, "-uc", f"{code}; time.sleep(60)"]
+    args = [sys.executable, "-uc", f"{code}; time.sleep(60)"]
     me = identify(os.getpid())
     assert me is not None
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(args, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None and worker.stdout.readline() == b"deaf\n"
         slow = msgspec.structs.replace(QUICK, grace_s=3.0)
         plan = ServiceSpec(

@@ -170,15 +170,15 @@ def test_a4_a_new_slot_folder_is_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "text"),
     [
         ("/no/such/model", "there is no folder /no/such/model"),
         ("nonsense", "must be `demo`, a folder that starts"),
         ("a/b/c", "must be `demo`"),
     ],
 )
-def test_a_missing_model_is_refused_before_start(model: str, words: str) -> None:
-    with pytest.raises(SetupError, match=words):
+def test_a_missing_model_is_refused_before_start(model: str, text: str) -> None:
+    with pytest.raises(SetupError, match=text):
         start.check_files(preset(model=ModelSpec(model)))
 
 

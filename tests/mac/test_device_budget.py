@@ -258,10 +258,10 @@ def test_scores_of_unfused_attention_bound_the_chunk(
     have_working_set(monkeypatch, 8 * GIB)
     for kind in ("tiny", "tiny-mla"):
         with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
-            pace = driver.engine._loop._limits.pace
+            policy = driver.engine._loop._limits.prefill
             heads, copies = 4, capacity.SCORE_COPIES
-            assert pace.score_bytes == heads * 2 * copies
-            assert tokens_within_scores(500_000, pace) < 200
+            assert policy.score_bytes == heads * 2 * copies
+            assert tokens_within_scores(500_000, policy) < 200
 
 
 def test_attention_is_fused_for_some_head_dims_and_16_bit_kv() -> None:

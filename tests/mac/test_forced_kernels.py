@@ -70,7 +70,7 @@ def pace_of(model: Path, home: Path, n_tokens: int = 0) -> tuple[PrefillPolicy, 
     preset = preset_of(model, prefix_cache=PrefixCacheSpec(enabled=False))
     with running(preset, home) as driver:
         answer = driver.answer(prompt(n_tokens), 4) if n_tokens else []
-        return driver.engine._loop._limits.pace, answer
+        return driver.engine._loop._limits.prefill, answer
 
 
 def test_a_fused_kernel_that_is_fast_enough_is_forced_and_bounds_no_chunk(
@@ -80,8 +80,8 @@ def test_a_fused_kernel_that_is_fast_enough_is_forced_and_bounds_no_chunk(
     assert bounded.score_bytes
     metal = Metal(N_SLOWER, 1)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", metal)
-    pace, answer = pace_of(wide, tmp_path / "metal", 300)
-    assert (pace.score_bytes, pace.fused_from) == (0, 0)
+    policy, answer = pace_of(wide, tmp_path / "metal", 300)
+    assert (policy.score_bytes, policy.fused_from) == (0, 0)
     assert answer == cold
     in_prefill = [n for n, mask in metal.forced if mask == "causal" and n != N_MEASURED]
     assert sum(in_prefill) >= 2 * 299, "both layers compute the prompt with the forced kernel"
@@ -92,8 +92,8 @@ def test_a_slow_fused_kernel_leaves_the_bound(
 ) -> None:
     metal = Metal(1, N_SLOWER)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", metal)
-    pace, _ = pace_of(wide, tmp_path, 40)
-    assert pace.score_bytes and not pace.fused_from
+    policy, _ = pace_of(wide, tmp_path, 40)
+    assert policy.score_bytes and not policy.fused_from
     assert {n for n, _ in metal.forced} == {N_MEASURED}, "measured once, not served"
 
 
@@ -104,8 +104,8 @@ def test_an_m5_bounds_only_chunks_below_its_fused_kernel(
     monkeypatch.setattr(mx, "device_info", lambda *_: facts)
     monkeypatch.setattr(device, "macos_version", lambda: (26, 3))
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", Metal(1, N_SLOWER))
-    pace, _ = pace_of(wide, tmp_path)
-    assert pace.score_bytes and pace.fused_from == NAX_QUERIES
+    policy, _ = pace_of(wide, tmp_path)
+    assert policy.score_bytes and policy.fused_from == NAX_QUERIES
 
 
 def test_usual_head_dims_are_neither_measured_nor_forced(

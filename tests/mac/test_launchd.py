@@ -64,9 +64,9 @@ def launchctl(shell: Shell, n_drain: int) -> dict[str, str]:
     return {"PATH": f"{file.parent}:/usr/bin:/bin", "HOME": str(shell.folder)}
 
 
-def on_mac(shell: Shell, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+def on_mac(shell: Shell, *args: str, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", ON_MAC, *words],
+        [sys.executable, "-c", ON_MAC, *args],
         cwd=shell.folder,
         env=shell.env | env,
         capture_output=True,
@@ -127,21 +127,21 @@ def test_the_property_list_has_what_a_service_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("up", "wrong.yaml", "--foreground"),
         ("up", "no-such-preset", "--foreground"),
         ("up", "--no-such-option"),
     ],
-    ids=lambda words: words[1],
+    ids=lambda args: args[1],
 )
 def test_an_end_that_cannot_heal_is_a_success_under_launchd_only(
-    shell: Shell, words: tuple[str, ...]
+    shell: Shell, args: tuple[str, ...]
 ) -> None:
     (shell.folder / "wrong.yaml").write_text("extends: demo\nslots: {count: 0}\n")
-    alone = shell.run(*words)
+    alone = shell.run(*args)
     assert alone.returncode in {2, 5}
-    under = shell.run(*words, MLX_STACK_LAUNCHD="1")
+    under = shell.run(*args, MLX_STACK_LAUNCHD="1")
     assert under.returncode == 0
     assert under.stderr == alone.stderr
 

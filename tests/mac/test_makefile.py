@@ -53,11 +53,11 @@ def interpreter(tmp_path: Path) -> Interpreter:
     return write
 
 
-def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def make(checkout: Path, *args: str) -> subprocess.CompletedProcess[str]:
     folder = checkout.parent / "bin"
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "MAKEFLAGS": ""}
     return subprocess.run(
-        ["make", *words], cwd=checkout, env=env, capture_output=True, text=True, check=False
+        ["make", *args], cwd=checkout, env=env, capture_output=True, text=True, check=False
     )
 
 

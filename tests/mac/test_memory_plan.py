@@ -47,8 +47,8 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[StackedKVCache]:
 
 def talk(driver: Driver, seed: int, drafts: Sequence[tuple[int, ...]] = ()) -> None:
     """Three rows at once, each with a checkpoint, then a fork of each; some with `drafts`."""
-    heads = [prompt(300, seed=seed + i) for i in range(3)]
-    for tokens in (heads, [head[:256] + prompt(20, seed=seed) for head in heads]):
+    beginnings = [prompt(300, seed=seed + i) for i in range(3)]
+    for tokens in (beginnings, [head[:256] + prompt(20, seed=seed) for head in beginnings]):
         predictions = drafts or [()] * 3
         asks = [
             driver.submit(one, 24, checkpoint_positions=(256,), prediction=expected)

@@ -34,28 +34,28 @@ def examine(name: str) -> Row:
         model = build(name)
         caches = describe(make_prompt_cache(model))
         cache_factory = CacheFactory(model, checks.KV16)
-        verdict = self_check(model, cache_factory, VOCAB)
+        check = self_check(model, cache_factory, VOCAB)
     except Unbuildable as error:
         return Row(name, note=f"not built: {error}")
     except Exception as error:
-        return Row(name, note=f"does not run: {_words(error)}")
+        return Row(name, note=f"does not run: {_message(error)}")
     faults: list[str] = []
-    _try(faults, "batch", lambda: checks.check_batch(model, cache_factory, verdict.is_batching))
-    if verdict.can_stack:
+    _try(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
+    if check.can_stack:
         _try(faults, "stacks", lambda: checks.check_stacks(model, cache_factory))
-    if verdict.can_draft:
-        _try(faults, "drafts", lambda: checks.check_drafts(model, cache_factory, verdict))
+    if check.can_draft:
+        _try(faults, "drafts", lambda: checks.check_drafts(model, cache_factory, check))
     rewind = _try(faults, "rewind", lambda: checks.check_rewind(model, cache_factory))
     stored = _try(faults, "store", lambda: checks.check_stored(model, cache_factory))
     kv8, why_not_8 = examine_kv8(model, faults)
     return Row(
         name,
         caches,
-        "yes" if verdict.is_batching else "slot by slot",
+        "yes" if check.is_batching else "slot by slot",
         rewind,
         stored,
         kv8,
-        "; ".join(filter(None, (verdict.why_not, why_not_8))),
+        "; ".join(filter(None, (check.why_not, why_not_8))),
         tuple(faults),
     )
 
@@ -66,20 +66,20 @@ def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
     if not any(isinstance(leaf, QuantizedKVCache) for leaf in leaves(cache_factory.make())):
         return "none", ""
     try:
-        verdict = self_check(model, cache_factory, VOCAB)
+        check = self_check(model, cache_factory, VOCAB)
     except Exception as error:
-        return "no", f"8-bit KV: {_words(error)}"
-    _try(faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, verdict.is_batching))
-    if verdict.can_draft:
+        return "no", f"8-bit KV: {_message(error)}"
+    _try(faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
+    if check.can_draft:
         _try(
             faults,
             "kv8 drafts",
-            lambda: checks.check_drafts(model, cache_factory, verdict, checks.GREEDY),
+            lambda: checks.check_drafts(model, cache_factory, check, checks.GREEDY),
         )
     _try(faults, "kv8 rewind", lambda: checks.check_rewind(model, cache_factory))
     _try(faults, "kv8 store", lambda: checks.check_stored(model, cache_factory))
-    if not verdict.is_batching:
-        return "slot by slot", f"8-bit KV: {verdict.why_not}"
+    if not check.is_batching:
+        return "slot by slot", f"8-bit KV: {check.why_not}"
     return "yes", ""
 
 
@@ -107,10 +107,10 @@ def _try(faults: list[str], what: str, check: Callable[[], str | None]) -> str:
     try:
         return check() or ""
     except Exception as error:
-        faults.append(f"{what}: {_words(error)}")
+        faults.append(f"{what}: {_message(error)}")
         return "FAILED"
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0]
     return first if isinstance(error, checks.Wrong) else f"{type(error).__name__}: {first}"

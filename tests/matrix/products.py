@@ -28,9 +28,9 @@ NOT_YET = {"Qwen3.8-Flash-Next 125B": "qwen4_exp"}
 
 def product_table(batched: Mapping[str, str]) -> str:
     """The table by product; `batched` says for each type how it is decoded."""
-    heads = ("model", "type", "preset", "batched")
+    headings = ("model", "type", "preset", "batched")
     rows = [(product, f"`{kind}`", preset, batched[kind]) for product, kind, preset in PRODUCTS]
-    lines = ["| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in (headings, ("---",) * len(headings), *rows)]
     missing = ", ".join(f"{name} (`{kind}`)" for name, kind in NOT_YET.items())
     lines += ["", f"Not in mlx-lm yet: {missing}."]
     return "\n".join(lines)

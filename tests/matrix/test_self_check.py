@@ -60,16 +60,16 @@ def test_z11_rows_are_batched_where_they_may(name: str) -> None:
 
 
 def test_z11_a_fault_past_the_window_is_found() -> None:
-    verdict = verdict_of(WrongBeyond(build("gemma3_text"), WINDOW))
-    assert not verdict.is_batching
-    assert "differ from alone" in verdict.why_not
+    check = verdict_of(WrongBeyond(build("gemma3_text"), WINDOW))
+    assert not check.is_batching
+    assert "differ from alone" in check.why_not
 
 
 def test_a_model_without_logits_for_each_token_of_a_draft_is_not_drafted_for() -> None:
     model = build("llama")
     assert verdict_of(model).can_draft
-    verdict = verdict_of(LastOnly(model))
-    assert verdict.is_batching and not verdict.can_draft
+    check = verdict_of(LastOnly(model))
+    assert check.is_batching and not check.can_draft
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", *in_soak("baichuan_m1", "jamba", "rwkv7")])
@@ -82,10 +82,10 @@ def test_rows_of_different_length_leave_no_padding_in_states(name: str) -> None:
 
 def test_z11_attention_past_the_seam_is_found_and_served_slot_by_slot() -> None:
     model = build("gemma2")
-    verdict = verdict_of(model)
-    assert not verdict.is_batching
-    assert verdict.why_not.startswith("the row view cannot serve it")
-    checks.check_batch(model, CacheFactory(model, checks.KV16), verdict.is_batching)
+    check = verdict_of(model)
+    assert not check.is_batching
+    assert check.why_not.startswith("the row view cannot serve it")
+    checks.check_batch(model, CacheFactory(model, checks.KV16), check.is_batching)
 
 
 def test_f9_kv_bits_that_the_model_cannot_have_are_refused_in_words() -> None:

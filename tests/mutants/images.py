@@ -21,8 +21,8 @@ IMAGES = (
     ),
     Mutant(
         "an image beside decoding requests has the seconds of the bound", "engine/step.py",
-        "free_s = stall_left(self.stats.speed, pace) if self.batch.is_busy else pace.patience_s",
-        "free_s = pace.patience_s",
+        "stall_left(self.stats.speed, policy) if self.batch.is_busy else policy.patience_s",
+        "policy.patience_s",
         "tests/engine/vision/test_image_stall.py::"
         "test_three_agents_decode_on_while_an_image_joins",
     ),
@@ -75,7 +75,7 @@ IMAGES = (
     ),
     Mutant(
         "an image is decoded upright", "text/images/bounds.py",
-        "image if turn is None else image.transpose(Image.Transpose[turn])", "image",
+        "image if rotation is None else image.transpose(Image.Transpose[rotation])", "image",
         "tests/text/test_image_bounds.py::test_the_orientation_of_exif_turns_size_and_pixels",
     ),
     Mutant(

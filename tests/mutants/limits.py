@@ -56,7 +56,7 @@ LIMITS = (
     ),
     Mutant(
         "words that a call does not mean are not replayed", "text/prompt/splices.py",
-        "return self._words(sampled) <= self._words(written.tokens)", "return True",
+        "return self._terms(sampled) <= self._terms(written.tokens)", "return True",
         REPLAY + "test_words_that_the_call_does_not_mean_are_not_replayed",
     ),
     Mutant(
@@ -235,7 +235,7 @@ LIMITS = (
     ),
     Mutant(
         "newcomers wait where a step is slow", "policy/scheduling/chunked_prefill.py",
-        "is_slow = 4 * speed.decode_s > HEADROOM * pace.max_stall_s", "is_slow = True",
+        "is_slow = 4 * speed.decode_s > HEADROOM * policy.max_stall_s", "is_slow = True",
         "tests/policy/test_newcomers.py::"
         "test_newcomers_begin_to_decode_together_where_a_step_is_slow",
     ),

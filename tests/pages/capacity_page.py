@@ -86,8 +86,8 @@ def page() -> str:
         found = [load(name, home).preset for name in sorted(presets.listed(home))]
     chat = [one for one in found if one.kind is ServiceKind.CHAT and one.model.id != BUILTIN_MODEL]
     candidates = of_many([(one, files_of(one)) for one in chat])
-    heads = ("Mac", "for models", *(f"{n} x {tokens(n_ctx)}" for n, n_ctx in LOADS))
-    rows = [heads, ("---",) * len(heads), *(_mac(gb, candidates) for gb in MACS_GB)]
+    headings = ("Mac", "for models", *(f"{n} x {tokens(n_ctx)}" for n, n_ctx in LOADS))
+    rows = [headings, ("---",) * len(headings), *(_mac(gb, candidates) for gb in MACS_GB)]
     macs = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return PAGE.format(macs=macs, table=_table(candidates))
 

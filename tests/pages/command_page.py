@@ -53,11 +53,11 @@ def _verbs(group: Any, before: str) -> Iterator[str]:
         if verb.hidden:
             continue
         path, inner = f"{before} {name}", hasattr(verb, "commands")
-        words = [path, *(_argument(one) for one in verb.params if not _is_option(one))]
+        args = [path, *(_argument(one) for one in verb.params if not _is_option(one))]
         said = inspect.cleandoc(verb.help or "")
         if inner:
             said += "\n\nIts verbs: " + ", ".join(f"`{one}`" for one in verb.commands) + "."
-        usage = " ".join([*words, "[OPTIONS]"] if verb.params and not inner else words)
+        usage = " ".join([*args, "[OPTIONS]"] if verb.params and not inner else args)
         yield f"{mark} {path}\n\n{said}\n\n```\n{usage}\n```\n{_table(verb.params)}"
         if inner:
             yield from _verbs(verb, path)
@@ -90,9 +90,7 @@ def _row(one: Any) -> str:
 
 
 def _exits() -> str:
-    words = inspect.cleandoc(Exit.__doc__ or "").partition("\n\n")[2]
-    meanings = dict(
-        part.split(": ", 1) for part in words.replace("\n", " ").rstrip(".").split(". ")
-    )
+    text = inspect.cleandoc(Exit.__doc__ or "").partition("\n\n")[2]
+    meanings = dict(part.split(": ", 1) for part in text.replace("\n", " ").rstrip(".").split(". "))
     rows = "".join(f"| {code.value} | {meanings[code.name]} |\n" for code in Exit)
     return f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}"

@@ -79,46 +79,46 @@ def page() -> str:
 
 def row(label: str, tokenizer: Any) -> Sequence[str]:
     """The cells of one template."""
-    made, maker, found = OutputFormat(tokenizer), PromptMaker(tokenizer), report(tokenizer)
+    made, prompt_maker, found = OutputFormat(tokenizer), PromptMaker(tokenizer), report(tokenizer)
     answers = [message(name) for name in ANSWERS if name != "two"]
-    n_read = sum(_is_read(made, maker, answer) for answer in answers)
+    n_read = sum(_is_read(made, prompt_maker, answer) for answer in answers)
     call = ToolCall("callid001", "plan", {"tasks": list(STEP)})
     return (
         label,
         "yes" if n_read == len(answers) else f"{n_read} of {len(answers)}",
-        "yes" if _is_read(made, maker, message("two")) else "one per turn",
-        _yes(_is_read(made, maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))),
+        "yes" if _is_read(made, prompt_maker, message("two")) else "one per turn",
+        _yes(_is_read(made, prompt_maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))),
         _kept_thoughts(found),
-        "yes" if _n_pieces(made, maker) > 1 else "whole",
+        "yes" if _n_pieces(made, prompt_maker) > 1 else "whole",
         _yes(made.call_marks is not None),
         _share(found.reuse.get("tool loop")),
     )
 
 
-def _is_read(made: OutputFormat, maker: PromptMaker, answer: Message) -> bool:
+def _is_read(made: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> bool:
     """Whether calls are read as the template writes them; parallel ones may get turns."""
-    text = _written(made, maker, answer)
+    text = _written(made, prompt_maker, answer)
     reader = AnswerReader(made.description, (*TOOLS, PLAN))
     spoken = [*reader.feed(text), *reader.finish()]
     calls = [(one.name, one.arguments) for part in spoken for one in getattr(part, "calls", ())]
     return calls == [(one.name, one.arguments) for one in answer.tool_calls]
 
 
-def _n_pieces(made: OutputFormat, maker: PromptMaker) -> int:
+def _n_pieces(made: OutputFormat, prompt_maker: PromptMaker) -> int:
     """Number of pieces in which a long argument comes before its end."""
     call = ToolCall("callid001", "edit", {"path": "a.py", "old": LONG})
-    text = _written(made, maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))
+    text = _written(made, prompt_maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))
     reader = AnswerReader(made.description, TOOLS)
     spoken = [part for at in range(0, len(text), 4) for part in reader.feed(text[at : at + 4])]
     return sum(isinstance(part, ArgumentsPart) for part in spoken)
 
 
-def _written(made: OutputFormat, maker: PromptMaker, answer: Message) -> str:
+def _written(made: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> str:
     """An answer as the template writes it; "" if it refuses."""
     asked = Conversation((Message(Role.USER, "hi"),), (*TOOLS, PLAN))
     whole = Conversation((*asked.messages, answer), asked.tools, add_generation_prompt=False)
     try:
-        prompt, text = maker.text(asked), maker.text(whole)
+        prompt, text = prompt_maker.text(asked), prompt_maker.text(whole)
     except BadRequest:
         return ""
     n_same = common_length(prompt, text)

@@ -185,6 +185,6 @@ def _key(path: str, field: mi.Field) -> tuple[str, str, str, str]:
     return f"`{path}`", kind, shown, description(field)
 
 
-def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [heads, ("---",) * len(heads), *rows]
+def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [headings, ("---",) * len(headings), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

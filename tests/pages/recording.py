@@ -76,10 +76,10 @@ class Terminal:
         os.close(self._ours)
 
 
-def ask(url: str, folder: str, words: str, answers: list[httpx.Response]) -> None:
+def ask(url: str, folder: str, text: str, answers: list[httpx.Response]) -> None:
     """One request of a client as Claude Code sends it."""
     rules = f"You are Claude Code.\n{RULES}\nWorking directory: /src/{folder}"
-    messages = [{"role": "system", "content": rules}, {"role": "user", "content": words}]
+    messages = [{"role": "system", "content": rules}, {"role": "user", "content": text}]
     body = {"messages": messages, "max_tokens": 40, "ignore_eos": True}
     answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=LONGEST_STEP_S))
 
@@ -89,11 +89,11 @@ def session(url: str, terminal: Terminal) -> list[httpx.Response]:
     answers: list[httpx.Response] = []
     terminal.until("busy")
     terminal.watch(PAUSE_S)
-    for folder, words in AGENTS:
+    for folder, text in AGENTS:
         done = threading.Event()
 
-        def one(folder: str = folder, words: str = words, done: threading.Event = done) -> None:
-            ask(url, folder, words, answers)
+        def one(folder: str = folder, text: str = text, done: threading.Event = done) -> None:
+            ask(url, folder, text, answers)
             done.set()
 
         threading.Thread(target=one).start()

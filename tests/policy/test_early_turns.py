@@ -36,7 +36,7 @@ from mlxstack.policy.scheduling.scheduler_state import (
 from tests.policy.desk_states import begun, desk_of, ticket, turn, used
 from tests.policy.desk_states import given as seated
 
-PACE = SchedulerLimits().pace
+PACE = SchedulerLimits().prefill
 SPEED = ThroughputModel(1000.0)
 
 

@@ -60,42 +60,44 @@ paces = st.builds(
 
 @given(seats, speeds, paces, st.integers(1, 8))
 def test_e14_bite_and_decode_step_stay_inside_max_stall(
-    one: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
+    one: Slot, speed: ThroughputModel, policy: PrefillPolicy, n_decoding: int
 ) -> None:
-    n = chunk_size(one, n_decoding, speed, pace)
+    n = chunk_size(one, n_decoding, speed, policy)
     silence = prefill_s(speed, one.position, n) + speed.decode_s
     one_unit = prefill_s(speed, one.position, FINEST)
-    assert silence <= max(pace.max_stall_s, one_unit + speed.decode_s) + 1e-9
+    assert silence <= max(policy.max_stall_s, one_unit + speed.decode_s) + 1e-9
     if n > FINEST:
-        assert silence <= pace.max_stall_s
+        assert silence <= policy.max_stall_s
 
 
 @given(seats, speeds, paces)
 def test_e14_alone_a_bite_is_bounded_by_patience(
-    one: Slot, speed: ThroughputModel, pace: PrefillPolicy
+    one: Slot, speed: ThroughputModel, policy: PrefillPolicy
 ) -> None:
-    n = chunk_size(one, 0, speed, pace)
-    assert n <= FINEST or prefill_s(speed, one.position, n) <= pace.patience_s
+    n = chunk_size(one, 0, speed, policy)
+    assert n <= FINEST or prefill_s(speed, one.position, n) <= policy.patience_s
 
 
 @given(seats, speeds, paces, st.integers(0, 8))
 def test_e14_every_bite_makes_progress_and_none_is_longer_than_allowed(
-    one: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
+    one: Slot, speed: ThroughputModel, policy: PrefillPolicy, n_decoding: int
 ) -> None:
-    assert 1 <= chunk_size(one, n_decoding, speed, pace) <= min(one.n_left, pace.max_chunk_size)
+    assert 1 <= chunk_size(one, n_decoding, speed, policy) <= min(one.n_left, policy.max_chunk_size)
 
 
 @given(seats, speeds, paces, st.integers(0, 8))
 def test_d2_bites_end_on_blocks_whenever_the_budget_reaches_one(
-    one: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
+    one: Slot, speed: ThroughputModel, policy: PrefillPolicy, n_decoding: int
 ) -> None:
-    n = chunk_size(one, n_decoding, speed, pace)
+    n = chunk_size(one, n_decoding, speed, policy)
     end = one.position + n
     if n == one.n_left:
         return
-    if end % pace.block:
+    if end % policy.block:
         assert end % FINEST == 0
-        assert end // pace.block == one.position // pace.block, "no block boundary was passed by"
+        assert end // policy.block == one.position // policy.block, (
+            "no block boundary was passed by"
+        )
 
 
 def test_e14_the_first_bite_ever_is_one_block() -> None:
@@ -162,7 +164,7 @@ def flood(n_long: int, n_short: int, n_turns: int) -> tuple[list[int], int]:
             desk = enqueue(desk, ticket(f"short-{now}", now, n_prompt=n_short, pin=1))
             since = now
         desk, _ = turn(desk, now)
-        desk, step = next_prefill_chunk(desk, ThroughputModel(TPS), SchedulerLimits().pace)
+        desk, step = next_prefill_chunk(desk, ThroughputModel(TPS), SchedulerLimits().prefill)
         assert step is not None
         desk = advance(desk, step.slot, desk.slot(step.slot).position + step.n_tokens)
         for one in desk.slots:
@@ -195,10 +197,10 @@ def test_z7_a_stream_of_short_prompts_neither_starves_a_long_one_nor_waits_for_i
 def test_m6_attention_scores_of_a_chunk_are_bounded_in_bytes(
     one: Slot, speed: ThroughputModel, n_decoding: int, score_bytes: int, most: int, chunk: int
 ) -> None:
-    pace = PrefillPolicy(max_chunk_size=chunk, score_bytes=score_bytes, max_score_bytes=most)
-    n = chunk_size(one, n_decoding, speed, pace)
+    policy = PrefillPolicy(max_chunk_size=chunk, score_bytes=score_bytes, max_score_bytes=most)
+    n = chunk_size(one, n_decoding, speed, policy)
     assert n <= FINEST or n * (one.position + n) * score_bytes <= most
-    widest = tokens_within_scores(one.position, pace)
+    widest = tokens_within_scores(one.position, policy)
     assert widest == chunk or (widest + 1) * (one.position + widest + 1) * score_bytes > most
 
 
@@ -219,22 +221,22 @@ m5_paces = st.builds(
 
 @given(seats, speeds, m5_paces, st.integers(0, 8))
 def test_a6_a_chunk_is_fused_or_its_scores_are_bounded(
-    slot: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
+    slot: Slot, speed: ThroughputModel, policy: PrefillPolicy, n_decoding: int
 ) -> None:
-    n = chunk_size(slot, n_decoding, speed, pace)
-    is_fused = n >= pace.fused_from
+    n = chunk_size(slot, n_decoding, speed, policy)
+    is_fused = n >= policy.fused_from
     assert is_fused or n <= FINEST or n * (slot.position + n) * 64 <= 2**30
-    assert n <= max(FINEST, pace.max_chunk_size)
+    assert n <= max(FINEST, policy.max_chunk_size)
 
 
 @given(st.integers(0, 200_000), st.integers(1024, 200_000))
 def test_a6_no_chunk_of_a_long_prompt_loses_the_fused_kernel(position: int, n_left: int) -> None:
-    pace = PrefillPolicy(
+    policy = PrefillPolicy(
         max_chunk_size=2048, block=128, score_bytes=64, max_score_bytes=2**30, fused_from=1024
     )
     speed, end, chunks = ThroughputModel(prefill_tps=1e6, n_largest=2048), position + n_left, []
     while position < end:
-        n = chunk_size(seat(position, end + 1), 0, speed, pace)
+        n = chunk_size(seat(position, end + 1), 0, speed, policy)
         chunks.append(n)
         position += n
     # The last one is shorter only where fewer than two fused chunks were left before.
@@ -242,9 +244,9 @@ def test_a6_no_chunk_of_a_long_prompt_loses_the_fused_kernel(position: int, n_le
 
 
 def test_a6_a_stall_bound_below_the_fused_kernel_leaves_the_bound_on_scores() -> None:
-    pace = PrefillPolicy(
+    policy = PrefillPolicy(
         max_chunk_size=2048, block=128, score_bytes=64, max_score_bytes=2**30, fused_from=1024
     )
     speed = ThroughputModel(prefill_tps=2000, decode_s=0.01, n_largest=2048)
-    n = chunk_size(seat(60_000, 120_000), 1, speed, pace)
-    assert n <= tokens_within_scores(60_000, pace) < 1024
+    n = chunk_size(seat(60_000, 120_000), 1, speed, policy)
+    assert n <= tokens_within_scores(60_000, policy) < 1024

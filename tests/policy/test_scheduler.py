@@ -265,7 +265,7 @@ def test_b6_the_seat_of_a_pinned_ask_is_not_lost_to_urgent_ones() -> None:
 
 def test_e14_nobody_to_prefill_means_no_bite() -> None:
     desk = desk_of(2)
-    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, None)
+    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().prefill) == (desk, None)
 
 
 def test_z7_a_short_prompt_passes_a_long_one_that_began() -> None:
@@ -273,7 +273,7 @@ def test_z7_a_short_prompt_passes_a_long_one_that_began() -> None:
     desk, _ = turn(desk)
     desk = advance(desk, 0, 2944)
     desk, bite = next_prefill_chunk(
-        desk, ThroughputModel(prefill_tps=1000.0), SchedulerLimits().pace
+        desk, ThroughputModel(prefill_tps=1000.0), SchedulerLimits().prefill
     )
     assert bite == PrefillChunk(slot=1, n_tokens=50)
     assert (desk.slot(0).n_passed, desk.slot(1).n_passed) == (1, 0)
@@ -285,7 +285,7 @@ def test_e6_a_more_urgent_prompt_is_computed_first_even_if_it_is_longer() -> Non
     order = []
     for _ in range(4):
         desk, bite = next_prefill_chunk(
-            desk, ThroughputModel(prefill_tps=100.0), SchedulerLimits().pace
+            desk, ThroughputModel(prefill_tps=100.0), SchedulerLimits().prefill
         )
         assert bite is not None
         order.append(bite.slot)
@@ -358,4 +358,4 @@ def test_a_seat_that_loads_holds_its_row_and_gets_no_bites() -> None:
     desk, _ = turn(desk_of(2, ticket("a"), ticket("b", 1)), limits=SchedulerLimits(max_active=1))
     desk = start_loading(desk, 0)
     assert desk.n_active == 1
-    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, None)
+    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().prefill) == (desk, None)

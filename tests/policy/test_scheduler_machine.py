@@ -318,7 +318,7 @@ class Histories(RuleBasedStateMachine):
 
     def bite(self) -> None:
         passed = {s.id: s.n_passed for s in self.desk.slots if s.state is SlotState.PREFILLING}
-        self.desk, bite = next_prefill_chunk(self.desk, self.speed, self.limits.pace)
+        self.desk, bite = next_prefill_chunk(self.desk, self.speed, self.limits.prefill)
         assert (bite is None) == (not passed)
         if bite is None:
             return
@@ -330,7 +330,7 @@ class Histories(RuleBasedStateMachine):
     def early_bite(self) -> None:
         """At most one chunk a step, behind all other work and inside the stall bound."""
         before = self.desk
-        self.desk, chunk = next_early_chunk(before, self.speed, self.limits.pace)
+        self.desk, chunk = next_early_chunk(before, self.speed, self.limits.prefill)
         if chunk is None:
             return
         assert not before.waiting
@@ -343,10 +343,10 @@ class Histories(RuleBasedStateMachine):
             self.desk = desks.advance_early(self.desk, turn, turn.n_prompt // 2, turn.n_prompt // 2)
             return
         assert 1 <= chunk.n_tokens <= turn.n_prompt - 1 - start
-        pace = self.limits.pace
-        is_short = chunk.n_tokens <= max(FINEST, pace.block)
+        policy = self.limits.prefill
+        is_short = chunk.n_tokens <= max(FINEST, policy.block)
         stall_s = prefill_s(self.speed, start, chunk.n_tokens)
-        assert is_short or stall_s <= HEADROOM * pace.max_stall_s + 1e-9
+        assert is_short or stall_s <= HEADROOM * policy.max_stall_s + 1e-9
         self.desk = desks.advance_early(self.desk, turn, start + chunk.n_tokens, start)
 
     def end(self, ask: str, how: str) -> None:

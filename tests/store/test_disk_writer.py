@@ -80,7 +80,7 @@ def test_a_giant_is_taken_when_nothing_waits(writer: BackgroundWriter, gate: Eve
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "text"),
     [
         (OSError(errno.ENOSPC, "x"), "the disk is full"),
         (OSError(errno.EROFS, "x"), "read-only"),
@@ -89,12 +89,12 @@ def test_a_giant_is_taken_when_nothing_waits(writer: BackgroundWriter, gate: Eve
     ],
 )
 def test_g12_a_failure_is_told_in_words_and_the_thread_lives(
-    writer: BackgroundWriter, error: Exception, words: str
+    writer: BackgroundWriter, error: Exception, text: str
 ) -> None:
     def fail() -> None:
         raise error
 
-    with pytest.raises(StackError, match=words) as told:
+    with pytest.raises(StackError, match=text) as told:
         writer.submit(fail, 10).result(PATIENCE_S)
     assert told.value.__cause__ is not told.value
     assert writer.submit(lambda: "alive").result(PATIENCE_S) == "alive"

@@ -132,8 +132,8 @@ def life(request: pytest.FixtureRequest) -> tuple[list[Op], list[Moment]]:
     with tempfile.TemporaryDirectory() as folder, recorder.watching(Path(folder)) as ops:
         rooms = Rooms(Path(folder), recorder.disk)
         moments = [Moment(len(ops), "open", rooms.view())]
-        for step, act in steps(rooms):
-            act()
+        for step, action in steps(rooms):
+            action()
             moments.append(Moment(len(ops), step, rooms.view()))
         medium = Medium()
         for op in ops:

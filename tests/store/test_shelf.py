@@ -44,13 +44,13 @@ def as_shelf(shelf: SlotFileStore) -> SlotFileStore:
 def test_c9_a_bad_name_is_refused_and_nothing_is_written(
     shelf: SlotFileFolder, tmp_path: Path, name: str
 ) -> None:
-    for act in (
+    for action in (
         lambda: shelf.check(name),
         lambda: shelf.write(name, manifest()),
         lambda: shelf.read(name),
     ):
         with pytest.raises(BadRequest, match=r"^Invalid filename") as caught:
-            act()
+            action()
         assert caught.value.param == "filename"
     assert [path.name for path in tmp_path.rglob("*")] == ["slots"]
 
@@ -159,9 +159,9 @@ def test_c9_a_link_is_not_followed(shelf: SlotFileFolder, tmp_path: Path) -> Non
 def test_another_kind_of_file_is_never_replaced(shelf: SlotFileFolder, content: bytes) -> None:
     path = shelf.directory / "thesis.txt"
     path.write_bytes(content)
-    for act in (shelf.check_replaceable, lambda name: shelf.write(name, manifest())):
+    for action in (shelf.check_replaceable, lambda name: shelf.write(name, manifest())):
         with pytest.raises(Conflict, match="is not a slot file"):
-            act("thesis.txt")
+            action("thesis.txt")
     assert path.read_bytes() == content
     shelf.check_replaceable("other.bin")
     shelf.write("other.bin", manifest())

@@ -140,20 +140,20 @@ def check_free(name: str, seeds: Iterable[int]) -> None:
     """The same for a call that a free answer begins, after words that nothing constrains."""
     walker = walker_of(name)
     channels = walker.output_format.description.channels
-    words = WORDS if channels is None else channels.call_head.format(name="greet")
+    expected = WORDS if channels is None else channels.call_head.format(name="greet")
     for seed in seeds:
         random = Random(f"{name} {seed}")
         tools = tools_of(name, random)
         for opening in openings(walker, tools[0]):
             is_first = opening.startswith("{")
-            lead = " \n" if is_first else words
+            lead = " \n" if is_first else expected
             state = walker.free(tools, before=tuple(walker.encode(walker.header)))
             for token in walker.encode(lead + opening):
                 assert walker.allowed(state) is None and not state.is_ruled, opening
                 state.advance(token)
             assert state.is_ruled, opening
             text = walker.walk(state, random)
-            content = words.strip() if channels is None and not is_first else ""
+            content = expected.strip() if channels is None and not is_first else ""
             check_calls(walker.read(lead + opening + text, tools), tools, content)
 
 

@@ -37,14 +37,14 @@ class Model:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.maker = PromptMaker(tokenizer)
+        self.prompt_maker = PromptMaker(tokenizer)
         self.output_format = OutputFormat(tokenizer)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def prompt(self, turns: Sequence[Message], scope: Scope = NAMELESS, **more: Any) -> Prompt:
-        return self.maker.make(Conversation(tuple(turns), tools=(ACT,), **more), scope)
+        return self.prompt_maker.make(Conversation(tuple(turns), tools=(ACT,), **more), scope)
 
     def sample(
         self, turns: Sequence[Message], text: str, reason: FinishReason = FinishReason.EOS
@@ -58,9 +58,13 @@ class Model:
             id="r", tokens=prompt.tokens, max_tokens=9999,
             eos=frozenset(self.tokenizer.eos_token_ids),
         )  # fmt: skip
-        words: Any = SimpleNamespace(output_format=self.output_format, prompt_maker=self.maker)
+        text_processor: Any = SimpleNamespace(
+            output_format=self.output_format, prompt_maker=self.prompt_maker
+        )
         conversation = Conversation(tuple(turns), tools=(ACT,))
-        generation = Generation(request, GenerationOptions("r"), prompt, words, conversation)
+        generation = Generation(
+            request, GenerationOptions("r"), prompt, text_processor, conversation
+        )
         parts = []
         for token in (*self.encode(text), *self.tokenizer.eos_token_ids):
             parts += generation.on_event(TokenSampled("r", token))
@@ -69,8 +73,8 @@ class Model:
         return assistant_message(said), prompt.tokens + self.encode(text)
 
     def forget(self) -> None:
-        self.maker.answers = AnswerReplay()
-        self.maker.replay._entries.clear()
+        self.prompt_maker.answers = AnswerReplay()
+        self.prompt_maker.replay._entries.clear()
 
 
 Load = Callable[[str], Model]
@@ -185,7 +189,7 @@ def test_another_thought_is_not_replaced(load: Load) -> None:
     model = load(FORGETS)
     model.sample([ASK], "Hm.</think>\n\nYes.")
     other = Message(ASSISTANT, "Yes.", reasoning="Quite another thought.")
-    assert "Hm." not in model.maker.detokenize(model.prompt([ASK, other, MORE]).tokens)
+    assert "Hm." not in model.prompt_maker.detokenize(model.prompt([ASK, other, MORE]).tokens)
 
 
 @pytest.mark.parametrize(
@@ -204,13 +208,13 @@ def test_a_sampled_mark_of_a_turn_does_not_come_back(load: Load, text: str) -> N
 def test_a_call_that_was_not_understood_is_not_remembered(load: Load) -> None:
     model = load(FORGETS)
     model.sample([ASK], "Hm.</think>\n\n<tool_call>\n{broken\n</tool_call>")
-    assert model.maker.answers.n_bytes == 0
+    assert model.prompt_maker.answers.n_bytes == 0
 
 
 def test_an_answer_that_was_cut_is_not_remembered(load: Load) -> None:
     model = load(FORGETS)
     model.sample([ASK], "Hm.</think>\n\nYes", FinishReason.LENGTH)
-    assert model.maker.answers.n_bytes == 0
+    assert model.prompt_maker.answers.n_bytes == 0
 
 
 @pytest.mark.parametrize("text", ["", "Hm."], ids=["at once", "in its thought"])
@@ -239,7 +243,9 @@ def test_an_answer_stays_with_its_tenant_and_conversation(load: Load) -> None:
 def test_a_thought_that_no_template_writes_ends_with_the_next_user_message(load: Load) -> None:
     model = load(FORGETS)
     model.sample([ASK], "A secret thought.</think>\n\nYes.")
-    text = model.maker.detokenize(model.prompt([ASK, Message(ASSISTANT, "Yes."), MORE]).tokens)
+    text = model.prompt_maker.detokenize(
+        model.prompt([ASK, Message(ASSISTANT, "Yes."), MORE]).tokens
+    )
     assert "secret" not in text
 
 

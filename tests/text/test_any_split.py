@@ -185,8 +185,8 @@ def test_a_registered_format_reads_any_split(calls: dict[str, str], name: str, d
     found = REGISTERED[name]
     marks = found.reasoning
     thought = f"{marks.opens}Hm.{marks.closes}" if marks and data.draw(st.booleans()) else ""
-    words = "So: é < [ " if found.channels is None and data.draw(st.booleans()) else ""
-    check_splits(found, GREET, f"{thought}{words}{calls[name]}", data)
+    text = "So: é < [ " if found.channels is None and data.draw(st.booleans()) else ""
+    check_splits(found, GREET, f"{thought}{text}{calls[name]}", data)
 
 
 @pytest.mark.parametrize("name", REGISTERED)

@@ -27,11 +27,11 @@ def unopened(tmp_path: Path) -> Any:
 
 
 def test_a_template_without_an_opening_continues_the_last_answer(unopened: Any) -> None:
-    maker = PromptMaker(unopened)
-    prompt = maker.make(Conversation(COUNT))
-    assert prompt.text == maker.text(Conversation(COUNT)) == "[INST]Count[/INST]one, two, "
+    prompt_maker = PromptMaker(unopened)
+    prompt = prompt_maker.make(Conversation(COUNT))
+    assert prompt.text == prompt_maker.text(Conversation(COUNT)) == "[INST]Count[/INST]one, two, "
     assert prompt.before == prompt.tokens[-len(prompt.before) :] != ()
-    assert prompt.tokens == maker.make(Conversation(COUNT, continue_final=True)).tokens
+    assert prompt.tokens == prompt_maker.make(Conversation(COUNT, continue_final=True)).tokens
 
 
 def test_mistral_continues_the_last_answer(mistral: Any) -> None:

@@ -133,10 +133,10 @@ def test_others_go_on_while_a_long_text_is_encoded(chatml: Any) -> None:
 
 
 def test_variables_of_a_template_are_short_and_leave_little(chatml: Any) -> None:
-    maker = PromptMaker(chatml)
+    prompt_maker = PromptMaker(chatml)
     hello = (Message(Role.USER, "hello"),)
-    maker.make(Conversation(hello, template={"note": "x" * (MAX_VARIABLES - 20)}))
-    assert all(len(key) == 16 for key in maker._tails)
+    prompt_maker.make(Conversation(hello, template={"note": "x" * (MAX_VARIABLES - 20)}))
+    assert all(len(key) == 16 for key in prompt_maker._tails)
     with pytest.raises(BadRequest, match="65536 are taken") as refused:
-        maker.make(Conversation(hello, template={"note": "x" * MAX_VARIABLES}))
+        prompt_maker.make(Conversation(hello, template={"note": "x" * MAX_VARIABLES}))
     assert refused.value.param == "chat_template_kwargs"

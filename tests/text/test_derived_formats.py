@@ -66,10 +66,10 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
 
 def said(tokenizer: Any, answer: Message) -> str:
     """The answer as the template writes it after its prompt."""
-    maker = PromptMaker(tokenizer)
+    prompt_maker = PromptMaker(tokenizer)
     talk = (Message(Role.USER, "hi"),)
-    prompt = maker.text(Conversation(talk, TOOLS))
-    whole = maker.text(Conversation((*talk, answer), TOOLS, add_generation_prompt=False))
+    prompt = prompt_maker.text(Conversation(talk, TOOLS))
+    whole = prompt_maker.text(Conversation((*talk, answer), TOOLS, add_generation_prompt=False))
     assert whole.startswith(prompt)
     return whole[len(prompt) :].removesuffix("<|im_end|>")
 

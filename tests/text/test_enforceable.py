@@ -47,90 +47,94 @@ def tool_with(part: Any) -> Tool:
 
 
 @pytest.fixture
-def words(chatml: Any) -> Any:
+def text_processor(chatml: Any) -> Any:
     made = TextProcessor(chatml, Preset(model=ModelSpec(id="tiny")), len(chatml))
     yield made
     made.close(BadRequest("the test is over"))
 
 
-def is_call(words: TextProcessor, rules: Any, name: str, arguments: str) -> bool:
+def is_call(text_processor: TextProcessor, rules: Any, name: str, arguments: str) -> bool:
     """Whether the grammar permits a call, after the mark that begins it."""
     text = f'\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-    tokens = words.tokenizer.encode(text, add_special_tokens=False)
+    tokens = text_processor.tokenizer.encode(text, add_special_tokens=False)
     matcher = rules.deep_copy()
     return bool(matcher.try_consume_tokens(tokens) == len(tokens))
 
 
-def check(words: TextProcessor, rules: Any) -> None:
-    assert is_call(words, rules, "weather", '{"city": "Paris"}')
-    assert not is_call(words, rules, "weather", '{"city": "Rome"}')
-    assert is_call(words, rules, "odd", '{"city": "Paris"}')
-    assert not is_call(words, rules, "odd", '{"city": "Rome"}')
+def check(text_processor: TextProcessor, rules: Any) -> None:
+    assert is_call(text_processor, rules, "weather", '{"city": "Paris"}')
+    assert not is_call(text_processor, rules, "weather", '{"city": "Rome"}')
+    assert is_call(text_processor, rules, "odd", '{"city": "Paris"}')
+    assert not is_call(text_processor, rules, "odd", '{"city": "Rome"}')
 
 
 @odd_parts
 async def test_a_forced_call_leaves_out_the_odd_part_alone(
-    words: TextProcessor, part: Any, path: str
+    text_processor: TextProcessor, part: Any, path: str
 ) -> None:
     tools = (GOOD, tool_with(part))
-    marks = words.output_format.call_marks
+    marks = text_processor.output_format.call_marks
     assert marks is not None
-    check(words, await words.call_rules(ForcedCalls(tools, marks, is_single=True)))
-    assert words.loose_schemas.of(tools) == (f"odd/properties/x/{path}",)
+    check(
+        text_processor, await text_processor.call_rules(ForcedCalls(tools, marks, is_single=True))
+    )
+    assert text_processor.loose_schemas.of(tools) == (f"odd/properties/x/{path}",)
 
 
 @odd_parts
 async def test_an_optional_call_leaves_out_the_odd_part_alone(
-    words: TextProcessor, part: Any, path: str, caplog: pytest.LogCaptureFixture
+    text_processor: TextProcessor, part: Any, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tools = (GOOD, tool_with(part))
     with caplog.at_level(logging.WARNING, "mlxstack.service"):
         for _ in range(2):
-            trigger = await words.free_calls(tools, is_single=False)
+            trigger = await text_processor.free_calls(tools, is_single=False)
     assert trigger is not None
-    check(words, trigger.openings[0].rules())
-    assert words.loose_schemas.paths == [f"odd/properties/x/{path}"]
+    check(text_processor, trigger.openings[0].rules())
+    assert text_processor.loose_schemas.paths == [f"odd/properties/x/{path}"]
     assert [path in record.message for record in caplog.records].count(True) == 1
 
 
-async def test_a_definition_that_refers_to_itself_is_any_value(words: TextProcessor) -> None:
+async def test_a_definition_that_refers_to_itself_is_any_value(
+    text_processor: TextProcessor,
+) -> None:
     odd = tool_with({"$ref": "#/$defs/loop"})
     loop = {**odd.parameters, "$defs": {"loop": {"$ref": "#/$defs/loop"}}}
     tools = (GOOD, Tool("odd", "", loop))
-    trigger = await words.free_calls(tools, is_single=False)
+    trigger = await text_processor.free_calls(tools, is_single=False)
     assert trigger is not None
-    check(words, trigger.openings[0].rules())
-    assert words.loose_schemas.of(tools) == ("odd/$defs/loop/$ref",)
+    check(text_processor, trigger.openings[0].rules())
+    assert text_processor.loose_schemas.of(tools) == ("odd/$defs/loop/$ref",)
 
 
-async def test_parameters_that_are_no_object_are_one(words: TextProcessor) -> None:
+async def test_parameters_that_are_no_object_are_one(text_processor: TextProcessor) -> None:
     tools = (Tool("odd", "", {"type": "array", "items": {"type": "boolean"}}), GOOD)
-    marks = words.output_format.call_marks
+    marks = text_processor.output_format.call_marks
     assert marks is not None
-    rules = await words.call_rules(ForcedCalls(tools, marks, is_single=True))
-    assert is_call(words, rules, "odd", '{"a": 1}')
-    assert not is_call(words, rules, "odd", "[true]")
-    assert words.loose_schemas.of(tools) == ("odd/type",)
+    rules = await text_processor.call_rules(ForcedCalls(tools, marks, is_single=True))
+    assert is_call(text_processor, rules, "odd", '{"a": 1}')
+    assert not is_call(text_processor, rules, "odd", "[true]")
+    assert text_processor.loose_schemas.of(tools) == ("odd/type",)
 
 
-async def test_a_refused_schema_names_its_odd_part(words: TextProcessor) -> None:
+async def test_a_refused_schema_names_its_odd_part(text_processor: TextProcessor) -> None:
     properties = {"a": CITY, "x": {"type": "string", "pattern": "^([a-z"}}
     schema = {"type": "object", "properties": properties}
     with pytest.raises(BadRequest, match="at /properties/x/pattern of the schema") as error:
-        await words.shape_rules(ResponseConstraint(schema))
+        await text_processor.shape_rules(ResponseConstraint(schema))
     assert "x-guidance" not in str(error.value)
     loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
     with pytest.raises(BadRequest, match="#/\\$defs/a refers to nothing but itself"):
-        await words.shape_rules(ResponseConstraint(loop))
+        await text_processor.shape_rules(ResponseConstraint(loop))
 
 
 @pytest.mark.parametrize(
     "schema", [{"type": "integer"}, {"type": "number"}, {"type": "number", "minimum": 0}, {}]
 )
-async def test_the_digits_of_a_number_end(words: TextProcessor, schema: Any) -> None:
-    rules = await words.shape_rules(ResponseConstraint({"type": "array", "items": schema}))
+async def test_the_digits_of_a_number_end(text_processor: TextProcessor, schema: Any) -> None:
+    rules = await text_processor.shape_rules(ResponseConstraint({"type": "array", "items": schema}))
     for digits in ("1" * 30, "0." + "0" * 30):
-        tokens = words.tokenizer.encode(f"[{digits}]", add_special_tokens=False)
+        tokens = text_processor.tokenizer.encode(f"[{digits}]", add_special_tokens=False)
         assert rules is not None
         assert rules.deep_copy().try_consume_tokens(tokens) < len(tokens)
 

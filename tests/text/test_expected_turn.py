@@ -44,19 +44,19 @@ def loop(model: Model, n_calls: int) -> tuple[list[Message], Message]:
 
 
 def expected(model: Model, turns: list[Message], answer: Message) -> tuple[int, ...]:
-    return model.maker.expected(Conversation(tuple(turns), tools=(ACT,)), answer).tokens
+    return model.prompt_maker.expected(Conversation(tuple(turns), tools=(ACT,)), answer).tokens
 
 
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(words=st.text(min_size=1), n_calls=st.integers(0, 3))
+@given(text=st.text(min_size=1), n_calls=st.integers(0, 3))
 def test_a_prompt_begins_as_expected_whatever_the_user_says(
-    model: Model, words: str, n_calls: int
+    model: Model, text: str, n_calls: int
 ) -> None:
     turns, answer = loop(model, n_calls)
     begun = expected(model, turns, answer)
-    real = model.prompt([*turns, answer, Message(Role.USER, words)]).tokens
+    real = model.prompt([*turns, answer, Message(Role.USER, text)]).tokens
     assert real[: len(begun)] == begun
     unsaid = model.prompt([*turns, answer, Message(Role.USER, UNKNOWN)]).tokens
     n_words = len(model.encode(UNKNOWN)) + len(model.encode("<|im_end|>\n<|im_start|>assistant\n"))
@@ -66,12 +66,12 @@ def test_a_prompt_begins_as_expected_whatever_the_user_says(
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(words=st.text(min_size=1))
-def test_a_prompt_begins_as_expected_whatever_a_tool_returns(model: Model, words: str) -> None:
+@given(text=st.text(min_size=1))
+def test_a_prompt_begins_as_expected_whatever_a_tool_returns(model: Model, text: str) -> None:
     turns, _ = loop(model, 1)
     answer, _ = model.sample(turns, f"Once more.\n</think>\n{CALL}\n{CALL}")
     begun = expected(model, turns, answer)
-    results = [Message(Role.TOOL, words, tool_call_id=one.id) for one in answer.tool_calls]
+    results = [Message(Role.TOOL, text, tool_call_id=one.id) for one in answer.tool_calls]
     real = model.prompt([*turns, answer, *results]).tokens
     assert real[: len(begun)] == begun
 
@@ -85,7 +85,7 @@ def test_a_tool_loop_is_expected_to_go_on_from_what_is_cached(load: Load) -> Non
 
 def test_thoughts_are_gone_when_the_user_is_expected(model: Model) -> None:
     turns, answer = loop(model, 2)
-    said = model.maker.detokenize(expected(model, turns, answer))
+    said = model.prompt_maker.detokenize(expected(model, turns, answer))
     assert "I think" not in said
     assert "Look 1" in said
     assert "It is done." in said
@@ -102,7 +102,7 @@ def test_a_client_that_drops_thoughts_is_expected_too(model: Model) -> None:
 
 def test_checkpoints_lie_within(model: Model) -> None:
     turns, answer = loop(model, 2)
-    made = model.maker.expected(Conversation(tuple(turns), tools=(ACT,)), answer)
+    made = model.prompt_maker.expected(Conversation(tuple(turns), tools=(ACT,)), answer)
     assert made.checkpoint_positions
     assert made.checkpoint_positions[-1] < len(made.tokens)
 
@@ -118,6 +118,6 @@ def test_a_message_that_holds_the_sentinel_shortens_the_expectation(load: Load) 
 
 def test_a_template_that_drops_the_last_message_expects_nothing(load: Load) -> None:
     model = load("{% for m in messages[:-1] %}{{ m.content }}{% endfor %}")
-    maker: PromptMaker = model.maker
-    found = maker.expected(Conversation((ASK,)), Message(Role.ASSISTANT, "Yes."))
+    prompt_maker: PromptMaker = model.prompt_maker
+    found = prompt_maker.expected(Conversation((ASK,)), Message(Role.ASSISTANT, "Yes."))
     assert found.tokens == ()

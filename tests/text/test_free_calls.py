@@ -203,10 +203,10 @@ async def constraint_of(
 ) -> Any:
     output = StructuredOutputSpec(auto_tool_grammar=is_guided)
     preset = Preset(model=ModelSpec(id="tiny"), structured_output=output)
-    words = TextProcessor(tokenizer, preset, len(tokenizer))
+    text_processor = TextProcessor(tokenizer, preset, len(tokenizer))
     conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
-    options, prompt = GenerationOptions("a-1", **more), await words.prompt(conversation)
-    return await admission.output_constraint(words, options, conversation, prompt)
+    options, prompt = GenerationOptions("a-1", **more), await text_processor.prompt(conversation)
+    return await admission.output_constraint(text_processor, options, conversation, prompt)
 
 
 async def test_a_request_with_tools_has_their_grammar(chatml: Any) -> None:
@@ -231,12 +231,12 @@ async def test_a_request_without_calls_has_no_grammar(chatml: Any) -> None:
 
 async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> None:
     tokenizer = walker_of("functionary").tokenizer
-    words = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+    text_processor = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
     conversation = Conversation((Message(Role.USER, "go"),), tools=TOOLS)
-    prompt = await words.prompt(conversation)
+    prompt = await text_processor.prompt(conversation)
     options = GenerationOptions("a-1", tool_choice=ToolChoiceMode.REQUIRED)
-    assert admission._forced(words, options, prompt) == ()
-    found = await admission.output_constraint(words, options, conversation, prompt, ())
+    assert admission._forced(text_processor, options, prompt) == ()
+    found = await admission.output_constraint(text_processor, options, conversation, prompt, ())
     assert found is not None and found.has_grammar
 
 

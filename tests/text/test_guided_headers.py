@@ -18,11 +18,13 @@ CITY = ResponseConstraint(schema={"type": "object", "properties": {"city": {"enu
 BASH = Tool("bash", "Run a command.")
 
 
-async def guide_of(words: TextProcessor, *turns: Message, **more: Any) -> GrammarConstraint:
+async def guide_of(
+    text_processor: TextProcessor, *turns: Message, **more: Any
+) -> GrammarConstraint:
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
-    prompt = await words.prompt(conversation)
+    prompt = await text_processor.prompt(conversation)
     options = GenerationOptions("a-1", response_format=CITY)
-    guide = await admission.output_constraint(words, options, conversation, prompt)
+    guide = await admission.output_constraint(text_processor, options, conversation, prompt)
     assert guide is not None
     return guide
 
@@ -31,10 +33,10 @@ def made(tokenizer: Any) -> TextProcessor:
     return TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
 
 
-def is_allowed(words: TextProcessor, guide: GrammarConstraint, text: str) -> bool:
+def is_allowed(text_processor: TextProcessor, guide: GrammarConstraint, text: str) -> bool:
     """Whether an answer may begin with this text, token by token."""
     walk = guide.start()
-    for token in words.tokenizer.encode(text, add_special_tokens=False):
+    for token in text_processor.tokenizer.encode(text, add_special_tokens=False):
         mask = walk.mask()
         if mask is not None and not mask[token // 8] >> token % 8 & 1:
             return False
@@ -43,8 +45,11 @@ def is_allowed(words: TextProcessor, guide: GrammarConstraint, text: str) -> boo
 
 
 def test_the_table_of_the_vocabulary_is_made_before_the_first_grammar(harmony: Any) -> None:
-    words = made(harmony)
-    assert wait_until(lambda: words._grammars._words) is words._grammars.load()
+    text_processor = made(harmony)
+    assert (
+        wait_until(lambda: text_processor._grammars._vocabulary_table)
+        is text_processor._grammars.load()
+    )
 
 
 CALL_OPENING = "<|channel|>commentary to=functions."
@@ -53,32 +58,34 @@ JSON = '{"city": "Ulm"}'
 
 
 async def test_thinking_off_begins_with_the_answer(harmony: Any) -> None:
-    words = made(harmony)
-    guide = await guide_of(words, thinking=False)
-    assert is_allowed(words, guide, HARMONY.answer + JSON)
-    assert not is_allowed(words, guide, THOUGHT)
-    assert not is_allowed(words, guide, CALL_OPENING)
-    assert not is_allowed(words, guide, HARMONY.answer + "Ulm")
+    text_processor = made(harmony)
+    guide = await guide_of(text_processor, thinking=False)
+    assert is_allowed(text_processor, guide, HARMONY.answer + JSON)
+    assert not is_allowed(text_processor, guide, THOUGHT)
+    assert not is_allowed(text_processor, guide, CALL_OPENING)
+    assert not is_allowed(text_processor, guide, HARMONY.answer + "Ulm")
 
 
 async def test_thinking_off_with_tools_begins_with_the_answer_or_a_call(harmony: Any) -> None:
-    words = made(harmony)
-    guide = await guide_of(words, thinking=False, tools=(BASH,))
-    assert is_allowed(words, guide, HARMONY.answer + JSON)
-    assert is_allowed(words, guide, CALL_OPENING + "bash <|constrain|>json<|message|>{}")
-    assert not is_allowed(words, guide, THOUGHT)
+    text_processor = made(harmony)
+    guide = await guide_of(text_processor, thinking=False, tools=(BASH,))
+    assert is_allowed(text_processor, guide, HARMONY.answer + JSON)
+    assert is_allowed(text_processor, guide, CALL_OPENING + "bash <|constrain|>json<|message|>{}")
+    assert not is_allowed(text_processor, guide, THOUGHT)
 
 
 @pytest.mark.parametrize("thinking", [None, True])
 async def test_a_thought_may_come_first_by_default(harmony: Any, thinking: bool | None) -> None:
-    words = made(harmony)
-    guide = await guide_of(words, thinking=thinking)
-    assert is_allowed(words, guide, f"{THOUGHT}<|end|><|start|>assistant{HARMONY.answer}{JSON}")
+    text_processor = made(harmony)
+    guide = await guide_of(text_processor, thinking=thinking)
+    assert is_allowed(
+        text_processor, guide, f"{THOUGHT}<|end|><|start|>assistant{HARMONY.answer}{JSON}"
+    )
 
 
 async def test_the_grammar_begins_at_once_after_a_prefill(harmony: Any) -> None:
-    words = made(harmony)
+    text_processor = made(harmony)
     turns = (Message(Role.USER, "go"), Message(Role.ASSISTANT, "As JSON:"))
-    guide = await guide_of(words, *turns, continue_final=True)
-    assert is_allowed(words, guide, JSON)
-    assert not is_allowed(words, guide, "Ulm")
+    guide = await guide_of(text_processor, *turns, continue_final=True)
+    assert is_allowed(text_processor, guide, JSON)
+    assert not is_allowed(text_processor, guide, "Ulm")

@@ -42,7 +42,7 @@ ASK = {"type": "text", "text": "What is it?"}
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> PromptMaker:
+def prompt_maker(tmp_path_factory: pytest.TempPathFactory) -> PromptMaker:
     folder = vision_models.build(tmp_path_factory.mktemp("models") / "vl", "qwen3_vl")
     return PromptMaker(load_tokenizer(folder), processor=processor_of(folder))
 
@@ -75,8 +75,8 @@ def in_every_dialect() -> list[Conversation]:
     ]
 
 
-def test_all_dialects_give_one_prompt(maker: PromptMaker) -> None:
-    prompts = [maker.make(conversation) for conversation in in_every_dialect()]
+def test_all_dialects_give_one_prompt(prompt_maker: PromptMaker) -> None:
+    prompts = [prompt_maker.make(conversation) for conversation in in_every_dialect()]
     first = prompts[0]
     (span,) = first.images
     assert span.end - span.start == span.size.n_features == 4
@@ -88,12 +88,12 @@ def test_all_dialects_give_one_prompt(maker: PromptMaker) -> None:
     assert all(cut <= span.start or cut >= span.end for cut in first.checkpoint_positions)
 
 
-def test_the_next_turn_begins_with_the_ids_of_this_one(maker: PromptMaker) -> None:
+def test_the_next_turn_begins_with_the_ids_of_this_one(prompt_maker: PromptMaker) -> None:
     turn = {"role": "user", "content": [SHOWN, ASK]}
     other = {**SHOWN, "image_url": {"url": base64.b64encode(png("red", (128, 64))).decode()}}
-    first = maker.make(chat(turn))
+    first = prompt_maker.make(chat(turn))
     answered = ({"role": "assistant", "content": "teal"}, {"role": "user", "content": [other]})
-    second = maker.make(chat(turn, *answered))
+    second = prompt_maker.make(chat(turn, *answered))
     end = first.checkpoint_positions[-1]
     assert end > first.images[0].end
     assert second.tokens[:end] == first.tokens[:end]
@@ -102,22 +102,24 @@ def test_the_next_turn_begins_with_the_ids_of_this_one(maker: PromptMaker) -> No
     assert second.images[1].digest != first.images[0].digest
 
 
-def test_a_placeholder_that_somebody_spells_is_no_image(maker: PromptMaker) -> None:
+def test_a_placeholder_that_somebody_spells_is_no_image(prompt_maker: PromptMaker) -> None:
     mark = ImagePart(png()).mark
     spelled = f"<|vision_start|><|image_pad|><|vision_end|> {mark}"
-    prompt = maker.make(chat({"role": "user", "content": [SHOWN, {"type": "text", "text": "x"}]}))
+    prompt = prompt_maker.make(
+        chat({"role": "user", "content": [SHOWN, {"type": "text", "text": "x"}]})
+    )
     for messages in (
         [{"role": "user", "content": spelled}],
         [{"role": "user", "content": [{"type": "text", "text": spelled}]}],
         [{"role": "user", "content": "x"}, {"role": "tool", "content": spelled}],
     ):
-        made = maker.make(chat(*messages))
+        made = prompt_maker.make(chat(*messages))
         assert not made.images
         assert max(made.tokens) < FIRST_VIRTUAL
         assert prompt.tokens[prompt.images[0].start - 1] not in made.tokens
 
 
-def test_an_image_of_a_tool_result_is_shown(maker: PromptMaker) -> None:
+def test_an_image_of_a_tool_result_is_shown(prompt_maker: PromptMaker) -> None:
     use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
     result = {
         "type": "tool_result",
@@ -130,13 +132,13 @@ def test_an_image_of_a_tool_result_is_shown(maker: PromptMaker) -> None:
         {"role": "user", "content": [result]},
     ]
     body = msgspec.convert({"messages": turns, "max_tokens": 1}, MessagesBody)
-    assert len(maker.make(from_anthropic(body, reader())).images) == 1
+    assert len(prompt_maker.make(from_anthropic(body, reader())).images) == 1
     call = {"type": "function_call", "call_id": "t1", "name": "look", "arguments": "{}"}
     shown = [{"type": "input_image", "image_url": URL}]
     output = {"type": "function_call_output", "call_id": "t1", "output": shown}
     items = {"input": [{"role": "user", "content": "look"}, call, output]}
     made = from_responses(msgspec.convert(items, ResponsesBody), ToolNames(), reader())
-    assert len(maker.make(made).images) == 1
+    assert len(prompt_maker.make(made).images) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_an_image_of_a_tool_result_is_shown(maker: PromptMaker) -> None:
     ],
 )
 def test_a_new_image_is_refused_and_an_earlier_one_becomes_a_note(
-    maker: PromptMaker, part: dict[str, Any], says: str
+    prompt_maker: PromptMaker, part: dict[str, Any], says: str
 ) -> None:
     asked = {"role": "user", "content": [ASK, part]}
     with pytest.raises(BadRequest, match=says) as refused:
@@ -160,7 +162,7 @@ def test_a_new_image_is_refused_and_an_earlier_one_becomes_a_note(
         asked, {"role": "assistant", "content": "no"}, {"role": "user", "content": "go"}
     )
     assert "[image omitted: " in poisoned.messages[0].text
-    assert not maker.make(poisoned).images
+    assert not prompt_maker.make(poisoned).images
 
 
 def test_the_number_of_images_is_bounded() -> None:
@@ -178,8 +180,8 @@ def test_a_stored_message_keeps_its_images() -> None:
     assert read_stored(write_message(message)) == message
 
 
-def test_a_model_that_cannot_see_reads_notes(maker: PromptMaker) -> None:
-    blind = PromptMaker(maker._tokenizer)
+def test_a_model_that_cannot_see_reads_notes(prompt_maker: PromptMaker) -> None:
+    blind = PromptMaker(prompt_maker._tokenizer)
     image = ImagePart(png())
     conversation = Conversation((Message(Role.USER, f"a {image.mark}", images=(image,)),))
     prompt = blind.make(conversation)
@@ -189,21 +191,21 @@ def test_a_model_that_cannot_see_reads_notes(maker: PromptMaker) -> None:
         from_openai(msgspec.convert({"messages": [{"role": "user", "content": [SHOWN]}]}, ChatBody))
 
 
-def test_two_details_are_two_images(maker: PromptMaker) -> None:
+def test_two_details_are_two_images(prompt_maker: PromptMaker) -> None:
     large = base64.b64encode(png("red", (1024, 1024))).decode()
     parts = [
         {"type": "image_url", "image_url": {"url": large, "detail": one}} for one in ("low", "high")
     ]
-    low, high = maker.make(chat({"role": "user", "content": parts})).images
+    low, high = prompt_maker.make(chat({"role": "user", "content": parts})).images
     assert low.size.n_features < high.size.n_features
     assert low.digest != high.digest
 
 
-def test_virtual_ids_are_read_as_the_placeholder(maker: PromptMaker) -> None:
-    prompt = maker.make(in_every_dialect()[0])
+def test_virtual_ids_are_read_as_the_placeholder(prompt_maker: PromptMaker) -> None:
+    prompt = prompt_maker.make(in_every_dialect()[0])
     span = prompt.images[0]
-    assert maker.detokenize(prompt.tokens).count("<|image_pad|>") == 4
-    assert maker.piece(prompt.tokens[span.start]) == "<|image_pad|>"
+    assert prompt_maker.detokenize(prompt.tokens).count("<|image_pad|>") == 4
+    assert prompt_maker.piece(prompt.tokens[span.start]) == "<|image_pad|>"
 
 
 def test_a_stored_result_with_more_images_than_a_user_may_send_is_read() -> None:

@@ -18,12 +18,14 @@ def conversation(text: str, role: Role = Role.USER) -> Conversation:
 
 
 WAYS: dict[str, Callable[[PromptMaker], Any]] = {
-    "user": lambda maker: maker.make(conversation(LONG)),
-    "assistant": lambda maker: maker.make(conversation(LONG, Role.ASSISTANT)),
-    "many": lambda maker: maker.make(Conversation((Message(Role.USER, LONG[:99]),) * 3000)),
-    "template": lambda maker: maker.text(conversation(LONG)),
-    "raw": lambda maker: maker.plain(LONG),
-    "tokenize": lambda maker: maker.tokenize(LONG, TokenizeOptions()),
+    "user": lambda prompt_maker: prompt_maker.make(conversation(LONG)),
+    "assistant": lambda prompt_maker: prompt_maker.make(conversation(LONG, Role.ASSISTANT)),
+    "many": lambda prompt_maker: prompt_maker.make(
+        Conversation((Message(Role.USER, LONG[:99]),) * 3000)
+    ),
+    "template": lambda prompt_maker: prompt_maker.text(conversation(LONG)),
+    "raw": lambda prompt_maker: prompt_maker.plain(LONG),
+    "tokenize": lambda prompt_maker: prompt_maker.tokenize(LONG, TokenizeOptions()),
 }
 
 
@@ -31,20 +33,20 @@ WAYS: dict[str, Callable[[PromptMaker], Any]] = {
 def test_a_text_that_cannot_fit_is_hardly_read(
     chatml: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maker = PromptMaker(chatml, n_ctx=N_CTX)
-    before = maker._encoder.n_scratch
+    prompt_maker = PromptMaker(chatml, n_ctx=N_CTX)
+    before = prompt_maker._encoder.n_scratch
     counted: list[int] = []
-    scratch = maker._encoder._scratch
+    scratch = prompt_maker._encoder._scratch
 
     def counting(text: str) -> list[int]:
         counted.append(len(text))
         return scratch(text)
 
-    monkeypatch.setattr(maker._encoder, "_scratch", counting)
+    monkeypatch.setattr(prompt_maker._encoder, "_scratch", counting)
     with pytest.raises(TooLong) as refused:
-        WAYS[way](maker)
+        WAYS[way](prompt_maker)
     assert N_CTX < refused.value.got <= len(scratch(LONG)) + 20_000
-    assert maker._encoder.n_scratch == before, "nothing was tokenized as a whole"
+    assert prompt_maker._encoder.n_scratch == before, "nothing was tokenized as a whole"
     assert sum(counted) <= 40_000 < len(LONG)
 
 
@@ -53,6 +55,6 @@ def test_what_may_fit_is_taken(chatml: Any) -> None:
     spaces = " " * 60_000
     for text in ("word " * 40, spaces, "a" * 2000):
         n_tokens = len(plain.make(conversation(text)).tokens)
-        maker = PromptMaker(chatml, n_ctx=n_tokens)
-        assert maker.make(conversation(text)) == plain.make(conversation(text))
+        prompt_maker = PromptMaker(chatml, n_ctx=n_tokens)
+        assert prompt_maker.make(conversation(text)) == plain.make(conversation(text))
     assert plain.plain(LONG).tokens, "without a context there is no bound"

@@ -177,9 +177,9 @@ def hear(name: str, text: str, *, is_whole: bool = True) -> tuple[Any, str]:
     reader = AnswerReader(syntaxes.FORMATS[name], TOOLS)
     spoken = [*reader.feed(text), *reader.finish(is_whole=is_whole)]
     calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
-    words = [one.text for one in spoken if isinstance(one, ContentPart)]
-    words += [one.raw for one in spoken if isinstance(one, Unparsed)]
-    return [(call.name, call.arguments) for call in calls], "".join(words)
+    expected = [one.text for one in spoken if isinstance(one, ContentPart)]
+    expected += [one.raw for one in spoken if isinstance(one, Unparsed)]
+    return [(call.name, call.arguments) for call in calls], "".join(expected)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -187,17 +187,17 @@ def test_an_argument_may_hold_the_mark_that_closes_calls(name: str) -> None:
     end = ENDS[name]
     path = f"{end.replace('/', '')} x {end} y {end}{end}"
     one, two = (CALLS[name]("edit", {"path": value}) for value in (path, "b"))
-    calls, words = hear(name, f"First.\n{one}\n{two}\nDone.")
+    calls, text = hear(name, f"First.\n{one}\n{two}\nDone.")
     assert calls == [("edit", {"path": path}), ("edit", {"path": "b"})]
-    assert words.split() == ["First.", "Done."]
+    assert text.split() == ["First.", "Done."]
 
 
 def test_a_call_that_never_closes_an_argument_hides_no_other() -> None:
     broken, whole = (plain_json("edit", {"path": path}) for path in ('a"b', "c"))
     for ending in ("", "\nDone.", f"\n{broken}"):
-        calls, words = hear("json_tools", f"{broken}\n{whole}{ending}")
+        calls, text = hear("json_tools", f"{broken}\n{whole}{ending}")
         assert calls[:2] == [("edit", {"path": 'a"b'}), ("edit", {"path": "c"})]
-        assert words.strip() == ("Done." if "Done" in ending else "")
+        assert text.strip() == ("Done." if "Done" in ending else "")
 
 
 def test_a_broken_call_of_an_unknown_tool_hides_no_other() -> None:
@@ -205,10 +205,10 @@ def test_a_broken_call_of_an_unknown_tool_hides_no_other() -> None:
         plain_json(tool, {"path": path}) for tool, path in (("x", 'a"b'), ("edit", "c"))
     )
     for ending in ("", "\nDone.", f"\n{broken}"):
-        calls, words = hear("json_tools", f"{broken}\n{whole}{ending}")
+        calls, text = hear("json_tools", f"{broken}\n{whole}{ending}")
         assert calls == [("edit", {"path": "c"})]
-        assert broken in words
-        assert ending.strip() in words
+        assert broken in text
+        assert ending.strip() in text
 
 
 @pytest.mark.parametrize("name", CALLS)

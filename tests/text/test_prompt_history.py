@@ -80,13 +80,13 @@ class Spoken:
 
     def swap(self) -> None:
         """A new service for the same model: nothing is remembered."""
-        self.maker = PromptMaker(self.tokenizer)
+        self.prompt_maker = PromptMaker(self.tokenizer)
         self.sampled: set[tuple[int, ...]] = set()
 
     def answers(self, turns: Sequence[Message], wish: Wish, answer: Answer) -> list[Message]:
         """The choices of one request."""
         asked = conversation(turns, wish)
-        prompt = self.maker.make(asked)
+        prompt = self.prompt_maker.make(asked)
         closed = "</think>\n\n" if prompt.is_in_thinking else ""
         thought = "Let me see.\n" if answer.has_thought and closed else ""
         return [
@@ -98,9 +98,11 @@ class Spoken:
         tokens = respelled(self.tokenizer, text, lambda: self.random.randint(1, answer.width))
         eos = frozenset(self.tokenizer.eos_token_ids)
         request = Request(id="r", tokens=prompt.tokens, max_tokens=9999, eos=eos)
-        words: Any = SimpleNamespace(output_format=self.output_format, prompt_maker=self.maker)
+        text_processor: Any = SimpleNamespace(
+            output_format=self.output_format, prompt_maker=self.prompt_maker
+        )
         whole = replace(asked, tools=(ACT,))
-        generation = Generation(request, GenerationOptions("r"), prompt, words, whole)
+        generation = Generation(request, GenerationOptions("r"), prompt, text_processor, whole)
         events: list[Any] = [TokenSampled("r", token) for token in (*tokens, min(eos))]
         parts = [part for event in events for part in generation.on_event(event)]
         parts += generation.on_event(RequestFinished("r", answer.reason, RequestTimings()))
@@ -112,7 +114,7 @@ class Spoken:
     def check(self, turns: Sequence[Message], wish: Wish) -> Prompt:
         """The prompt of a request. Raises AssertionError if it breaks the law."""
         asked = conversation(turns, wish)
-        hot, cold = self.maker.make(asked), self.bare.make(asked)
+        hot, cold = self.prompt_maker.make(asked), self.bare.make(asked)
         assert hot.text == cold.text
         hot_answers, cold_answers = (answers_of(self, one.tokens) for one in (hot, cold))
         assert outside(self, hot.tokens) == outside(self, cold.tokens)

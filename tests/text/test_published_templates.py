@@ -53,12 +53,12 @@ def test_there_are_templates_to_read() -> None:
 
 @pytest.mark.parametrize("template", EACH, ids=lambda path: path.stem)
 def test_a_published_template_refuses_and_loses_nothing(template: Path, tmp_path: Path) -> None:
-    maker = PromptMaker(tokenizer_of(template, tmp_path))
+    prompt_maker = PromptMaker(tokenizer_of(template, tmp_path))
     for messages in CONVERSATIONS.values():
         for effort in ({}, {"reasoning_effort": "medium"}, {"reasoning_effort": "xhigh"}):
-            text = maker.text(Conversation(messages, tools=(ACT,), template=effort))
+            text = prompt_maker.text(Conversation(messages, tools=(ACT,), template=effort))
             assert [word for word in (*words_of(messages), "word-tool") if word not in text] == []
-    assert losses(maker.template.probe, maker.template.capabilities) == []
+    assert losses(prompt_maker.template.probe, prompt_maker.template.capabilities) == []
 
 
 @pytest.mark.parametrize("template", EACH, ids=lambda path: path.stem)

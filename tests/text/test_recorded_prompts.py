@@ -40,13 +40,13 @@ def sessions() -> tuple[tuple[str, tuple[Conversation, ...]], ...]:
 def test_no_recorded_request_is_refused_and_later_ones_reuse(
     template: Path, tmp_path: Path
 ) -> None:
-    maker = PromptMaker(tokenizer_of(template, tmp_path))
+    prompt_maker = PromptMaker(tokenizer_of(template, tmp_path))
     moves_head = template.stem.startswith(MOVES_HEAD)
     n_followed = 0
     for name, conversations in sessions():
         former: list[tuple[Conversation, str]] = []
         for one in conversations:
-            text = maker.text(one)
+            text = prompt_maker.text(one)
             for earlier, before in former:
                 n = len(earlier.messages)
                 if len(one.messages) <= n or one.messages[:n] != earlier.messages:

@@ -55,7 +55,7 @@ class Chat:
 
     def __init__(self, name: str) -> None:
         self.tokenizer = tokenizer_of(name)
-        self.maker = PromptMaker(self.tokenizer)
+        self.prompt_maker = PromptMaker(self.tokenizer)
         self.bare = PromptMaker(self.tokenizer)
         self.voice = OutputFormat(self.tokenizer)
         self.is_single = name == "channels"
@@ -66,9 +66,9 @@ class Chat:
         salt, name = scope
         ask = Request("a", prompt.tokens, 9999, eos=eos, salt=salt, display_name=name or None)
         # Answers are not remembered: their prompts would hide those of the calls alone.
-        memory = SimpleNamespace(replay=self.maker.replay, answers=AnswerReplay(max_bytes=0))
-        words: Any = SimpleNamespace(output_format=self.voice, prompt_maker=memory)
-        generation = Generation(ask, GenerationOptions("a"), prompt, words, talk_of())
+        memory = SimpleNamespace(replay=self.prompt_maker.replay, answers=AnswerReplay(max_bytes=0))
+        text_processor: Any = SimpleNamespace(output_format=self.voice, prompt_maker=memory)
+        generation = Generation(ask, GenerationOptions("a"), prompt, text_processor, talk_of())
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
         parts = [part for event in events for part in generation.on_event(event)]
         parts += generation.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))
@@ -101,7 +101,7 @@ def test_a_prompt_differs_only_in_the_tokens_of_replayed_calls(name: str, data: 
     messages = [Message(SYSTEM, "Rules. " + data.draw(PROSE)), Message(USER, data.draw(PROSE))]
     for step in range(data.draw(st.integers(1, 3))):
         talk = talk_of(*messages)
-        prompt = chat.maker.make(talk)
+        prompt = chat.prompt_maker.make(talk)
         made = data.draw(CALLS)[: 1 if chat.is_single else None]
         calls = tuple(
             ToolCall(f"functions.{function}:{step}{at}", function, arguments)
@@ -117,17 +117,22 @@ def test_a_prompt_differs_only_in_the_tokens_of_replayed_calls(name: str, data: 
             Message(TOOL, data.draw(PROSE), tool_call_id=call.id) for call in answer.tool_calls
         ]
         messages += [answer, *results]
-        following, plain = (maker.make(talk_of(*messages)) for maker in (chat.maker, chat.bare))
+        following, plain = (
+            prompt_maker.make(talk_of(*messages)) for prompt_maker in (chat.prompt_maker, chat.bare)
+        )
         assert following.text == plain.text
         cached = prompt.tokens + tuple(tokens)
         assert following.tokens[: len(cached)] == cached
         rest = following.tokens[len(cached) :]
         assert rest == plain.tokens[len(plain.tokens) - len(rest) :]
         assert plain.text is not None
-        assert chat.maker.detokenize(rest) == plain.text[len(f"{prompt.text}{text}") :]
+        assert chat.prompt_maker.detokenize(rest) == plain.text[len(f"{prompt.text}{text}") :]
         assert [
-            chat.maker.detokenize(following.tokens[:cut]) for cut in following.checkpoint_positions
-        ] == [chat.maker.detokenize(plain.tokens[:cut]) for cut in plain.checkpoint_positions]
+            chat.prompt_maker.detokenize(following.tokens[:cut])
+            for cut in following.checkpoint_positions
+        ] == [
+            chat.prompt_maker.detokenize(plain.tokens[:cut]) for cut in plain.checkpoint_positions
+        ]
 
 
 def remembered(chat: Chat, text: str, scope: Scope = NAMELESS) -> Message:
@@ -140,7 +145,7 @@ def remembered(chat: Chat, text: str, scope: Scope = NAMELESS) -> Message:
 def is_replayed(chat: Chat, answer: Message, scope: Scope = NAMELESS) -> bool:
     """Whether a prompt with this answer has other tokens than without a replay."""
     talk = talk_of(Message(USER, "u"), answer, Message(USER, "v"))
-    return chat.maker.make(talk, scope).tokens != chat.bare.make(talk).tokens
+    return chat.prompt_maker.make(talk, scope).tokens != chat.bare.make(talk).tokens
 
 
 def with_arguments(answer: Message, arguments: dict[str, Any]) -> Message:
@@ -153,7 +158,7 @@ def test_marks_that_an_assistant_only_mentions_are_no_call() -> None:
     answer = remembered(chat, JSON_CALL)
     quoted = Message(ASSISTANT, f"I close with <tool_call></tool_call>, as in {JSON_CALL}")
     before = (Message(USER, JSON_CALL), quoted, Message(USER, "Do it."))
-    new, old = (m.make(talk_of(*before, answer)) for m in (chat.maker, chat.bare))
+    new, old = (m.make(talk_of(*before, answer)) for m in (chat.prompt_maker, chat.bare))
     n = len(chat.bare.make(talk_of(*before)).tokens)
     assert new.tokens[:n] == old.tokens[:n]
     sampled = tuple(chat.tokenizer.encode(JSON_CALL, add_special_tokens=False))
@@ -203,7 +208,7 @@ def test_a_sampled_special_token_opens_no_turn() -> None:
             answer = chat.heard(chat.bare.make(talk_of(Message(USER, "u"))), tokens)
             talk = talk_of(Message(USER, "u"), answer)
             n = chat.bare.make(talk).tokens.count(mark[1])
-            assert chat.maker.make(talk).tokens.count(mark[1]) == n
+            assert chat.prompt_maker.make(talk).tokens.count(mark[1]) == n
 
 
 def test_redteam_8_a_call_stays_with_its_tenant_and_conversation() -> None:
@@ -240,10 +245,10 @@ def test_a_prompt_that_a_sentinel_would_change_is_left_alone() -> None:
     talk = Conversation((Message(USER, "x" * len(opening) + call), answer), tools=TOOLS)
     try:
         chat.tokenizer.chat_template = names + body.replace(text, picky)
-        assert chat.maker.make(talk) == chat.bare.make(talk)
+        assert chat.prompt_maker.make(talk) == chat.bare.make(talk)
     finally:
         chat.tokenizer.chat_template = template
-    assert chat.maker.make(talk).tokens != chat.bare.make(talk).tokens
+    assert chat.prompt_maker.make(talk).tokens != chat.bare.make(talk).tokens
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -257,7 +262,7 @@ def test_calls_of_every_format_are_replayed(name: str) -> None:
     answer = chat.heard(prompt, tokens)
     cached = (*prompt.tokens, *tokens)
     following = talk_of(Message(USER, "u"), answer, Message(USER, "v"))
-    assert chat.maker.make(following).tokens[: len(cached)] == cached
+    assert chat.prompt_maker.make(following).tokens[: len(cached)] == cached
     assert chat.bare.make(following).tokens[: len(cached)] != cached
 
 
@@ -265,8 +270,8 @@ def test_a_call_that_the_end_of_the_answer_closed_is_replayed_without_a_mark() -
     chat = Chat("json")
     answer = remembered(chat, JSON_CALL.removesuffix("</tool_call>"))
     talk = talk_of(Message(USER, "u"), answer)
-    tokens = chat.maker.make(talk).tokens
-    assert JSON_CALL in chat.maker.detokenize(tokens)
+    tokens = chat.prompt_maker.make(talk).tokens
+    assert JSON_CALL in chat.prompt_maker.detokenize(tokens)
 
 
 def test_blocks_take_a_bounded_room() -> None:
@@ -311,12 +316,12 @@ def test_a_long_loop_of_calls_is_rendered_twice_per_prompt(monkeypatch: Any) -> 
     chat = Chat("coder")
     messages = [Message(USER, "u")]
     renders: list[int] = []
-    template = chat.maker.template
+    template = chat.prompt_maker.template
     monkeypatch.setattr(template, "_render", counted(template._render, renders))
     for at in range(20):
         inside = f"<function=bash>\n<parameter=path>\n{at}\n</parameter>\n</function>"
         answer = remembered(chat, f"<tool_call>\n{inside}\n</tool_call>")
         messages += [answer, Message(TOOL, "r", tool_call_id=answer.tool_calls[0].id)]
         renders.clear()
-        chat.maker.make(talk_of(*messages))
+        chat.prompt_maker.make(talk_of(*messages))
         assert len(renders) <= 6

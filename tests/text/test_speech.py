@@ -36,7 +36,7 @@ def hear(
     return deltas + speech.finish(reason), speech
 
 
-def words(deltas: list[AnswerPart]) -> str:
+def text_of(deltas: list[AnswerPart]) -> str:
     return "".join(d.text for d in deltas if isinstance(d, ContentPart))
 
 
@@ -51,13 +51,13 @@ def calls(deltas: list[AnswerPart]) -> list[ToolCall]:
 
 def test_b13_thoughts_are_apart(chatml: Any) -> None:
     deltas, speech = hear(chatml, "let me\n\nsee\n</think>\n\nyes", is_in_thinking=True)
-    assert (thoughts(deltas), words(deltas)) == ("let me\n\nsee", "yes")
+    assert (thoughts(deltas), text_of(deltas)) == ("let me\n\nsee", "yes")
     assert 0 < speech.n_reasoning < len(chatml.encode("let me\n\nsee\n</think>\n\nyes"))
 
 
 def test_thoughts_may_begin_in_the_answer(chatml: Any) -> None:
     deltas, _ = hear(chatml, "<think>\nhm\n</think>\n\nyes")
-    assert (thoughts(deltas), words(deltas)) == ("hm", "yes")
+    assert (thoughts(deltas), text_of(deltas)) == ("hm", "yes")
 
 
 def test_a34_empty_thoughts_and_line_breaks_say_nothing(chatml: Any) -> None:
@@ -69,7 +69,7 @@ def test_a34_empty_thoughts_and_line_breaks_say_nothing(chatml: Any) -> None:
 
 def test_a23_several_calls_among_words(chatml: Any) -> None:
     deltas, speech = hear(chatml, f"First.\n{CALL_TEXT}\n{CALL_TEXT}", tools=TOOLS)
-    assert words(deltas) == "First."
+    assert text_of(deltas) == "First."
     assert calls(deltas) == [
         ToolCall("call_0", "bash", {"b": 1, "a": "x"}),
         ToolCall("call_1", "bash", {"b": 1, "a": "x"}),
@@ -79,9 +79,9 @@ def test_a23_several_calls_among_words(chatml: Any) -> None:
 
 def test_words_around_calls_stay_apart(chatml: Any) -> None:
     deltas, _ = hear(chatml, f"First.\n{CALL_TEXT}\n{CALL_TEXT}\n\nLast.", tools=TOOLS)
-    assert words(deltas) == "First.\n\nLast."
+    assert text_of(deltas) == "First.\n\nLast."
     deltas, _ = hear(chatml, f"<think>Hm.\n</think>\nSo.\n{CALL_TEXT}\n<think>Ah.", tools=TOOLS)
-    assert (thoughts(deltas), words(deltas)) == ("Hm.\nAh.", "So.")
+    assert (thoughts(deltas), text_of(deltas)) == ("Hm.\nAh.", "So.")
 
 
 def test_a_call_keeps_its_tokens_for_the_replay(chatml: Any) -> None:
@@ -107,7 +107,7 @@ def test_a24_a_call_that_makes_no_sense_is_said(chatml: Any, inside: str) -> Non
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CONTEXT])
 def test_a23u_a_cut_call_is_dropped(chatml: Any, reason: FinishReason) -> None:
     deltas, speech = hear(chatml, "So:\n" + CALL_TEXT[:-20], reason, tools=TOOLS)
-    assert words(deltas) == "So:"
+    assert text_of(deltas) == "So:"
     assert not calls(deltas)
     assert speech.is_cut
 
@@ -119,7 +119,7 @@ def test_a_call_left_open_by_the_end_counts_if_it_makes_sense(chatml: Any) -> No
 
 def test_without_tools_a_call_is_text(chatml: Any) -> None:
     deltas, _ = hear(chatml, CALL_TEXT)
-    assert words(deltas) == CALL_TEXT
+    assert text_of(deltas) == CALL_TEXT
 
 
 def test_mistral_calls_have_no_end_marker(mistral: Any) -> None:
@@ -136,7 +136,7 @@ def test_harmony_channels_are_thoughts_words_and_calls(harmony: Any) -> None:
     call = "<|start|>assistant<|channel|>commentary to=functions.bash <|constrain|>json"
     call += '<|message|>{"a": 1}'
     said, speech = hear(harmony, thought + answer, tools=TOOLS)
-    assert (thoughts(said), words(said)) == ("hm <b>", "yes")
+    assert (thoughts(said), text_of(said)) == ("hm <b>", "yes")
     assert speech.n_reasoning > 0
     for ending in ("", "<|call|>"):
         called, _ = hear(harmony, thought + call + ending, tools=TOOLS)
@@ -146,27 +146,27 @@ def test_harmony_channels_are_thoughts_words_and_calls(harmony: Any) -> None:
     cut, _ = hear(harmony, call[:-10], FinishReason.LENGTH, tools=TOOLS)
     assert cut == []
     untooled, _ = hear(harmony, call)
-    assert words(untooled) == '{"a": 1}'
+    assert text_of(untooled) == '{"a": 1}'
 
 
 def test_a_harmony_answer_goes_on_in_the_channel_of_its_prefill(harmony: Any) -> None:
     before = tuple(harmony.encode("<|message|>Hello,", add_special_tokens=False))
     call = "<|end|><|start|>assistant<|channel|>commentary to=functions.bash <|message|>{}<|call|>"
     deltas, _ = hear(harmony, f" world{call}", tools=TOOLS, before=before)
-    assert words(deltas) == " world"
+    assert text_of(deltas) == " world"
     assert calls(deltas) == [ToolCall("call_0", "bash", {})]
 
 
 @pytest.mark.parametrize("word", ["STOP", "brown fox", "\n\n", "x", "日本"])
 def test_stop_words_may_span_tokens(chatml: Any, word: str) -> None:
     deltas, speech = hear(chatml, f"The quick {word} jumps {word}", stops=("zzz", word))
-    assert words(deltas).strip() == "The quick"
+    assert text_of(deltas).strip() == "The quick"
     assert speech.stop == word
 
 
 def test_what_only_begins_like_a_stop_word_is_said(chatml: Any) -> None:
     deltas, speech = hear(chatml, "The quick brown f", stops=("brown fox",))
-    assert words(deltas) == "The quick brown f"
+    assert text_of(deltas) == "The quick brown f"
     assert speech.stop is None
 
 
@@ -179,7 +179,7 @@ def test_stop_words_do_not_count_in_thoughts_and_calls(chatml: Any) -> None:
 
 def test_special_tokens_never_leak(chatml: Any) -> None:
     deltas, _ = hear(chatml, "a<|im_start|>b<|endoftext|><|im_end|>")
-    assert words(deltas) == "ab"
+    assert text_of(deltas) == "ab"
 
 
 def test_a_padded_vocabulary_says_nothing(chatml: Any) -> None:
@@ -190,7 +190,7 @@ def test_a_padded_vocabulary_says_nothing(chatml: Any) -> None:
 def test_an_open_answer_keeps_its_leading_space(chatml: Any) -> None:
     before = tuple(chatml.encode("The quick", add_special_tokens=False))
     deltas, _ = hear(chatml, " brown", before=before)
-    assert words(deltas) == " brown"
+    assert text_of(deltas) == " brown"
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
@@ -203,19 +203,19 @@ def test_the_space_that_ends_a_prefill_is_not_said_again(
         deltas, _ = hear(tokenizer, "x", before=before, is_raw=is_raw)
         first = tokenizer.encode("x", add_special_tokens=False)
         said = tokenizer.decode([*before, *first]).removeprefix(tokenizer.decode(list(before)))
-        assert words(deltas) == said
+        assert text_of(deltas) == said
 
 
 def test_raw_text_is_left_alone(chatml: Any) -> None:
     deltas, _ = hear(chatml, "\n <think>x</think> \n", is_raw=True)
-    assert words(deltas) == "\n <think>x</think> \n"
+    assert text_of(deltas) == "\n <think>x</think> \n"
 
 
 def test_a_character_cut_in_half_is_not_said(chatml: Any) -> None:
     tokens = chatml.encode("ab日", add_special_tokens=False)
     speech = OutputParser(OutputFormat(chatml), str)
     deltas = [d for t in tokens[:-1] for d in speech.push(t)]
-    assert words(deltas + speech.finish(FinishReason.LENGTH)) == "ab"
+    assert text_of(deltas + speech.finish(FinishReason.LENGTH)) == "ab"
 
 
 def test_words_arrive_token_by_token(chatml: Any) -> None:
@@ -236,7 +236,7 @@ def test_no_text_is_lost(chatml: Any, thought: str, answer: str) -> None:
         return
     deltas, _ = hear(chatml, f"{thought}</think>{answer}", tools=TOOLS, is_in_thinking=True)
     assert thoughts(deltas).strip() == thought.strip()
-    assert words(deltas).strip() == answer.strip()
+    assert text_of(deltas).strip() == answer.strip()
 
 
 def test_two_calls_of_one_answer_never_share_an_id(mistral: Any) -> None:

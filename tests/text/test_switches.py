@@ -67,17 +67,17 @@ def test_thoughts_stay_where_a_switch_keeps_them(
     load: Load, keeps: str, kept: Any, dropped: Any
 ) -> None:
     name = next(w for w in keeps.replace("(", " ").split() if "_" in w)
-    maker = load(keeps)
-    assert maker.template.switches.keep == {name: kept}
-    assert "a thought" in maker.text(Conversation(OLD))
+    prompt_maker = load(keeps)
+    assert prompt_maker.template.switches.keep == {name: kept}
+    assert "a thought" in prompt_maker.text(Conversation(OLD))
     asked = Conversation(OLD, template={name: dropped})
-    assert "a thought" not in maker.text(asked)
+    assert "a thought" not in prompt_maker.text(asked)
     assert "a thought" not in load(keeps, template_kwargs={name: dropped}).text(Conversation(OLD))
 
 
 def test_a_switch_that_changes_more_than_thoughts_stays_off(load: Load) -> None:
-    maker = load("is_training", mode="'training' if is_training else ''")
-    assert maker.template.switches.keep == {}
+    prompt_maker = load("is_training", mode="'training' if is_training else ''")
+    assert prompt_maker.template.switches.keep == {}
 
 
 def test_a_template_that_keeps_thoughts_needs_no_switch(load: Load) -> None:
@@ -86,9 +86,10 @@ def test_a_template_that_keeps_thoughts_needs_no_switch(load: Load) -> None:
 
 @pytest.mark.parametrize("name", MODES)
 def test_thinking_reaches_the_variable_that_the_template_reads(load: Load, name: str) -> None:
-    maker = load(mode=MODES[name])
+    prompt_maker = load(mode=MODES[name])
     said = {
-        thinking: maker.text(Conversation(OLD[:1], thinking=thinking)) for thinking in (True, False)
+        thinking: prompt_maker.text(Conversation(OLD[:1], thinking=thinking))
+        for thinking in (True, False)
     }
     assert said[True].endswith("<assistant><think>")
     assert said[False].endswith("<assistant><think></think>")

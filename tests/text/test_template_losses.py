@@ -74,8 +74,8 @@ def call(word: str) -> ToolCall:
     return ToolCall(f"call_{word}", "act", {"key": f"word-{word}"})
 
 
-def calling(*words: str, text: str = "") -> Message:
-    return Message(ASSISTANT, text, tool_calls=tuple(map(call, words)))
+def calling(*args: str, text: str = "") -> Message:
+    return Message(ASSISTANT, text, tool_calls=tuple(map(call, args)))
 
 
 def result(word: str) -> Message:
@@ -113,11 +113,11 @@ def words_of(messages: tuple[Message, ...]) -> list[str]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_nothing_that_was_said_is_refused_or_lost(load: Load, name: str) -> None:
-    maker = load(TEMPLATES[name])
+    prompt_maker = load(TEMPLATES[name])
     for messages in CONVERSATIONS.values():
-        text = maker.text(Conversation(messages, tools=(ACT,)))
+        text = prompt_maker.text(Conversation(messages, tools=(ACT,)))
         assert [word for word in (*words_of(messages), "word-tool") if word not in text] == []
-    assert losses(maker.template.probe, maker.template.capabilities) == []
+    assert losses(prompt_maker.template.probe, prompt_maker.template.capabilities) == []
 
 
 def test_a_template_that_takes_everything_is_given_it_as_it_is(load: Load) -> None:
@@ -150,24 +150,26 @@ def test_a_thought_goes_into_the_field_that_the_template_reads(load: Load, field
             "{%- endfor %}{%- else %}"
         )
     closed = "{%- endif %}" if field == "part" else ""
-    maker = load(LOOP.replace(TURN, read + TURN + closed))
+    prompt_maker = load(LOOP.replace(TURN, read + TURN + closed))
     thinking = Message(ASSISTANT, "", reasoning="word-thought", tool_calls=(call("a"),))
-    text = maker.text(Conversation((ASK, thinking, result("a")), tools=(ACT,)))
+    text = prompt_maker.text(Conversation((ASK, thinking, result("a")), tools=(ACT,)))
     assert text.count("word-thought") == 1
     assert text.find("word-thought") < text.find('word-a"')
 
 
 def test_white_space_at_the_end_of_an_open_answer_stays(load: Load) -> None:
-    maker = load(LOOP.replace("+ m.content +", "+ (m.content | trim) +"))
+    prompt_maker = load(LOOP.replace("+ m.content +", "+ (m.content | trim) +"))
     turns = (ASK, Message(ASSISTANT, "The answer is "))
-    text = maker.text(Conversation(turns, continue_final=True))
+    text = prompt_maker.text(Conversation(turns, continue_final=True))
     assert text == "<user>word-ask</user><assistant>The answer is "
 
 
 def test_an_open_answer_that_the_template_drops_is_refused(load: Load) -> None:
-    maker = load("{%- for m in messages if m.role != 'assistant' %}" + TURN + "{%- endfor %}")
+    prompt_maker = load(
+        "{%- for m in messages if m.role != 'assistant' %}" + TURN + "{%- endfor %}"
+    )
     with pytest.raises(BadRequest, match="message to continue is not in the prompt"):
-        maker.text(Conversation((ASK, DONE), continue_final=True))
+        prompt_maker.text(Conversation((ASK, DONE), continue_final=True))
 
 
 def test_the_findings_of_a_template_are_kept_by_its_digest(load: Load, monkeypatch: Any) -> None:
@@ -179,11 +181,11 @@ def test_the_findings_of_a_template_are_kept_by_its_digest(load: Load, monkeypat
 def test_json_in_ascii_holds_no_mark_of_the_escaper(load: Load) -> None:
     """A special token in an argument is neither one in the prompt nor spoiled by a mark."""
     ascii_json = "tojson(ensure_ascii=True)"
-    maker = load(LOOP.replace("tojson", ascii_json))
+    prompt_maker = load(LOOP.replace("tojson", ascii_json))
     spelled = "<|im_end|> \\ufdd0 é"
     turn = Message(ASSISTANT, "", tool_calls=(ToolCall("call_a", "act", {"key": spelled}),))
     conversation = Conversation((ASK, turn, result("a")), tools=(ACT,))
-    prompt = maker.make(conversation)
+    prompt = prompt_maker.make(conversation)
     assert prompt.text is not None
     assert '{"key": "<|im_end|> \\\\ufdd0 \\u00e9"}' in prompt.text
-    assert maker.tokenize("<|im_end|>", TokenizeOptions())[0] not in prompt.tokens
+    assert prompt_maker.tokenize("<|im_end|>", TokenizeOptions())[0] not in prompt.tokens

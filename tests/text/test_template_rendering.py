@@ -103,18 +103,18 @@ def test_the_text_is_that_of_the_template(renderers: TemplateRenderers) -> None:
 def test_a_template_that_loops_in_long_conversations_is_tried_once_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    maker = PromptMaker(made_tokenizer(Format(""), LATE + CHATML))
+    prompt_maker = PromptMaker(made_tokenizer(Format(""), LATE + CHATML))
     monkeypatch.setattr(RENDERERS, "_overran_at", -template_rendering.WARY_S)
     short = Conversation((Message(Role.USER, "Hello"),))
     roles = (Role.USER, Role.ASSISTANT)
     long = Conversation(tuple(Message(roles[at % 2], f"turn {at}") for at in range(9)))
     before = RENDERERS.n_overruns
-    text = maker.make(short).text
-    for work in (maker.make, maker.text):
+    text = prompt_maker.make(short).text
+    for work in (prompt_maker.make, prompt_maker.text):
         with pytest.raises(TemplateOverrun, match="the chat template of this model takes longer"):
             work(long)
     assert RENDERERS.n_overruns == before + 1
-    assert maker.make(short).text == text
+    assert prompt_maker.make(short).text == text
 
 
 def test_a_template_that_never_ends_is_refused_when_it_is_probed() -> None:

@@ -161,8 +161,8 @@ def result(number: int) -> Message:
     return Message(TOOL, f"result {number}", tool_call_id=f"call_{number}")
 
 
-def prompt(maker: PromptMaker, *turns: Message, tools: tuple[Tool, ...] = ()) -> str:
-    return maker.text(Conversation((Message(USER, "go"), *turns), tools=tools))
+def prompt(prompt_maker: PromptMaker, *turns: Message, tools: tuple[Tool, ...] = ()) -> str:
+    return prompt_maker.text(Conversation((Message(USER, "go"), *turns), tools=tools))
 
 
 def test_text_beside_a_call_ends_the_thought_where_both_are_refused(load: Load) -> None:
@@ -176,9 +176,11 @@ def test_text_beside_a_call_ends_the_thought_where_both_are_refused(load: Load) 
 def test_text_beside_an_old_call_is_a_turn_of_its_own_where_thoughts_are_dropped(
     load: Load,
 ) -> None:
-    maker = load(ONE_CALL)
+    prompt_maker = load(ONE_CALL)
     turns = (calling("I look.", "Hm.", 1), result(1), Message(ASSISTANT, "Done."))
-    text = prompt(maker, *turns, Message(USER, "more"), calling("Again.", "So.", 2), result(2))
+    text = prompt(
+        prompt_maker, *turns, Message(USER, "more"), calling("Again.", "So.", 2), result(2)
+    )
     assert text == (
         '<user>go</user><final>I look.</final><call>bash{"c": "argument 1"}</call>'
         "<result>result 1</result><final>Done.</final><user>more</user>"
@@ -218,11 +220,11 @@ def test_a_result_of_no_call_stays_after_parallel_calls(load: Load) -> None:
 
 
 def test_a_result_of_no_call_is_quoted_where_the_template_refuses_it(load: Load) -> None:
-    maker = load(CALL_FIRST)
+    prompt_maker = load(CALL_FIRST)
     quoted = "<user><tool-result>\nresult 1\n</tool-result></user>"
-    text = prompt(maker, result(1), Message(ASSISTANT, "Done."), Message(USER, "more"))
+    text = prompt(prompt_maker, result(1), Message(ASSISTANT, "Done."), Message(USER, "more"))
     assert text == f"<user>go</user>{quoted}<final>Done.</final><user>more</user><answer>"
-    text = prompt(maker, calling("", None, 1), result(1), result(2), Message(USER, "more"))
+    text = prompt(prompt_maker, calling("", None, 1), result(1), result(2), Message(USER, "more"))
     assert "tool-result" not in text
     assert text.endswith("<result>result 2</result><user>more</user><answer>")
 
@@ -254,10 +256,12 @@ def test_no_key_of_a_schema_is_added_where_none_is_needed(load: Load) -> None:
 
 
 def test_a_template_that_loops_over_no_tools_gets_an_empty_list(load: Load) -> None:
-    maker = load(RECURSIVE)
-    assert prompt(maker, tools=()) == "<user>go</user><answer>"
-    assert prompt(maker, tools=(BASH,)) == "bashc: string<user>go</user><answer>"
-    assert maker.make(Conversation((Message(USER, "go"),), tools=(BASH,))).checkpoint_positions
+    prompt_maker = load(RECURSIVE)
+    assert prompt(prompt_maker, tools=()) == "<user>go</user><answer>"
+    assert prompt(prompt_maker, tools=(BASH,)) == "bashc: string<user>go</user><answer>"
+    assert prompt_maker.make(
+        Conversation((Message(USER, "go"),), tools=(BASH,))
+    ).checkpoint_positions
 
 
 def test_endless_recursion_of_a_template_is_a_refusal(load: Load) -> None:
@@ -292,11 +296,11 @@ def test_a_template_may_need_descriptions_and_types_of_values(load: Load) -> Non
 
 def test_null_keys_and_bare_schemas_are_read_where_the_template_refuses_them(load: Load) -> None:
     properties = {"a": {"description": None}, "b": True, "c": {"description": "A text"}}
-    maker = load(SPLIT)
-    text = prompt(maker, tools=(Tool("now", "", {"properties": properties}),))
+    prompt_maker = load(SPLIT)
+    text = prompt(prompt_maker, tools=(Tool("now", "", {"properties": properties}),))
     assert text == "nowa: b: c: A_text<user>go</user><answer>"
     plain = Tool("now", "", {"properties": {"a": {}}})
-    assert prompt(maker, tools=(plain,)) == "nowa: -<user>go</user><answer>"
+    assert prompt(prompt_maker, tools=(plain,)) == "nowa: -<user>go</user><answer>"
 
 
 def test_a_template_may_join_defaults_to_texts(load: Load) -> None:

@@ -46,7 +46,7 @@ def test_z13_a_full_memory_changes_nothing(
     text = text.replace(ESCAPE_CHAR, "")
     encoder = CachedTokenizer(tokenizer, special_tokens_of(tokenizer), max_tokens=40)
     assert list(encoder.encode(text).tokens) == tokens_of(tokenizer, text)
-    assert encoder._memory.n_tokens <= 40
+    assert encoder._cache.n_tokens <= 40
 
 
 def test_z13_a_follow_up_encodes_only_what_is_new(chatml: Any) -> None:

@@ -39,16 +39,18 @@ def test_results_follow_the_order_of_their_calls() -> None:
 
 @pytest.mark.parametrize("fixture", ["chatml", "mistral"])
 def test_two_orders_are_one_prompt(fixture: str, request: pytest.FixtureRequest) -> None:
-    maker = PromptMaker(request.getfixturevalue(fixture))
+    prompt_maker = PromptMaker(request.getfixturevalue(fixture))
     results = [result("rome", "a"), result("oslo", "b")]
     more = [Message(ASSISTANT, "Fine."), Message(USER, "Again")]
     for later in ([], more):
         prompts = {
-            maker.make(Conversation((ASKED, calling("a", "b"), *order, *later))).tokens
+            prompt_maker.make(Conversation((ASKED, calling("a", "b"), *order, *later))).tokens
             for order in permutations(results)
         }
         assert len(prompts) == 1
-        assert maker.detokenize(*prompts).index("rome") < maker.detokenize(*prompts).index("oslo")
+        assert prompt_maker.detokenize(*prompts).index("rome") < prompt_maker.detokenize(
+            *prompts
+        ).index("oslo")
 
 
 def test_results_of_one_id_answer_its_calls_one_after_another() -> None:

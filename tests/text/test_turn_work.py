@@ -63,17 +63,17 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_a_turn_costs_what_is_new_in_it(tokenizer: Any) -> None:
     """Letters that a turn of a tool loop tokenizes: its own, however long the conversation is."""
     counted = Counted(tokenizer)
-    maker = PromptMaker(counted)
+    prompt_maker = PromptMaker(counted)
     marks = [one.content for one in tokenizer.added_tokens_decoder.values()]
     turns, costs = [Message(Role.USER, "Fix it.")], list[int]()
     for at in range(N_TURNS):
         before = counted.n_letters
-        maker.make(Conversation(tuple(turns), (READ,)))
+        prompt_maker.make(Conversation(tuple(turns), (READ,)))
         costs.append(counted.n_letters - before)
         call = ToolCall(f"call{at:05}", READ.name, {"path": f"src/a{at}.py"})
         turns.append(Message(Role.ASSISTANT, "", tool_calls=(call,)))
         turns.append(Message(Role.TOOL, f"{at}\n{RESULT}", tool_call_id=call.id))
-    text = maker.text(Conversation(tuple(turns), (READ,)))
+    text = prompt_maker.text(Conversation(tuple(turns), (READ,)))
     if sum(map(text.count, marks)) < N_TURNS:
         pytest.skip("the template makes the names of its marks, which this tokenizer lacks")
     new = len(RESULT) + MAX_MORE

@@ -73,7 +73,7 @@ class Template:
 
     def __init__(self, tokenizer: Any) -> None:
         self.format: DerivedFormat = derive_format(tokenizer)
-        self._maker = PromptMaker(tokenizer)
+        self._prompt_maker = PromptMaker(tokenizer)
         added = tokenizer.added_tokens_decoder
         channels = self.format.channels
         inner = () if channels is None else channels.ends
@@ -81,20 +81,20 @@ class Template:
         # A message of a channel may be followed by others.
         self._ends = [end for end in ends if end not in inner]
         self._asked = Conversation((Message(Role.USER, SAID),), TOOLS, thinking=True)
-        self.prompt = self._maker.text(self._asked)
-        self._bare = self._maker.text(replace(self._asked, add_generation_prompt=False))
+        self.prompt = self._prompt_maker.text(self._asked)
+        self._bare = self._prompt_maker.text(replace(self._asked, add_generation_prompt=False))
         # Instructions may follow any last message.
         rest = tokens(self._bare.rpartition(SAID)[2])
         ends = ("".join(rest[at:]) for at in range(len(rest)))
         self._following = [end for end in ends if len(end) >= LEAST_PROSE]
-        self.is_in_thinking = self._maker.make(self._asked).is_in_thinking
+        self.is_in_thinking = self._prompt_maker.make(self._asked).is_in_thinking
 
     def written(self, one: Message) -> str:
         """The text of an answer up to its end, without the opening of the prompt."""
         asked = self._asked
         turns = replace(asked, messages=(*asked.messages, one), add_generation_prompt=False)
         try:
-            whole = self._maker.text(turns)
+            whole = self._prompt_maker.text(turns)
         except BadRequest:
             return ""
         text = whole[len(self.prompt) :]
@@ -121,9 +121,9 @@ class Template:
 
         A thought is given with the words by which the prompt begins it.
         """
-        words = self.format.reasoning.prefix if self.format.reasoning else ""
-        thought = words + one.reasoning if one.reasoning else ""
-        opened = replace(one, reasoning=thought or words) if words else one
+        text = self.format.reasoning.prefix if self.format.reasoning else ""
+        thought = text + one.reasoning if one.reasoning else ""
+        opened = replace(one, reasoning=thought or text) if text else one
         read = read_answer(
             self.format, self.written(opened), TOOLS, is_in_thinking=self.is_in_thinking
         )

@@ -69,9 +69,9 @@ class Browser:
             except TimeoutError:
                 continue
 
-    def shows(self, words: str) -> None:
+    def shows(self, text: str) -> None:
         """Wait until these words were sent."""
-        self.until(lambda seen: words in seen, words)
+        self.until(lambda seen: text in seen, text)
 
     def screenshot(self) -> bytes:
         """The tab as PNG."""

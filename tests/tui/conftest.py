@@ -63,11 +63,11 @@ async def settled(pilot: Pilot[Any]) -> None:
     await pilot.pause()
 
 
-async def offered(pilot: Pilot[Any], words: str) -> None:
+async def offered(pilot: Pilot[Any], text: str) -> None:
     """The palette lists this first."""
     found = pilot.app.screen.query_one(CommandList)
     async with asyncio.timeout(PATIENCE_S):
-        while not (found.option_count and words in str(found.get_option_at_index(0).prompt)):
+        while not (found.option_count and text in str(found.get_option_at_index(0).prompt)):
             await pilot.pause(0.02)
     await pilot.pause()
 

@@ -41,9 +41,9 @@ class Pane:
         wait_until(look, lambda: f"never seen: {what}; last was:\n{seen}")
         return seen
 
-    def shows(self, words: str) -> str:
+    def shows(self, text: str) -> str:
         """The screen once these words are on it."""
-        return self.until(lambda seen: words in seen, words)
+        return self.until(lambda seen: text in seen, text)
 
     def ended(self) -> None:
         """Wait until the command has ended, and its session with it."""
@@ -56,9 +56,9 @@ class Pane:
         """End the server of this pane, whatever it does."""
         self._do("kill-server", is_checked=False)
 
-    def _do(self, *words: str, is_checked: bool = True) -> str:
+    def _do(self, *args: str, is_checked: bool = True) -> str:
         done = subprocess.run(
-            [*self._tmux, *words], env=self._env, capture_output=True, text=True, check=False
+            [*self._tmux, *args], env=self._env, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0 or not is_checked, done.stderr
         return done.stdout

@@ -263,7 +263,7 @@ def _working(last: Snapshot) -> Iterator[StatusFrame]:
             n_cached_tokens=n_cached,
         )
         facts = replace(FACTS, uptime_s=FACTS.uptime_s + second)
-        snapshot = replace(last, at=500.0 + second, turn=second, counters=now)
+        snapshot = replace(last, at=500.0 + second, counters=now)
         yield StatusFrame(
             NOON + second, facts, snapshot, 0.02, CACHE, AGENTS, REQUESTS, memory=MEMORY
         )

@@ -181,7 +181,7 @@ def _frames() -> Iterator[StatusFrame]:
             n_generated_tokens=n_generated,
         )  # fmt: skip
         snapshot = Snapshot(
-            at=900.0 + second, turn=second, slots=SLOTS, waiting=WAITING, counters=counters,
+            at=900.0 + second, slots=SLOTS, waiting=WAITING, counters=counters,
             active_bytes=round(25.5 * GIB), kv_bytes=MEMORY.live_bytes,
             kv_budget_bytes=FACTS.budget_bytes,
         )  # fmt: skip

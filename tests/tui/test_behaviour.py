@@ -193,12 +193,12 @@ async def test_h6_a_hostile_agent_is_shown_literally_in_the_palette() -> None:
         await pilot.press("3", "down", "down", "down")
         await pilot.pause()
         assert app.chosen[ActionTarget.AGENT] == scenes.EVIL
-        for words, first in (("", "Clear: cache"), ("delete", "Delete: agent")):
-            await pilot.press("ctrl+p", *words)
+        for text, first in (("", "Clear: cache"), ("delete", "Delete: agent")):
+            await pilot.press("ctrl+p", *text)
             await offered(pilot, first)
             for sign in ("\x1b", "\u202e"):
                 assert sign not in on_screen(app)
-            if words:
+            if text:
                 break
             await pilot.press("escape")
         assert r"Delete: agent [red]rm -rf[/] \x1b[31m\u202eevil\n" in on_screen(app)
@@ -290,8 +290,8 @@ async def test_in_a_low_terminal_deeds_are_done_to_what_can_be_seen() -> None:
         assert "[red]rm" in on_screen(app)
         await pilot.press("2")
         await settled(pilot)
-        for words in ("claude-code he", "cached -> sent"):
-            assert words in on_screen(app)
+        for text in ("claude-code he", "cached -> sent"):
+            assert text in on_screen(app)
         await pilot.resize_terminal(80, 24)
         await settled(pilot)
         assert "Hit rates" in on_screen(app)
@@ -359,10 +359,10 @@ async def test_things_of_one_name_are_rows_of_their_own() -> None:
             )
 
 
-def styles_of(app: Dashboard, words: str) -> list[Any]:
+def styles_of(app: Dashboard, text: str) -> list[Any]:
     """Styles of the parts of the screen that hold these words."""
     strips = app.screen._compositor.render_strips()
-    return [part.style for strip in strips for part in strip if words in part.text]
+    return [part.style for strip in strips for part in strip if text in part.text]
 
 
 async def test_a_theme_is_kept_and_colours_the_cells_at_once(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ async def test_h1_a_tape_plays_in_a_terminal_and_q_leaves(tmp_path: Path) -> Non
     assert len(read_recording(tape)) == 3
     code, seen = in_terminal(["--replay", str(tape), "--speed", "50"], tmp_path)
     assert code == 0
-    for words in ("Overview", "claude-main", "has ended", r"[red]rm -rf[/"):
-        assert words in seen
+    for text in ("Overview", "claude-main", "has ended", r"[red]rm -rf[/"):
+        assert text in seen
 
 
 def in_terminal(arguments: list[str], home: Path) -> tuple[int, str]:

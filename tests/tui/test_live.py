@@ -195,8 +195,8 @@ async def test_h4_save_erase_and_restore_reach_the_service(live: Running) -> Non
         await until(pilot, lambda: said(app, "none.kv"))
 
 
-def said(app: Dashboard, words: str) -> bool:
-    return any(words in one.message for one in app._notifications)
+def said(app: Dashboard, text: str) -> bool:
+    return any(text in one.message for one in app._notifications)
 
 
 async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Running) -> None:
@@ -286,7 +286,7 @@ async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
 
-    async def listen(url: str) -> None:
+    async def follow(url: str) -> None:
         with suppress(httpx.RemoteProtocolError):
             async with (
                 httpx.AsyncClient(timeout=PATIENCE_S) as http,
@@ -298,7 +298,7 @@ async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
                 ended.set_result("cleanly")
 
     with running(tiny_preset(model_folder), tmp_path) as found:
-        listening = asyncio.create_task(listen(found.url))
+        listening = asyncio.create_task(follow(found.url))
         began = loop.time()
         await patience.until(lambda: told(lines)[-4:] == [": ping", "event: frame"] * 2)
         assert told(lines).count("event: frame") <= 2 + 2 * (loop.time() - began)

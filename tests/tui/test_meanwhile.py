@@ -30,7 +30,7 @@ def attached(clerk: Clerk, *tape: News) -> Dashboard:
     return Dashboard(RecordingFeed("127.0.0.1:7109", tape), clerk, ThemeChoice())
 
 
-def tell(app: Dashboard, frame: StatusFrame) -> None:
+def show(app: Dashboard, frame: StatusFrame) -> None:
     app.post_message(Updated(reduce(app.model, frame)))
 
 
@@ -47,7 +47,7 @@ async def test_h4_a_slot_that_changed_hands_is_not_the_one_that_was_asked_about(
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press(keys[0])
-        tell(app, seats(after))
+        show(app, seats(after))
         await settled(pilot)
         await pilot.press(keys[1])
         (said,) = await told(pilot)
@@ -61,7 +61,7 @@ async def test_h4_an_agent_that_goes_on_meanwhile_is_still_the_one_in_its_slot()
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("E")
-        tell(app, seats(("bob", "q2")))
+        show(app, seats(("bob", "q2")))
         await settled(pilot)
         await pilot.press("y")
         await settled(pilot)
@@ -77,7 +77,7 @@ async def test_h4_the_palette_does_it_to_what_it_named() -> None:
         await pilot.press("3")
         commands = app.get_system_commands(app.screen)
         delete = next(one for one in commands if one.title == "Delete: agent ann")
-        tell(app, StatusFrame(at=2.0, agents=(bob,)))
+        show(app, StatusFrame(at=2.0, agents=(bob,)))
         await settled(pilot)
         await delete.callback()
         assert "Delete ann?" in on_screen(app)
@@ -106,7 +106,7 @@ async def test_the_cursor_stays_at_its_place_when_its_row_goes_for_good() -> Non
         table = app.screen.query_one(PatchedTable)
         for gone, chosen in (("c", "d"), ("e", "d"), ("d", "b"), ("a", "b"), ("b", None)):
             agents = [one for one in agents if one.id != gone]
-            tell(app, StatusFrame(at=2.0, agents=tuple(agents)))
+            show(app, StatusFrame(at=2.0, agents=tuple(agents)))
             await settled(pilot)
             assert table.chosen == chosen
 
@@ -121,7 +121,7 @@ async def test_a_miss_stays_under_the_cursor_when_newer_ones_come() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("2", "tab", "down")
-        tell(app, missed("q4", "q3", "q2", "q1"))
+        show(app, missed("q4", "q3", "q2", "q1"))
         await settled(pilot)
         await pilot.press("enter")
         assert isinstance(app.screen, TextPage)

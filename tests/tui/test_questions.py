@@ -113,10 +113,10 @@ async def test_a_dialog_dims_the_screen_below() -> None:
         assert color_of(pilot, "5.4 GiB left") < before
 
 
-def color_of(pilot: Pilot[None], words: str) -> int:
+def color_of(pilot: Pilot[None], text: str) -> int:
     """Brightness of some text on the screen."""
     strips = pilot.app.screen._compositor.render_strips()
-    parts = [part for strip in strips for part in strip if words in part.text]
+    parts = [part for strip in strips for part in strip if text in part.text]
     style = parts[0].style
     assert style is not None and style.color is not None
     return sum(style.color.get_truecolor())
@@ -194,7 +194,7 @@ async def test_a_key_means_the_same_everywhere_and_destructive_ones_ask_in_the_p
             await pilot.press(screen)
             for one in app.active_bindings.values():
                 meanings.setdefault(one.binding.key, set()).add(one.binding.description)
-                destructive = {act.key for act in ACTIONS if act.is_destructive}
+                destructive = {each.key for each in ACTIONS if each.is_destructive}
                 assert not (one.binding.key in destructive and one.binding.show)
         assert {key: told for key, told in meanings.items() if len(told) > 1} == {}
         titles = [command.title for command in app.get_system_commands(app.screen)]

@@ -23,8 +23,8 @@ def seen(tape: tuple[object, ...]) -> DashboardState:
     return model
 
 
-def texts(sheet: TableData) -> list[list[str]]:
-    return [[cell.text for cell in row.cells] for row in sheet.rows]
+def texts(table_data: TableData) -> list[list[str]]:
+    return [[cell.text for cell in row.cells] for row in table_data.rows]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_a_verdict_against_batching_is_told() -> None:
 
 def test_sections_that_are_not_reported_say_so() -> None:
     model = seen(scenes.silent())
-    for sheet in (cache.rates, cache.prefixes, cache.misses):
-        assert "does not report its prefix cache yet" in sheet(model, 80).note
+    for table_data in (cache.rates, cache.prefixes, cache.misses):
+        assert "does not report its prefix cache yet" in table_data(model, 80).note
     assert "does not report its agents yet" in agents.agents(model, 80).note
     assert "does not report its finished requests yet" in requests.requests(model, 80).note
 

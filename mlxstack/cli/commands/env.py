@@ -62,12 +62,12 @@ def run(
     where = _running_or_started(client, service, model)
     start_member(where)
     setup = _setup(client, where)
-    words = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
+    argv = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
     _warn(setup)
     if setup.hint is not None:
         note(setup.hint)
     _write(setup)
-    _become(words, setup)
+    _become(argv, setup)
 
 
 def _running(client: str, service: ServiceOptions) -> "ServiceTarget":
@@ -185,16 +185,16 @@ def _write(setup: "ClientSetup") -> None:
         write_atomic(Path(path), text.encode())
 
 
-def _become(words: list[str], setup: "ClientSetup") -> NoReturn:
+def _become(argv: list[str], setup: "ClientSetup") -> NoReturn:
     from mlxstack.core.errors import NotFound
 
-    if not words:
+    if not argv:
         raise Misuse("name the program: mlx-stack run openai -- python script.py")
-    program = shutil.which(words[0])
+    program = shutil.which(argv[0])
     if program is None:
-        how = INSTALLS.get(words[0])
+        how = INSTALLS.get(argv[0])
         remedy = f"install it with `{how}`" if how else "install it first"
-        raise NotFound(f"there is no program `{words[0]}` in PATH; {remedy}")
+        raise NotFound(f"there is no program `{argv[0]}` in PATH; {remedy}")
     kept = {key: value for key, value in os.environ.items() if key not in setup.unset}
     sys.stdout.flush()
-    os.execve(program, words, kept | setup.variables)
+    os.execve(program, argv, kept | setup.variables)

@@ -169,16 +169,16 @@ def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
 
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
     """Run commands in order; the message of the first failure, else None."""
-    for words in commands:
-        failure = _run(words)
+    for command in commands:
+        failure = _run(command)
         if failure is not None:
-            return f"`{' '.join(words)}`: {failure}"
+            return f"`{' '.join(command)}`: {failure}"
     return None
 
 
-def _run(words: tuple[str, ...]) -> str | None:
+def _run(command: tuple[str, ...]) -> str | None:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except UNTOLD as why:
         return str(why)
     output = (done.stderr or done.stdout).strip()

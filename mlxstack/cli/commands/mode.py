@@ -94,8 +94,8 @@ def switch_mode(name: Name) -> VerbResult:
 
     from mlxstack.control.mode_switch import switch
 
-    with spinner(f"mode {name}") as turn:
-        change = asdict(switch(name, _home(), turn))
+    with spinner(f"mode {name}") as advance:
+        change = asdict(switch(name, _home(), advance))
     lines = [f"mode {name} runs at {change['url']}"]
     lines += [f"  {word} {', '.join(change[key])}" for key, word in CHANGES.items() if change[key]]
     return VerbResult({"mode": name, **change}, "\n".join(lines))

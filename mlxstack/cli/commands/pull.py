@@ -90,10 +90,10 @@ def _bar(download: "Download") -> Iterator[Callable[[int], None]]:
 
 
 def _lines(model: str, transfer: "Transfer") -> Callable[[int], None]:
-    tell = seldom(lambda text: note(f"downloading {model}: {text}"), LINE_S)
+    show = seldom(lambda text: note(f"downloading {model}: {text}"), LINE_S)
 
     def report(n_bytes: int) -> None:
         transfer.add(n_bytes)
-        tell(transfer.text(time.monotonic()))
+        show(transfer.text(time.monotonic()))
 
     return report

@@ -25,13 +25,13 @@ def serve(
         _work(preset)
 
 
-def _run_up(words: list[str]) -> None:
+def _run_up(arguments: list[str]) -> None:
     """`up` with these words, as if they were typed."""
     from mlxstack.cli.commands.up import up
 
     command = typer.Typer()
     command.command()(up)
-    typer.main.get_command(command)(words, standalone_mode=False)
+    typer.main.get_command(command)(arguments, standalone_mode=False)
 
 
 def _work(preset: Path) -> None:

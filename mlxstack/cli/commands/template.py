@@ -151,9 +151,9 @@ def _lines(file: Path) -> Iterator[str]:
 def _show(found: "TemplateReport") -> None:
     rows = [
         ("format", f"{found.format.name} ({found.format.source})"),
-        ("reasoning marks", _words(found.format.reasoning or ())),
-        ("call marks", _words(found.format.calls)),
-        ("end of an answer", _words(found.format.turn_ends)),
+        ("reasoning marks", _joined(found.format.reasoning or ())),
+        ("call marks", _joined(found.format.calls)),
+        ("end of an answer", _joined(found.format.turn_ends)),
         ("thinking on", _settings(found.thinking_on)),
         ("thinking off", _settings(found.thinking_off)),
         ("levels of effort", _settings(found.effort_levels)),
@@ -169,7 +169,7 @@ def _show(found: "TemplateReport") -> None:
     table(("WHAT", "FOUND"), rows)
 
 
-def _words(texts: tuple[str, ...]) -> str:
+def _joined(texts: tuple[str, ...]) -> str:
     return " ".join(repr(text)[1:-1] for text in texts) or "-"
 
 

@@ -189,7 +189,7 @@ def _up_one(
         home, preset.name, lambda: start.prepare(request, loaded, home), timeout_s, options
     )
     if isinstance(found, start.Started):
-        _tell(found, preset, options.json)
+        _report(found, preset, options.json)
         return
     start.refuse_other_model(found, request, preset)
     if not options.accepts_running or (port and not found.plan.url.endswith(f":{port}")):
@@ -230,8 +230,8 @@ def _started(plan: "ServiceSpec", timeout_s: float) -> "Started":
     from mlxstack.control.start import worker
 
     try:
-        with worker(plan) as wait, spinner(f"starting {plan.name}") as turn:
-            return wait(timeout_s, turn)
+        with worker(plan) as wait, spinner(f"starting {plan.name}") as advance:
+            return wait(timeout_s, advance)
     except KeyboardInterrupt:
         note(f"interrupted; {plan.name} is stopped")
         raise
@@ -337,10 +337,10 @@ def restart(
         if former is not None:
             services.stop(home, former)
         plan = start.prepare(wanted, loaded, home)
-        _tell(_started(plan, loaded.preset.server.startup_timeout_s), loaded.preset, json)
+        _report(_started(plan, loaded.preset.server.startup_timeout_s), loaded.preset, json)
 
 
-def _tell(started: "Started", preset: "Preset", json: bool) -> None:
+def _report(started: "Started", preset: "Preset", json: bool) -> None:
     """Print a started service, its warnings, and a first request."""
     import asyncio
 

@@ -37,7 +37,7 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
 )
 from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy, draft_bound
 
-DEFAULT_PACE = PrefillPolicy()
+DEFAULT_POLICY = PrefillPolicy()
 
 
 RowToken = tuple[BatchRow, TokenSampled]
@@ -76,14 +76,14 @@ class Batch:
         runner: ModelRunner,
         costs: WidthCosts = UNMEASURED,
         draft_model: DraftModel | None = None,
-        pace: PrefillPolicy = DEFAULT_PACE,
+        policy: PrefillPolicy = DEFAULT_POLICY,
         stacker: RowStacker | None = None,
         images: ImageEncoder | None = None,
     ) -> None:
         self.runner = runner
         self.images = images
         self._stacker = stacker
-        self._pace = pace
+        self._policy = policy
         self._is_prefilling = False
         self.plain_share = 1.0
         """Share of the seconds of the last step that was read which it takes without drafts."""
@@ -279,7 +279,7 @@ class Batch:
 
     def _bounds(self, rows: Sequence[BatchRow], layout: PassLayout) -> StepBounds:
         plain_s = step_seconds([1] * len(rows), self.costs, layout)
-        most_s = draft_bound(plain_s, len(rows), self._pace, is_prefilling=self._is_prefilling)
+        most_s = draft_bound(plain_s, len(rows), self._policy, is_prefilling=self._is_prefilling)
         return StepBounds(most_s, tuple(row.lead_s for row in rows))
 
     def _layout(self, row: BatchRow) -> PassLayout:

@@ -188,7 +188,7 @@ def self_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> Batchin
             together = _together(runner, contexts, trial.fed)
         except Exception as error:
             raise_device_error(error)
-            why = f"the row view cannot serve it: {_words(error)}"
+            why = f"the row view cannot serve it: {_message(error)}"
             return _with_drafts(BatchingCheck(False, why, kv), model, cache_factory, n_vocab)
         compared = trial.compare(together)
         if compared.is_same:
@@ -351,12 +351,12 @@ def _cannot(cache_factory: CacheFactory, error: Exception) -> str:
     bits = {leaf.bits for leaf in leaves if isinstance(leaf, QuantizedKVCache)}
     if bits:
         return (
-            f"the model cannot keep its KV in {bits.pop()} bits ({_words(error)}); "
+            f"the model cannot keep its KV in {bits.pop()} bits ({_message(error)}); "
             "set kv.bits to 16"
         )
-    return f"the model breaks at its first tokens: {_words(error)}"
+    return f"the model breaks at its first tokens: {_message(error)}"
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}"

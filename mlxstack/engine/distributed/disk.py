@@ -91,11 +91,11 @@ class RankDisk:
         self._answer(task, done)
 
     def _answer(self, task: wire.Task, done: "Future[Any]") -> None:
-        def tell(future: "Future[Any]") -> None:
+        def report(future: "Future[Any]") -> None:
             error = future.exception()
             why = (
                 "" if not isinstance(error, Exception) else describe_error(error, "a disk").message
             )
             self._channel.send(wire.TaskOutcome(task.id, why))
 
-        done.add_done_callback(tell)
+        done.add_done_callback(report)

@@ -416,12 +416,12 @@ def least_memory(plan: MemoryPlan, bytes_per_token: int, other: wire.RankMemory)
 
 def _difference(own: Identity, other: Identity) -> str:
     """The first difference between the models of two ranks, in words."""
-    for field, words in (
+    for field, difference in (
         ("weights", "other model files"),
         ("code", "other model code"),
         ("mlx_lm", "another version of mlx-lm"),
         ("kv_format", "another format of KV files"),
     ):
         if getattr(own, field) != getattr(other, field):
-            return words
+            return difference
     return "" if own == other else "another model"

@@ -139,18 +139,18 @@ class PrefillPolicy(Struct, frozen=True):
     fused_from: NonNegativeInt = 0
 
 
-def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
+def next_to_prefill(slots: Sequence[Slot], policy: PrefillPolicy) -> Slot:
     """Select the slot with the highest priority, then the shortest remaining prompt.
 
     The oldest prompt gets one chunk of `max_passed + 1`, so every prompt ends.
     """
     first = min(slots, key=_arrival)
-    if first.n_passed >= pace.max_passed:
+    if first.n_passed >= policy.max_passed:
         return first
     return min(slots, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
 
 
-def awaited(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy) -> list[Slot]:
+def awaited(slots: Sequence[Slot], speed: ThroughputModel, policy: PrefillPolicy) -> list[Slot]:
     """Prefilling slots for which computed requests wait before they begin to decode.
 
     None of these has a token yet. Once one has, a step within the bound has a decode step and the
@@ -158,7 +158,7 @@ def awaited(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy) 
     of the step, prompts take twice as long: first tokens come sooner on average if they all wait.
     """
     computed = [slot for slot in slots if slot.state is SlotState.RUNNING]
-    is_slow = 4 * speed.decode_s > HEADROOM * pace.max_stall_s
+    is_slow = 4 * speed.decode_s > HEADROOM * policy.max_stall_s
     if not (is_slow and computed) or any(slot.has_token for slot in computed):
         return []
     first = min(map(_priority, computed))
@@ -171,51 +171,51 @@ def awaited(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy) 
     ]
 
 
-def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
+def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy) -> int:
     """Tokens of the next prefill chunk, preferably to a block boundary.
 
     While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
     throughput, which says little about far longer chunks. Where that permits `fused_from` tokens,
     no chunk is shorter, the last one included if the one before it can give way.
     """
-    budget = _budget(slot, n_decoding, speed, pace)
+    budget = _budget(slot, n_decoding, speed, policy)
     if slot.n_left <= budget:
         return slot.n_left
     end = slot.position + budget
-    aligned = end - end % pace.block
+    aligned = end - end % policy.block
     if aligned <= slot.position:
         aligned = end - end % FINEST
     n_tokens = aligned - slot.position
-    if not 0 < pace.fused_from <= budget:
+    if not 0 < policy.fused_from <= budget:
         return n_tokens
-    n_before_last = slot.n_left - pace.fused_from
-    n_tokens = max(n_tokens, pace.fused_from)
-    return n_before_last if pace.fused_from <= n_before_last < n_tokens else n_tokens
+    n_before_last = slot.n_left - policy.fused_from
+    n_tokens = max(n_tokens, policy.fused_from)
+    return n_before_last if policy.fused_from <= n_before_last < n_tokens else n_tokens
 
 
-def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    n_tokens = _tokens_within_stall(slot, n_decoding, speed, pace)
-    if 0 < pace.fused_from <= min(n_tokens, slot.n_left):
+def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy) -> int:
+    n_tokens = _tokens_within_stall(slot, n_decoding, speed, policy)
+    if 0 < policy.fused_from <= min(n_tokens, slot.n_left):
         return n_tokens
-    return min(n_tokens, tokens_within_scores(slot.position, pace))
+    return min(n_tokens, tokens_within_scores(slot.position, policy))
 
 
 def _tokens_within_stall(
-    slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy
+    slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy
 ) -> int:
-    most = pace.max_chunk_size
+    most = policy.max_chunk_size
     if speed.prefill_tps == 0:
-        return min(pace.block, most)
-    seconds = pace.patience_s
+        return min(policy.block, most)
+    seconds = policy.patience_s
     if n_decoding:
-        seconds = stall_left(speed, pace)
-        most = min(most, GROWTH * max(pace.block, speed.n_largest))
+        seconds = stall_left(speed, policy)
+        most = min(most, GROWTH * max(policy.block, speed.n_largest))
     return max(FINEST, min(most, tokens_within(speed, slot.position, seconds)))
 
 
-def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
+def stall_left(speed: ThroughputModel, policy: PrefillPolicy) -> float:
     """Seconds that the bound on stalls leaves beside a decode step."""
-    return HEADROOM * pace.max_stall_s - speed.decode_s
+    return HEADROOM * policy.max_stall_s - speed.decode_s
 
 
 def steps_within(seconds: float, step_s: float) -> int:
@@ -227,7 +227,7 @@ def steps_within(seconds: float, step_s: float) -> int:
 
 
 def draft_bound(
-    plain_s: float, n_rows: int, pace: PrefillPolicy, *, is_prefilling: bool = False
+    plain_s: float, n_rows: int, policy: PrefillPolicy, *, is_prefilling: bool = False
 ) -> float:
     """Maximum seconds of a decode step with drafts; without, it takes `plain_s`.
 
@@ -235,19 +235,19 @@ def draft_bound(
     size stays. Several rows stay within the bound on stalls, and a row alone delays an arrival by
     it at most.
     """
-    bound_s = HEADROOM * pace.max_stall_s
+    bound_s = HEADROOM * policy.max_stall_s
     if is_prefilling:
         return plain_s + DRAFT_SHARE * max(0.0, bound_s - plain_s)
     return max(bound_s, plain_s) if n_rows > 1 else plain_s + bound_s
 
 
-def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
+def tokens_within_scores(position: int, policy: PrefillPolicy) -> int:
     """Tokens from `position` whose attention scores fit `max_score_bytes`."""
-    if not pace.score_bytes:
-        return pace.max_chunk_size
-    pairs = pace.max_score_bytes / pace.score_bytes
+    if not policy.score_bytes:
+        return policy.max_chunk_size
+    pairs = policy.max_score_bytes / policy.score_bytes
     n_tokens = int((math.sqrt(position * position + 4 * pairs) - position) / 2)
-    return max(FINEST, min(pace.max_chunk_size, n_tokens))
+    return max(FINEST, min(policy.max_chunk_size, n_tokens))
 
 
 def _priority(slot: Slot) -> int:

@@ -163,7 +163,7 @@ class SchedulerLimits(Struct, frozen=True):
     max_waiting: NonNegativeInt = 64
     max_bytes: PositiveInt | None = None
     aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
-    pace: PrefillPolicy = PrefillPolicy()
+    prefill: PrefillPolicy = PrefillPolicy()
 
 
 class AssignSlot(Struct, frozen=True):
@@ -250,16 +250,16 @@ def schedule(
 
 
 def next_prefill_chunk(
-    state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
+    state: SchedulerState, speed: ThroughputModel, policy: PrefillPolicy
 ) -> tuple[SchedulerState, PrefillChunk | None]:
     """Prefill chunk of this step, None without a prompt to compute."""
     slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
     if not slots:
         return state, None
-    first = awaited(state.slots, speed, pace)
+    first = awaited(state.slots, speed, policy)
     n_decoding = 0 if first else sum(s.state is SlotState.RUNNING for s in state.slots)
-    slot = next_to_prefill(first or slots, pace)
-    n_tokens = chunk_size(slot, n_decoding, speed, pace)
+    slot = next_to_prefill(first or slots, policy)
+    n_tokens = chunk_size(slot, n_decoding, speed, policy)
     return skip(state, slot.id), PrefillChunk(slot.id, n_tokens, is_awaited=bool(first))
 
 
@@ -270,7 +270,7 @@ def may_compute_early(state: SchedulerState) -> bool:
 
 
 def next_early_chunk(
-    state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
+    state: SchedulerState, speed: ThroughputModel, policy: PrefillPolicy
 ) -> tuple[SchedulerState, EarlyChunk | None]:
     """Early-turn chunk of this step, or None while other work waits.
 
@@ -286,7 +286,7 @@ def next_early_chunk(
         return state, EarlyChunk(turn, 0)
     slot = Slot(turn.slot, position=turn.position, n_prompt=turn.n_prompt)
     # An arrival waits as shortly as a decoding request, also while none decodes.
-    return state, EarlyChunk(turn, chunk_size(slot, max(1, state.n_active), speed, pace))
+    return state, EarlyChunk(turn, chunk_size(slot, max(1, state.n_active), speed, policy))
 
 
 def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
@@ -317,7 +317,7 @@ def limits_of(
 ) -> SchedulerLimits:
     """Scheduler limits of a preset; `budget` is bytes of KV, or none."""
     block = preset.prefix_cache.block_size
-    pace = PrefillPolicy(
+    prefill = PrefillPolicy(
         max_stall_s=preset.prefill.max_stall_ms / 1000,
         max_chunk_size=preset.prefill.chunk_size,
         block=block,
@@ -330,5 +330,5 @@ def limits_of(
         max_waiting=preset.queue.max_waiting,
         max_bytes=budget,
         aging_per_s=preset.queue.aging_per_s,
-        pace=pace,
+        prefill=prefill,
     )

@@ -135,7 +135,7 @@ class _Simulation:
         if not self._is_settled:
             self._slot()
         began = self._now
-        self._state, chunk = next_prefill_chunk(self._state, self._speed, self._limits.pace)
+        self._state, chunk = next_prefill_chunk(self._state, self._speed, self._limits.prefill)
         if self._rows and not (chunk and chunk.is_awaited):
             self._decode(1 if chunk else self._n_uneventful())
         if chunk:
@@ -236,8 +236,8 @@ class _Simulation:
 
     def _encode(self, live: _SimulatedRequest) -> None:
         """Blocks of the tower in place of a chunk."""
-        pace = self._limits.pace
-        free_s = stall_left(self._speed, pace) if self._rows else pace.patience_s
+        policy = self._limits.prefill
+        free_s = stall_left(self._speed, policy) if self._rows else policy.patience_s
         n_blocks = min(live.n_blocks, steps_within(free_s, live.block_s))
         live.block_s = self._machine.block_s
         live.n_blocks -= n_blocks

@@ -129,7 +129,7 @@ class Generation:
         self.is_copy = is_copy
         self.is_enough = False
         self.answer: Message | None = None
-        self._memory = text_processor.prompt_maker
+        self._prompt_maker = text_processor.prompt_maker
         self._scope = (request.salt, request.display_name or "")
         self._tokens = list(request.tokens[len(prompt.tokens) :])
         self._spoken: list[SpokenPart] = []
@@ -228,7 +228,7 @@ class Generation:
             is_noted = isinstance(part, NotedPart)
             answered.append(structs.replace(part, notes=self._take_notes()) if is_noted else part)
         for block in self._parser.blocks:
-            self._memory.replay.remember(self._scope, block)
+            self._prompt_maker.replay.remember(self._scope, block)
         self._parser.blocks.clear()
         is_last = self.options.is_one_call and self._parser.n_blocks > 0
         self.is_enough = self.is_enough or is_last or self._parser.stop is not None
@@ -266,7 +266,7 @@ class Generation:
         if self._parser.stop is None and not self._parser.n_unparsed and not self._parser.is_cut:
             self.answer = assistant_message(self._spoken)
             sampled = SampledAnswer(self.answer, tuple(self._tokens))
-            self._memory.answers.remember(self._scope, self.prompt, sampled)
+            self._prompt_maker.answers.remember(self._scope, self.prompt, sampled)
 
     def _ending(self, reason: FinishReason) -> FinishReason:
         if self._parser.stop is not None:

@@ -46,7 +46,7 @@ class StatusFeed:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._memory: CacheView | None = None
+        self._cache_view: CacheView | None = None
         self._kept: Mapping[str, AgentKVLocation] = {}
         self._coming: tuple[Future[CacheView], Future[tuple[AgentKVLocation, ...]]] | None = None
         self._asked_at = -REST_S
@@ -57,7 +57,7 @@ class StatusFeed:
     def frame(self) -> StatusFrame:
         """Current frame with cache statistics; the first has past samples."""
         self._take()
-        service, memory, snapshot = self._service, self._memory, self._service.snapshot()
+        service, memory, snapshot = self._service, self._cache_view, self._service.snapshot()
         requests, agents = service.request_log.requests(), self._agents(snapshot)
         past = () if self._has_past else tuple(service.stats.samples)
         self._has_past = True
@@ -98,7 +98,7 @@ class StatusFeed:
             return
         look, kept = self._coming
         if look.exception() is None and kept.exception() is None:
-            self._memory = look.result()
+            self._cache_view = look.result()
             self._kept = {one.agent: one for one in kept.result()}
         self._coming = None
 

@@ -65,10 +65,10 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     user = next((m.text for m in messages if m.role is Role.USER), "")
     user = (unmarked(user) if MARK_OPENS in user else user)[:MOST_SCANNED]
     client, folder = _client(system, hint), _folder(system) or _folder(user)
-    words = first_words(REMINDERS.sub("", user))
-    parts = (client, folder) if folder else (client, words)
+    opening = first_words(REMINDERS.sub("", user))
+    parts = (client, folder) if folder else (client, opening)
     title = SEPARATOR.join(part for part in parts if part)
-    return AgentTitle(title, first_words(system) or words)
+    return AgentTitle(title, first_words(system) or opening)
 
 
 def first_words(text: str) -> str:
@@ -83,7 +83,7 @@ def _client(system: str, hint: str | None) -> str:
     named = (hint or "").partition(":")[0]
     if named in {"claude", "codex", "opencode"}:
         return named
-    return next((name for name, words in CLIENTS if words.search(system)), "")
+    return next((name for name, pattern in CLIENTS if pattern.search(system)), "")
 
 
 def _folder(text: str) -> str:

@@ -163,7 +163,7 @@ class AnswerReader:
             end = len(feed.text) if is_whole else marks.hold(feed.text, 0)
             if feed.is_final and len(feed.text) - end < LEAST_MARK:
                 end = len(feed.text)
-            self._tell(feed.text[: mark.start if mark else end])
+            self._emit(feed.text[: mark.start if mark else end])
             if mark is None and feed.is_final:
                 # A mark that the end of a cut answer began is no text.
                 end = len(feed.text)
@@ -172,7 +172,7 @@ class AnswerReader:
                 return mark
             yield
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if not text:
             return
         if self.is_reasoning and self._prefix:
@@ -223,7 +223,7 @@ class AnswerReader:
         elif is_call and self._is_cut_call(0):
             self._unparsed(len(self._feed.text))
         else:
-            self._tell(mark)
+            self._emit(mark)
             self._feed.drop(len(mark))
 
     def _doubled(self, mark: str) -> Reading[int]:
@@ -311,7 +311,7 @@ class AnswerReader:
         elif self._calls is not None and mark.text in self._calls.strict:
             yield from self._quoted_call(mark.text, marks.closes)
         else:
-            self._tell(mark.text)
+            self._emit(mark.text)
             self._feed.drop(len(mark.text))
 
     def _quoted_call(self, mark: str, closes: str) -> Reading[None]:
@@ -334,7 +334,7 @@ class AnswerReader:
             self._finish_calls(replace(self._told(sections), end=end))
             return
         self._n_vain += len(sections) > 1
-        self._tell(mark)
+        self._emit(mark)
         self._feed.drop(len(mark))
 
     def _knows(self, section: ReadCalls) -> bool:
@@ -347,7 +347,7 @@ class AnswerReader:
         assert self._calls is not None
         calls = tuple(call for section in sections for call in section.calls)
         for call in calls:
-            self._calls.tell(call)
+            self._calls.emit(call)
         return replace(sections[-1], calls=calls)
 
     def _after_turn(self, at: int) -> Reading[int]:

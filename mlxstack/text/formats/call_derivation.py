@@ -365,9 +365,9 @@ def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[s
         start -= 1
     while end and value_opens[len(value_opens) - end].isalnum():
         end -= 1
-    words = {kind: one[start : len(one) - end] for kind, one in opened.items()}
+    types = {kind: one[start : len(one) - end] for kind, one in opened.items()}
     tail = value_opens[len(value_opens) - end :]
-    return value_opens[:start] + TYPE + tail, tuple(words.items())
+    return value_opens[:start] + TYPE + tail, tuple(types.items())
 
 
 def _value_opening(text: str, kind: str, last: str) -> str | None:

@@ -176,7 +176,7 @@ class CallReader:
         """Write the other calls."""
         calls = tuple(replace(one, name=self.types.name(one.name)) for one in read.calls)
         for call in () if self._writer.is_quiet else calls[len(self._writer.calls) :]:
-            self._writer.tell(call)
+            self._writer.emit(call)
         return replace(read, calls=calls)
 
     def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
@@ -185,9 +185,9 @@ class CallReader:
         self._writer.begin(at)
         return self._told((yield from self._values.message(name, at, ends)))
 
-    def tell(self, call: ToolCall) -> None:
+    def emit(self, call: ToolCall) -> None:
         """Tell a call that was read quietly."""
-        self._writer.tell(call)
+        self._writer.emit(call)
 
     def unreadable(self, at: int) -> Reading[int]:
         """End of an unparsable section: its closing mark, or the text's end."""
@@ -240,8 +240,8 @@ class CallReader:
             inside = yield from self._feed.any_of((GEMMA_HEAD,), at)
             end = yield from self._parts.tool_name(inside, "{")
             return at if inside > at and end >= 0 else None
-        mark, *words = pieces(self._syntax.opens) or [""]
-        if len(words) != 1 or not is_mark(mark) or not words[0].endswith("."):
+        mark, *rest = pieces(self._syntax.opens) or [""]
+        if len(rest) != 1 or not is_mark(mark) or not rest[0].endswith("."):
             return None
         return (yield from self._feed.literal(mark, at))
 

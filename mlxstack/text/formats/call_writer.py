@@ -176,7 +176,7 @@ class CallWriter:
         self._open = None
         self._emit(_ended(call, self._written, is_cut=True))
 
-    def tell(self, call: ToolCall) -> None:
+    def emit(self, call: ToolCall) -> None:
         """Tell a whole call."""
         text = arguments_json(call.arguments)
         self._emit(ToolCallStarted(call.id, call.name))

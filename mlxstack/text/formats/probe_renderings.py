@@ -156,10 +156,10 @@ def _in_parts(turn: Turn) -> Turn:
 
 def tokens(text: str) -> list[str]:
     """Marks, words and white space of a text."""
-    words: list[str] = []
+    parts: list[str] = []
     for part in re.findall(r"\s+|\S+", text):
-        words += [part] if part.isspace() else pieces(part)
-    return words
+        parts += [part] if part.isspace() else pieces(part)
+    return parts
 
 
 def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:

@@ -137,10 +137,10 @@ def _around(probes: TemplateProbes, plain: str, before: str, after: str) -> Reas
 def _prompted(probes: TemplateProbes, before: str, closing: str) -> ReasoningMarks:
     """Reasoning marks, the first of which only the prompt writes."""
     opening = probes.prompt[common_start(probes.bare, probes.prompt) :]
-    words = opening[common_start(before, opening) :]
-    if is_mark(first_mark(words)):
-        return ReasoningMarks(words.strip(), closing)
-    return ReasoningMarks("", closing, words)
+    rest = opening[common_start(before, opening) :]
+    if is_mark(first_mark(rest)):
+        return ReasoningMarks(rest.strip(), closing)
+    return ReasoningMarks("", closing, rest)
 
 
 def _closing(after: str) -> str:

@@ -44,7 +44,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self.n_vocab = n_vocab
         self._lock = threading.Lock()
-        self._words: LLTokenizer | None = None
+        self._vocabulary_table: LLTokenizer | None = None
         self._is_able = True
         # A compiled grammar, and an estimate of its memory in bytes.
         self._known: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()
@@ -129,12 +129,12 @@ class GrammarCompiler:
     def load(self) -> LLTokenizer | None:
         """Table of the vocabulary, made at the first call, in seconds."""
         with self._lock:
-            if self._words is None and self._is_able:
+            if self._vocabulary_table is None and self._is_able:
                 inner = getattr(self._tokenizer, "_tokenizer", self._tokenizer)
                 self._is_able = isinstance(inner, PreTrainedTokenizerFast)
                 if self._is_able:
-                    self._words = LLTokenizer(**self._vocabulary())
-            return self._words
+                    self._vocabulary_table = LLTokenizer(**self._vocabulary())
+            return self._vocabulary_table
 
 
 def without_marks(tokenizer: Any) -> str:

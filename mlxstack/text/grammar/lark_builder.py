@@ -82,11 +82,11 @@ class LarkBuilder:
         return self.rule(" | ".join(kept)) if kept else ""
 
     def text(
-        self, schema: Schema, avoided: Sequence[str], closes: str, words: Sequence[str] = ()
+        self, schema: Schema, avoided: Sequence[str], closes: str, literals: Sequence[str] = ()
     ) -> str:
         """Plain text of this schema up to `closes`; "" without one.
 
-        No text matches one of `avoided`. One of `words` may stand in its place.
+        No text matches one of `avoided`. One of `literals` may stand in its place.
         """
         if "enum" in schema:
             fit = [text for text in schema["enum"] if not _is_avoided(text, avoided)]
@@ -103,7 +103,7 @@ class LarkBuilder:
         lazy = "[lazy]" if head == closes else ""
         self._rules.append(f"{name}{lazy}: {name.upper()}")
         # A lexeme of their own would be taken for the beginning of a text.
-        others = "".join(f" | /{_slashed(word + ending)}/" for word in words)
+        others = "".join(f" | /{_slashed(word + ending)}/" for word in literals)
         self._rules.append(f"{name.upper()}: ({' & '.join([*known, *unwanted])}){others}")
         return f"{name} {self.literal(closes.removeprefix(head))}"
 

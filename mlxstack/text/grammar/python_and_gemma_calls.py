@@ -99,9 +99,9 @@ def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
     """JSON, or the constants of Python."""
     plain = (schema for schema in at.kinds.others if "enum" not in schema)
     types = {one for schema in plain for one in named_types(schema)}
-    words = [word for kind, word in PYTHON_WORDS if kind in types]
+    literals = [word for kind, word in PYTHON_WORDS if kind in types]
     value = builder.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
-    return builder.rule(" | ".join([value, *words]))
+    return builder.rule(" | ".join([value, *literals]))
 
 
 def _flat(at: SchemaPosition, builder: LarkBuilder) -> str:

@@ -74,10 +74,10 @@ def _arguments(
 def _named(tags: TagFormat, key: str, schema: Any, root: Schema, builder: LarkBuilder) -> list[str]:
     """The forms of an argument of this name."""
     body = tags.body
-    closes, words = body.value_closes.replace(KEY, key), dict(body.types)
+    closes, names = body.value_closes.replace(KEY, key), dict(body.types)
     forms = []
     for kind, rule in _values(tags, schema_types(schema, root), root, closes, builder):
-        opens = tags.argument.replace(KEY, key).replace(TYPE, words.get(kind, kind))
+        opens = tags.argument.replace(KEY, key).replace(TYPE, names.get(kind, kind))
         forms.append(f"{builder.literal(opens)} {rule}")
     return forms
 
@@ -94,7 +94,7 @@ def _values(
         if tags.body.has_json_text:
             rule = builder.json({**schema, "type": "string"}, root)
             values.append(("string", f"{rule} {ending}"))
-        elif rule := builder.text(schema, _avoided(tags, types), closes, _words(tags, types)):
+        elif rule := builder.text(schema, _avoided(tags, types), closes, _literals(tags, types)):
             values.append(("string", rule))
     if item and types.texts:
         return values
@@ -160,7 +160,7 @@ def _free_value(tags: TagFormat, builder: LarkBuilder) -> str:
     return FREE
 
 
-def _words(tags: TagFormat, kinds: SchemaTypes) -> list[str]:
+def _literals(tags: TagFormat, kinds: SchemaTypes) -> list[str]:
     """Words for null and booleans, where the argument allows them."""
     if tags.body.types:
         return []

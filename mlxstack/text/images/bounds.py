@@ -63,13 +63,13 @@ def decoded(data: bytes) -> Any:
     from PIL import Image  # noqa: PLC0415
 
     image = _opened(data)
-    turn = _TURNS.get(_orientation(image))
+    rotation = _TURNS.get(_orientation(image))
     try:
         image.load()
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, MemoryError) as why:
         raise RefusedImage(f"it is broken: {why}") from why
     image = _in_rgb(image)
-    return image if turn is None else image.transpose(Image.Transpose[turn])
+    return image if rotation is None else image.transpose(Image.Transpose[rotation])
 
 
 def _opened(data: bytes) -> Any:

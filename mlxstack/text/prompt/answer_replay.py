@@ -328,7 +328,7 @@ class AnswerSplicer:
         }
         known = tuple(marks)
         self._marks = {at for at in self._structure if any(added[at].content in m for m in known)}
-        self._known_words = set(_words(" ".join(known)))
+        self._known_words = set(_terms(" ".join(known)))
 
     def splices(
         self, conversation: Conversation, known: Mapping[int, AnswerEntry], marked: str
@@ -419,8 +419,8 @@ class AnswerSplicer:
         if not text or not self._is_same(entry, text):
             return ""
         written = self._text(self._encoder.encode(text).tokens)
-        more = Counter(_words(written)) - Counter(_words(self._text(entry.tokens)))
-        ids = set(_words(" ".join(entry.call_ids)))
+        more = Counter(_terms(written)) - Counter(_terms(self._text(entry.tokens)))
+        ids = set(_terms(" ".join(entry.call_ids)))
         return text if set(more) <= self._known_words | ids | {"id"} else ""
 
     def _is_same(self, entry: AnswerEntry, text: str) -> bool:
@@ -437,9 +437,9 @@ class AnswerSplicer:
             return False
         if not self._opens_no_turn(entry):
             return False
-        words = Counter(_words(unescape(text)))
-        extra = Counter(_words(self._text(sampled))) - words
-        return set(extra - Counter(_words(entry.reasoning))) <= self._known_words
+        expected = Counter(_terms(unescape(text)))
+        extra = Counter(_terms(self._text(sampled))) - expected
+        return set(extra - Counter(_terms(entry.reasoning))) <= self._known_words
 
     def _opens_no_turn(self, entry: AnswerEntry) -> bool:
         """Whether repeated marks of the opening always open an answer."""
@@ -453,7 +453,7 @@ class AnswerSplicer:
         return data.decode(errors="replace")
 
 
-def _words(text: str) -> list[str]:
+def _terms(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 

@@ -200,12 +200,12 @@ class Splicer:
         """
         if self._marks(sampled) != self._marks(written.tokens):
             return False
-        return self._words(sampled) <= self._words(written.tokens)
+        return self._terms(sampled) <= self._terms(written.tokens)
 
     def _marks(self, tokens: Sequence[int]) -> Counter[int]:
         return Counter(t for t in tokens if t in self._structure and t not in self._optional)
 
-    def _words(self, tokens: Sequence[int]) -> Counter[str]:
+    def _terms(self, tokens: Sequence[int]) -> Counter[str]:
         data = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
         text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), data.decode(errors="replace"))
         return Counter(_WORD.findall(unescape(text).casefold()))

@@ -130,7 +130,7 @@ class CachedTokenizer:
         self.n_scratch = 0
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._memory = TokenCache(max_tokens)
+        self._cache = TokenCache(max_tokens)
         self._anchors = special_tokens.anchors
         self._backend = self._find_backend()
         self._opening, self._n_opening = "", 0
@@ -249,14 +249,14 @@ class CachedTokenizer:
         return cuts if cuts and cuts[0] == 0 else [0, *cuts]
 
     def _piece(self, piece: str) -> "array[int]":
-        known = self._memory.get(piece)
+        known = self._cache.get(piece)
         if known is None:
             self.n_scratch += len(piece)
             first, *others = piece.split(ESCAPE_CHAR)
             known = array("I", self._scratch(first))
             for part in others:
                 known.extend(self._scratch(self._opening + part)[self._n_opening :])
-            self._memory.put(piece, known)
+            self._cache.put(piece, known)
         return known
 
     def _scratch(self, text: str) -> list[int]:

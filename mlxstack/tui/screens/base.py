@@ -67,7 +67,7 @@ class BaseScreen(Screen[None]):
         section = self._focused_table()
         if section is not None:
             question = f"Show which rows of {section.name_of}? Nothing shows all."
-            dialog = TextDialog(question, section.words, is_empty_allowed=True)
+            dialog = TextDialog(question, section.filter_text, is_empty_allowed=True)
             await self.app.push_screen(dialog, section.search)
 
     def action_sort(self) -> None:

@@ -40,10 +40,10 @@ class Question(ModalScreen[str | None]):
         """Widgets below the question."""
         raise NotImplementedError
 
-    def answer(self, words: str | None) -> None:
+    def answer(self, reply: str | None) -> None:
         """Dismiss once: another call would dismiss the next screen."""
         if self.is_active:
-            self.dismiss(words)
+            self.dismiss(reply)
 
     def action_cancel(self) -> None:
         """Nothing is done."""
@@ -53,14 +53,14 @@ class Question(ModalScreen[str | None]):
 class AnswerButton(Button):
     """Answer button; it acts at once, so later keys are ignored."""
 
-    def __init__(self, label: str, words: str | None, variant: ButtonVariant = "default") -> None:
+    def __init__(self, label: str, reply: str | None, variant: ButtonVariant = "default") -> None:
         super().__init__(label, variant=variant)
-        self._words = words
+        self._reply = reply
 
     def press(self) -> Self:
         """Answer at once, by mouse or enter."""
         if isinstance(self.screen, Question):
-            self.screen.answer(self._words)
+            self.screen.answer(self._reply)
         return self
 
 
@@ -72,9 +72,9 @@ class ChoiceDialog(Question):
     ]
     NOTE = "esc leaves it as it is"
 
-    def __init__(self, question: str, words: tuple[str, ...]) -> None:
+    def __init__(self, question: str, choices: tuple[str, ...]) -> None:
         super().__init__(question)
-        self._answers: dict[str, str | None] = {word: word for word in words}
+        self._answers: dict[str, str | None] = {word: word for word in choices}
 
     def compose_answers(self) -> ComposeResult:
         """A button per word."""

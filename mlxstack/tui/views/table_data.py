@@ -108,19 +108,19 @@ def title(name: str, rest: str = "") -> Line:
     return (*head, TextCell(f"  {rest}", CellStyle.FAINT)) if rest else head
 
 
-def arranged(table_data: TableData, words: str, column: int | None) -> TableData:
-    """Filter rows by `words` and sort them; the heading tells both."""
+def arranged(table_data: TableData, filter_text: str, column: int | None) -> TableData:
+    """Filter rows by `filter_text` and sort them; the heading tells both."""
     rows, told = table_data.rows, []
-    if words:
-        rows = tuple(row for row in rows if words.lower() in _text(row).lower())
-        told.append(f"with `{words}`: {len(rows)} of {len(table_data.rows)}")
+    if filter_text:
+        rows = tuple(row for row in rows if filter_text.lower() in _text(row).lower())
+        told.append(f"with `{filter_text}`: {len(rows)} of {len(table_data.rows)}")
     if column is not None and column < len(table_data.columns):
         rows = tuple(sorted(rows, key=lambda row: sort_key(row.cells[column].text)))
         told.append(f"by {table_data.columns[column].title}")
     if not told:
         return table_data
     head = (*table_data.title, TextCell(f"  {', '.join(told)}", CellStyle.WARN))
-    note = "No row contains that; / and an empty line show all." if words else table_data.note
+    note = "No row contains that; / and an empty line show all." if filter_text else table_data.note
     return replace(table_data, title=head, rows=rows, note=note)
 
 

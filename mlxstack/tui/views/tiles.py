@@ -38,17 +38,17 @@ def memory(model: DashboardState, width: int) -> Tile:
     # The tile has room for one line of 50 cells.
     pressure = view.pressure if view.swap_bytes and width >= WIDE else f"pressure {view.pressure}"
     tone = CellStyle.WARN if is_low else CellStyle.GOOD
-    words = (TextCell(left, tone), TextCell(f" · {pressure} · {swap}"))
+    cells = (TextCell(left, tone), TextCell(f" · {pressure} · {swap}"))
     parts = memory_parts(view)
     if width < WIDE:
-        return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *words),)
+        return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *cells),)
     legend: list[TextCell] = []
     for part in parts:
         legend += [
             TextCell(f"{part.sign} ", part.tone),
             TextCell(f"{part.name} {gib(part.n_bytes)} ", CellStyle.FAINT),
         ]
-    return (tuple(_bar(parts, view, MEMORY_BAR)), words, tuple(legend))
+    return (tuple(_bar(parts, view, MEMORY_BAR)), cells, tuple(legend))
 
 
 def memory_parts(view: MemoryView) -> tuple[MemoryPart, ...]:

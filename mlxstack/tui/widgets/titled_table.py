@@ -45,7 +45,7 @@ class TitledTable(Vertical):
         self.target = target
         self._shown: TableData | None = None
         self._told: str | None = None
-        self.words = ""
+        self.filter_text = ""
         self._sorted_by: int | None = None
 
     @property
@@ -53,10 +53,10 @@ class TitledTable(Vertical):
         """The heading of the table."""
         return self._shown.title[0].text if self._shown and self._shown.title else ""
 
-    def search(self, words: str | None) -> None:
+    def search(self, filter_text: str | None) -> None:
         """Show only rows that contain these words; None changes nothing."""
-        if words is not None:
-            self.words = words
+        if filter_text is not None:
+            self.filter_text = filter_text
             self._redraw()
 
     def sort_next(self) -> None:
@@ -103,7 +103,7 @@ class TitledTable(Vertical):
         if not (self.is_mounted and width):
             return
         drawn = self._draw_sheet(self.model, width)
-        table_data = distinct(arranged(drawn, self.words, self._sorted_by))
+        table_data = distinct(arranged(drawn, self.filter_text, self._sorted_by))
         if table_data != self._shown:
             self._become(table_data)
         # A table that was hidden and comes back may lose the focus after it came.

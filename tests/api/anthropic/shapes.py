@@ -121,8 +121,8 @@ def billing(suffix: str) -> str:
 
 def reminder(seed: int) -> dict[str, Any]:
     """The first blocks of the first turn."""
-    words = f"<system-reminder>\n{prompt_of(30, seed)}\n</system-reminder>\n"
-    return {"type": "text", "text": words}
+    text = f"<system-reminder>\n{prompt_of(30, seed)}\n</system-reminder>\n"
+    return {"type": "text", "text": text}
 
 
 def placeholder() -> dict[str, Any]:

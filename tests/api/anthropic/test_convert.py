@@ -34,8 +34,8 @@ def user(*content: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(content)}
 
 
-def text(words: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": words, **more}
+def text(expected: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": expected, **more}
 
 
 def result(content: Any, **more: Any) -> dict[str, Any]:
@@ -239,9 +239,9 @@ def test_a21_tools_come_and_go_in_words() -> None:
     ]
     found = meant([*HI, {"role": "system", "content": added}], tools=[WEATHER, FETCH])
     assert [tool.name for tool in found.tools if tool.is_deferred] == ["WebFetch", "tide"]
-    words = found.messages[-1].text
-    assert words.index('"name": "tide"') < words.index('"name": "WebFetch"')
-    assert words.endswith("The tool weather is no longer available.")
+    text = found.messages[-1].text
+    assert text.index('"name": "tide"') < text.index('"name": "WebFetch"')
+    assert text.endswith("The tool weather is no longer available.")
 
 
 class Name(str):

@@ -64,14 +64,14 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.mlx
 @pytest.mark.net
-@pytest.mark.parametrize(("sent", "words"), WRONG)
-def test_wrong_bodies_are_400_with_the_path(http: httpx.Client, sent: Any, words: str) -> None:
+@pytest.mark.parametrize(("sent", "text"), WRONG)
+def test_wrong_bodies_are_400_with_the_path(http: httpx.Client, sent: Any, text: str) -> None:
     answer = http.post(PATH, json=sent)
     assert answer.status_code == 400, answer.text
     body = answer.json()
     assert set(body) == {"type", "error", "request_id"}
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    assert body["error"]["message"].startswith(words)
+    assert body["error"]["message"].startswith(text)
     assert body["request_id"] == answer.headers["request-id"]
 
 

@@ -51,14 +51,14 @@ def hanging() -> Iterator[tuple[Running, StandIn]]:
         yield live, engine
 
 
-def text_until(live: Running, words: str) -> Iterator[str]:
+def text_until(live: Running, expected: str) -> Iterator[str]:
     """The stream up to these words, then whatever follows."""
     with httpx.stream("POST", f"{live.url}/v1/responses", json=BODY, timeout=PATIENCE_S) as answer:
         assert answer.status_code == 200
         text = ""
         for piece in answer.iter_text():
             text += piece
-            if words in text:
+            if expected in text:
                 yield text
         yield text
 
@@ -116,7 +116,7 @@ def test_the_sdk_hears_of_a_failure(hanging: tuple[Running, StandIn]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "code", "words"),
+    ("problem", "code", "expected"),
     [
         (Busy("the queue is full", 1.5), "rate_limit_exceeded", "try again in 1.5s"),
         (OutOfMemory("no room", 3), "rate_limit_exceeded", "try again in 3s"),
@@ -128,7 +128,7 @@ def test_the_sdk_hears_of_a_failure(hanging: tuple[Running, StandIn]) -> None:
     ],
 )
 def test_failures_make_codex_wait_or_give_up(
-    scripted: Scripted, problem: StackError, code: str, words: str
+    scripted: Scripted, problem: StackError, code: str, expected: str
 ) -> None:
     processor = scripted.live.service.text_processor
     telling = ResponseStream(BEGUN, ToolNames(), processor, lambda _: None, is_sealed=False)
@@ -139,7 +139,7 @@ def test_failures_make_codex_wait_or_give_up(
     assert json.loads(last)["sequence_number"] == len(opened)
     assert telling.response.error is not None
     assert telling.response.error.code == code
-    assert words in telling.response.error.message
+    assert expected in telling.response.error.message
     assert "secret" not in telling.response.error.message
     if code != "context_length_exceeded":  # OpenAI itself only has it outside of streams
         KINDS["response.failed"].model_validate_json(last, strict=True)

@@ -80,9 +80,9 @@ def test_items_of_every_kind_are_read_or_left_out(scripted: Scripted) -> None:
         "Question\ntwo",
     ]
     at = 0
-    for words in wanted:
-        found = prompt.find(words, at)
-        assert found >= at, words
+    for text in wanted:
+        found = prompt.find(text, at)
+        assert found >= at, text
         at = found
     assert "rs_gone" not in prompt
 

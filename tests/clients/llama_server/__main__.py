@@ -37,10 +37,10 @@ def main() -> None:
     suite = _unpack(Path(sys.argv[1]), folder)
     outcomes = _run(suite, folder)
     found = verdicts(outcomes, reasons(PAGE.read_text(encoding="utf-8")))
-    for name, verdict in found.items():
-        print(f"{name}: {verdict}")
-    n_passed = sum(verdict.startswith("passed") for verdict in found.values())
-    n_faults = sum(verdict.startswith(FAULT) for verdict in found.values())
+    for name, check in found.items():
+        print(f"{name}: {check}")
+    n_passed = sum(check.startswith("passed") for check in found.values())
+    n_faults = sum(check.startswith(FAULT) for check in found.values())
     print(f"{n_passed} of {len(found)} pass, {n_faults} differ from the page")
     sys.exit(n_faults > 0)
 
@@ -73,11 +73,11 @@ def verdicts(outcomes: Mapping[str, str], known: Mapping[str, str]) -> dict[str,
 
 def _unpack(package: Path, folder: Path) -> Path:
     """Folder of the tests, out of the source package."""
-    with tarfile.open(package) as archive:
-        for member in archive:
+    with tarfile.open(package) as files:
+        for member in files:
             if place := TESTS.match(member.name):
                 member.name = member.name[place.end() :]
-                archive.extract(member, folder, filter="data")
+                files.extract(member, folder, filter="data")
     return folder
 
 

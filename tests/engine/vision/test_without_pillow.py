@@ -34,9 +34,9 @@ print("PIL" in sys.modules)
 """
 
 
-def printed(code: str, *words: str) -> list[str]:
+def printed(code: str, *args: str) -> list[str]:
     """Lines that a process of its own prints."""
-    command = [sys.executable, "-c", code, *words]
+    command = [sys.executable, "-c", code, *args]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 

@@ -90,8 +90,8 @@ class PromptRenderer:
     def _content(self, part: ContentPart) -> dict[str, Any]:
         self._has_new_line |= "\n" in part.text
         self._n_predicted += len(part.notes)
-        pace = {"timings": self._watch.timings()} if self.body.timings_per_token else {}
-        return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **pace}
+        timed = {"timings": self._watch.timings()} if self.body.timings_per_token else {}
+        return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **timed}
 
     def _partial(self, text: str, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
         return {
