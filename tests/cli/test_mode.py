@@ -77,7 +77,7 @@ def test_j2_a_switch_touches_only_what_differs(shell: Shell, modes: Path) -> Non
     assert told.returncode == 0
     assert json.loads(told.stdout)["members"] == {"chat": "healthy", "watch": "healthy"}
     cards = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"]
-    assert [card["aliases"][-1] for card in cards] == ["chat", "watch"]
+    assert [card["id"] for card in cards] == ["chat", "watch"]
     assert {card["status"]["value"] for card in cards} == {"loaded"}
     third = json.loads(shell.run("mode", "switch", "night", "--json").stdout)
     assert third["keep"] == ["chat", "watch"] and pids(shell) == night

@@ -113,21 +113,21 @@ def test_a_process_is_not_a_later_one_of_the_same_number() -> None:
 
 
 def test_end_asks_first_and_kills_the_deaf() -> None:
-    deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "print(1, flush=True); time.sleep(60)"
+    script = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, {}); print(1, flush=True); "
+        "time.sleep(600)"
     )
-    for code, needs_force in (
-        ("print(1, flush=True); import time; time.sleep(60)", False),
-        (deaf, True),
-    ):
+    polite = script.format("lambda *_: sys.exit(print('asked', flush=True))")
+    deaf = script.format("signal.SIG_IGN")
+    for code, patience_s, last in ((polite, 600, b"asked\n"), (deaf, 0.5, b"")):
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             child.stdout.readline()
             seen = identify(child.pid)
             assert seen is not None
-            assert end(seen, 0.5) is needs_force
+            end(seen, patience_s)
             assert not is_alive(seen)
+            assert child.stdout.read() == last
 
 
 def test_a_taken_port_is_found_with_its_listener() -> None:
