@@ -1,5 +1,6 @@
 """Templates that refuse, or drop without a word, what others render."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -371,3 +372,10 @@ def test_what_references_mean_is_written_where_the_template_drops_it(load: Load)
     )
     dumped = "{%- for t in tools or [] %}{{- t | tojson }}{%- endfor %}" + TURNS
     assert '{"$ref": "#/$defs/item"}' in prompt(load(dumped), tools=(tool,))
+
+
+def test_a_schema_of_many_levels_ends_no_prompt(load: Load) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(sys.getrecursionlimit() // 2):
+        schema = {"type": "object", "properties": {"in": schema}}
+    assert "<user>go</user>" in prompt(load(TYPED), tools=(Tool("put", parameters=schema),))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,7 +34,9 @@ def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) ->
     """
     if not (capabilities.takes_references and capabilities.shows_references):
         own = {key: one for key, one in parameters.items() if key not in ("$defs", "definitions")}
-        parameters = _resolved(own, parameters, (), iter(range(MAX_REFERENCES)))
+        # No model reads a schema of so many levels.
+        with suppress(RecursionError):
+            parameters = _resolved(own, parameters, (), iter(range(MAX_REFERENCES)))
     whole: dict[str, Any] = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
     properties = whole.get("properties")
     if not isinstance(properties, dict):
