@@ -18,7 +18,7 @@ from tests.signature import (
 MOST_LONG_SUMMARIES = 112
 """First lines of docstrings that are longer than the style page allows."""
 
-MOST_CODE_LINES = 42_872
+MOST_CODE_LINES = 42_874
 """Of the wheel, without imports, blanks, comments and docstrings."""
 
 

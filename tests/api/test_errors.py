@@ -15,6 +15,7 @@ from mlxstack.core import errors
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
+SERVICE_FAULTS = {"Broken", "DeviceError", "DoesNotFit", "SetupError", "StackError"}
 
 
 def family(root: type[errors.StackError]) -> Iterator[type[errors.StackError]]:
@@ -29,6 +30,16 @@ def test_an_error_has_a_row_where_it_differs_from_its_kind() -> None:
             above = next(cls for cls in kind.__mro__[1:] if cls in table.ERRORS)
             assert table.ERRORS[kind] != table.ERRORS[above], kind
     assert set(table.ERRORS) <= set(family(errors.StackError))
+
+
+def test_no_other_error_is_a_500() -> None:
+    # A new kind of error needs a row, or stands here.
+    found = {
+        kind
+        for kind in family(errors.StackError)
+        if next(cls for cls in kind.__mro__ if cls in table.ERRORS) is errors.StackError
+    }
+    assert {one.__name__ for one in found} == SERVICE_FAULTS
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,7 @@ def models() -> VerbResult:
     found = all_models(home)
     running = _running(home)
     told = [
-        to_builtins(one)
-        | {"fits": _fits(one), "is_running": not running.keys().isdisjoint((one.name, one.path))}
+        to_builtins(one) | {"fits": _fits(one), "is_running": _is_used(one, running)}
         for one in found
     ]
     return VerbResult({"models": told}, lambda: _show(told))
@@ -133,6 +132,10 @@ def _running(home: "Home") -> dict[str, str]:
         for model in (preset.model.id, preset.model.draft, preset.model.mtp)
         if model is not None
     }
+
+
+def _is_used(model: "LocalModel", running: dict[str, str]) -> bool:
+    return model.name in running or model.path in running
 
 
 def _fits(model: "LocalModel") -> str:

@@ -26,7 +26,7 @@ def serve(
 
 
 def _run_up(arguments: list[str]) -> None:
-    """`up` with these words, as if they were typed."""
+    """Run `up` with these arguments, as typed."""
     from mlxstack.cli.commands.up import up
 
     command = typer.Typer()

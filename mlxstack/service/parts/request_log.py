@@ -106,9 +106,8 @@ class RequestLog:
         now = time.time()
         entries = (msgpack.decode(data, type=LoggedRequest) for data in reversed(self._done))
         return tuple(
-            replace(e.view, age_s=age, miss=e.miss and replace(e.miss, age_s=age))
+            replace(e.view, age_s=age_s(now, e.at), miss=_aged(e.miss, age_s(now, e.at)))
             for e in entries
-            for age in (age_s(now, e.at),)
         )
 
     def slots(self, now: Snapshot) -> tuple[SlotStatus, ...]:
@@ -194,3 +193,7 @@ def _log(request: Request, view: RequestView) -> None:
         1000 * view.queued_s, 1000 * view.ttft_s, 1000 * view.decode_s, view.ended,
         view.miss.reason if view.miss else "-",
     )  # fmt: skip
+
+
+def _aged(miss: MissView | None, age_s: float) -> MissView | None:
+    return None if miss is None else replace(miss, age_s=age_s)

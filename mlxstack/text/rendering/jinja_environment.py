@@ -82,9 +82,11 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     # The filter of Jinja escapes the letters of HTML.
     text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
     # The marks inside of texts are no part of them, so that they must stay what they are.
-    return (
-        NONCHARACTER.sub(lambda one: one[1] + chr(int(one[2], 16)), text) if ensure_ascii else text
-    )
+    return NONCHARACTER.sub(_unescaped, text) if ensure_ascii else text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return match[1] + chr(int(match[2], 16))
 
 
 def _refuse(message: str) -> None:
