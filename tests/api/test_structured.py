@@ -432,3 +432,49 @@ def test_keywords_that_no_answer_is_held_to_are_named(http: httpx.Client) -> Non
         assert [one.partition("/")[2] for one in told] == [f"**/{one}" for one in keywords], path
         assert all(one.startswith(at) for one in told)
     assert header not in http.post(CHAT, json=asked({"type": "boolean"})).headers
+
+
+KEYWORDS: dict[str, Any] = {
+    "propertyNames": {"type": "string"},
+    "uniqueItems": True,
+    "not": {"type": "null"},
+    "if": {"required": ["a"]},
+    "contains": {"const": 1},
+    "dependentRequired": {"a": ["b"]},
+    "unevaluatedProperties": False,
+}
+
+
+@pytest.mark.parametrize(("keyword", "value"), KEYWORDS.items())
+def test_a_keyword_without_grammar_may_stand_at_several_places(
+    http: httpx.Client, keyword: str, value: Any
+) -> None:
+    kind = "array" if keyword in ("uniqueItems", "contains") else "object"
+    part = {"type": kind, "maxItems": 1, "maxProperties": 1, keyword: value}
+    schema = {"type": "object", "properties": {"a": part, "b": part, "c": {"const": 1}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name in ("count", "measure")
+    ]
+    form = {"type": "json_schema", "name": "a", "schema": schema}
+    messages = chat_body()["messages"]
+    for path, body in (
+        (CHAT, asked(schema)),
+        (CHAT, chat_body(tools=tools, tool_choice="required")),
+        (CHAT, chat_body(tools=tools)),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2, "text": {"format": form}}),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 2,
+                "messages": messages,
+                "tools": [
+                    {"name": tool["function"]["name"], "input_schema": schema} for tool in tools
+                ],
+            },
+        ),
+        ("/api/chat", {"messages": messages, "stream": False, "format": schema}),
+    ):
+        answer = http.post(path, json={"model": "any", **body})
+        assert answer.status_code == 200, (path, answer.text)
+        assert keyword in answer.headers["x-mlx-stack-loose-schemas"], path

@@ -27,7 +27,12 @@ PROBING_S = 2.0
 UNSPELLABLE = "\ufdd0"
 """Noncharacter in the names of tokens that no grammar spells."""
 LEFT_OUT = "Unimplemented keys: "
-"""Beginning of a warning of llguidance, before a list of keywords."""
+"""Beginning of a warning of llguidance, before a JSON list and perhaps ` (2 times)`."""
+APPROXIMATED = {
+    "oneOf not fully supported": ("oneOf",),
+    "min/maxProperties only supported": ("maxProperties", "minProperties"),
+}
+"""Beginnings of other warnings, and the keywords that they are about."""
 MAX_REASON = 400
 """Characters of a message of llguidance."""
 
@@ -163,9 +168,22 @@ def without_marks(tokenizer: Any) -> str:
 
 def left_out_keywords(rules: LLMatcher, param: str) -> tuple[str, ...]:
     """Keywords of schemas, anywhere in `param`, that the grammar does not enforce."""
-    lists = (one for one in rules.get_grammar_warnings() if one.startswith(LEFT_OUT))
-    names = {name for one in lists for name in json.loads(one.removeprefix(LEFT_OUT))}
-    return tuple(f"{param}/**/{name}" for name in sorted(names))
+    keywords: set[str] = set()
+    for warning in rules.get_grammar_warnings():
+        keywords |= _keywords_of(warning)
+    return tuple(f"{param}/**/{keyword}" for keyword in sorted(keywords))
+
+
+def _keywords_of(warning: str) -> set[str]:
+    if warning.startswith(LEFT_OUT):
+        keywords, _ = json.JSONDecoder().raw_decode(warning, len(LEFT_OUT))
+        return set(keywords)
+    return {
+        keyword
+        for beginning, keywords in APPROXIMATED.items()
+        if warning.startswith(beginning)
+        for keyword in keywords
+    }
 
 
 def error_reason(rules: LLMatcher) -> str:
