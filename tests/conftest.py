@@ -1,4 +1,4 @@
-"""Shared by all tests: tiny models, built and checked once; an interrupt for every process."""
+"""Shared by all tests: an environment of their own, tiny models, an interrupt for every process."""
 
 import functools
 import gc
@@ -15,8 +15,13 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import forked
-from tests.patience import PATIENCE_S
+from tests import environment
+
+# Before a module of the package or of the hub's client reads a variable.
+environment.leave()
+
+from tests import forked  # noqa: E402
+from tests.patience import PATIENCE_S  # noqa: E402
 
 ModelOf = Callable[[str], Path]
 LENGTHS = {"slow": 4.0, "mlx": 2.0, "net": 2.0}

@@ -2,48 +2,85 @@
 
 `python -m tests.suite ARGUMENTS` passes the arguments to pytest. A test that passes alone is
 flaky: it is named in `FLAKY`, whose text `make test` prints last, and the run counts as passed.
+
+It runs beside a user (`user_home`): a run whose tests touch what is theirs fails.
 """
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests import user_home
+from tests.user_home import User
 
 MOST_RERUNS = 5
 """More failures than this are a fault of the code, not of a busy machine."""
 FLAKY = Path(sys.prefix, "flaky")
 
 
-class Failures:
-    """A pytest plugin that collects the ids of failed tests, those of all workers."""
+class Reports:
+    """A pytest plugin: ids of failed tests, those of all workers, and looks at the user's home."""
 
-    def __init__(self) -> None:
-        self.ids: list[str] = []
+    def __init__(self, user: User) -> None:
+        self.failed: list[str] = []
+        self._user = user
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and report.nodeid not in self.ids:
-            self.ids.append(report.nodeid)
+        if report.failed and report.nodeid not in self.failed:
+            self.failed.append(report.nodeid)
+        if report.when == "teardown":
+            self._user.look(f"the end of {report.nodeid}")
 
 
-def run(arguments: Sequence[str], flaky: Path = FLAKY) -> int:
-    """Run pytest, then each failed test alone; return an exit code of pytest."""
+def run(
+    arguments: Sequence[str], flaky: Path = FLAKY, ports: Sequence[int] = user_home.PORTS
+) -> int:
+    """Run pytest, then each failed test alone; return an exit code of pytest.
+
+    `ports` are taken meanwhile, and nobody may call them.
+    """
     flaky.unlink(missing_ok=True)
-    failures = Failures()
-    code = pytest.main(list(arguments), plugins=[failures])
-    if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failures.ids) <= MOST_RERUNS:
+    with (
+        tempfile.TemporaryDirectory(prefix="user-") as home,
+        user_home.beside(Path(home), ports) as user,
+    ):
+        for port in user.taken:
+            _say(f"port {port} is taken by another program; calls of it are not seen")
+        os.environ.update(user.variables)
+        code = _run(arguments, flaky, user)
+    if not user.traces:
+        return code
+    _say("tests touched what is not their own (other tests may have run at the same time):")
+    for trace in user.traces:
+        _say(f"  {trace}")
+    return code or int(pytest.ExitCode.TESTS_FAILED)
+
+
+def _run(arguments: Sequence[str], flaky: Path, user: User) -> int:
+    reports, env = Reports(user), dict(os.environ)
+    code = pytest.main(list(arguments), plugins=[reports])
+    if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(reports.failed) <= MOST_RERUNS:
         return int(code)
-    passed = [test for test in failures.ids if _passes_alone(test)]
+    passed = [test for test in reports.failed if _passes_alone(test, env)]
     flaky.write_text("".join(f"flaky: {test} failed, and passed alone\n" for test in passed))
-    return int(pytest.ExitCode.OK if passed == failures.ids else code)
+    return int(pytest.ExitCode.OK if passed == reports.failed else code)
 
 
-def _passes_alone(test: str) -> bool:
-    sys.stdout.write(f"\nagain, alone: {test}\n")
-    sys.stdout.flush()
+def _passes_alone(test: str, env: Mapping[str, str]) -> bool:
+    """Whether it passes in a process with this environment."""
+    _say(f"\nagain, alone: {test}")
     command = [sys.executable, "-m", "pytest", "-q", test]
-    return subprocess.run(command, check=False).returncode == 0
+    return subprocess.run(command, env=env, check=False).returncode == 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -150,7 +150,8 @@ mlx-stack down
 def test_the_wheel_needs_no_network_but_loopback(programs: Path, tmp_path: Path) -> None:
     """Outside of any checkout, in a network namespace of its own."""
     inside = ["unshare", "--map-root-user", "--net", "sh", "-c"]
-    env = {**os.environ, "MLX_STACK_HOME": str(tmp_path / "home"), "MLX_STACK_SERVER_PORT": "7109"}
+    port = str(unused_port())
+    env = {**os.environ, "MLX_STACK_HOME": str(tmp_path / "home"), "MLX_STACK_SERVER_PORT": port}
     env["PATH"] = f"{programs}{os.pathsep}{env['PATH']}"
     env.pop("PYTHONPATH", None)
     # A library with threads keeps unshare from its new user namespace.

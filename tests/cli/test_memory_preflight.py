@@ -18,7 +18,7 @@ def memory_for(shell: Shell, share: float) -> str:
 
 
 def test_a6_too_little_memory_is_refused_with_the_breakdown(shell: Shell) -> None:
-    up = shell.run("up", "gemma4-26b-a4b", MLX_STACK_MEMORY="1GiB")
+    up = shell.run("up", "gemma4-26b-a4b", "--port", "0", MLX_STACK_MEMORY="1GiB")
     assert up.returncode == 5
     for word in ("weights", "KV full", "KV windows", "workspace", "estimated", "of 1.0 GiB"):
         assert word in up.stderr
@@ -33,7 +33,7 @@ def test_a_preset_that_does_not_fit_is_refused_with_settings_and_presets_that_do
 ) -> None:
     """The settings of one change alone do not fit here, nor does a context below 16k help."""
     memory = {"MLX_STACK_MEMORY": "26GB"}
-    up = shell.run("up", "qwen3.6-35b-a3b", **memory)
+    up = shell.run("up", "qwen3.6-35b-a3b", "--port", "0", **memory)
     assert up.returncode == 5
     *_, helps, others = up.stderr.splitlines()
     assert "slots.count=" in helps and "kv.bits=" in helps and "n_ctx" not in helps

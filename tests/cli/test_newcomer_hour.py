@@ -80,7 +80,7 @@ def makes_mistakes(person: Person) -> None:
     assert "Ollama's" in wrong and "mlx-community/Qwen3-0.6B-4bit" in wrong
     nowhere = person.types("up qwen3-codr-30b-a3b", code=5)
     assert "did you mean `qwen3-coder-30b-a3b`" in nowhere
-    large = person.types("up qwen3.6-35b-a3b", code=5)
+    large = person.types(f"up qwen3.6-35b-a3b --port {person.port}", code=5)
     assert "does not fit" in large and "GiB are needed" in large
     assert "no `search` here" in person.types("search qwen", code=2)
 

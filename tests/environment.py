@@ -1,0 +1,84 @@
+"""Environment of a test process: nothing of the person who runs the tests.
+
+A variable, a home, a cache or a configuration of theirs would change what a command does, and a
+test could change theirs. `leave` takes all of it away; child processes inherit what is left.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+
+KEPT = {
+    # Programs, temporary files, certificates, and the user's name.
+    "PATH",
+    "TMPDIR",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "LOGNAME",
+    "USER",
+    # How Python starts.
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONHASHSEED",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    # What the tests are asked to do, and where their clients and recordings lie.
+    "CI",
+    "MLX_STACK_AGENTS",
+    "MLX_STACK_BIN",
+    "MLX_STACK_CAPTURES",
+    "MLX_STACK_CLIENTS",
+    "MLX_STACK_CODEX",
+    "MLX_STACK_FORMATS",
+    # Folders that the processes of one run share.
+    "TESTS_HOMES",
+    "TESTS_REMEMBERED",
+}
+"""Variables that a test process inherits."""
+KEPT_PREFIXES = (
+    "MLX_STACK_TEST_",
+    "PYTEST_",
+    "COVERAGE_",
+    # Libraries that are loaded before Python, their allocators and threads.
+    "DYLD_",
+    "GLIBC_",
+    "LD_",
+    "MALLOC_",
+    "NVPL_",
+    "OMP_",
+    "OPENBLAS_",
+    "VECLIB_",
+)
+FIXED = {"LANG": "C.UTF-8", "TERM": "xterm", "TZ": "UTC"}
+"""The same for everybody who runs the tests."""
+HOMES = "TESTS_HOMES"
+"""Variable with the folder of the homes, one for each test process."""
+
+
+def own(env: Mapping[str, str], home: str) -> dict[str, str]:
+    """The environment of a test process whose home is `home`, made from that of its user."""
+    kept = {name: value for name, value in env.items() if _is_kept(name)}
+    return kept | FIXED | {"HOME": home}
+
+
+def _is_kept(name: str) -> bool:
+    return name in KEPT or name.startswith(KEPT_PREFIXES)
+
+
+def leave() -> None:
+    """Give this process an environment and an empty home of its own, deleted at its end."""
+    if HOMES not in os.environ:
+        os.environ[HOMES] = tempfile.mkdtemp(prefix="tests-homes-")
+        atexit.register(_delete, os.environ[HOMES], os.getpid())
+    home = tempfile.mkdtemp(dir=os.environ[HOMES])
+    variables = own(os.environ, home)
+    os.environ.clear()
+    os.environ.update(variables)
+    time.tzset()
+
+
+def _delete(folder: str, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
