@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import json
 
 from mlxstack.api import streaming
-from mlxstack.api.errors import context_sizes, row_of
+from mlxstack.api.errors import context_sizes, details, row_of
 from mlxstack.core import errors
 
 ANTHROPIC_HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -14,18 +14,23 @@ OLLAMA_HEARTBEAT = b" "
 """Whitespace before the next line, since no line may be empty."""
 
 
+def openai_message(error: errors.StackError) -> str:
+    """Message in OpenAI's words."""
+    if not isinstance(error, errors.TooLong):
+        return error.message
+    # Clients match this text.
+    return (
+        f"This model's maximum context length is {error.limit} tokens. "
+        f"However, your {error.param} resulted in {error.got} tokens."
+    )
+
+
 def openai_error(error: errors.StackError, _: str) -> dict[str, Any]:
     """Error envelope, of a response as of an event inside a stream."""
-    row, message = row_of(error), error.message
-    if isinstance(error, errors.TooLong):
-        # Clients match this exact text.
-        message = (
-            f"This model's maximum context length is {error.limit} tokens. "
-            f"However, your messages resulted in {error.got} tokens."
-        )
+    row = row_of(error)
     return {
         "error": {
-            "message": message,
+            "message": openai_message(error),
             "type": row.openai,
             "param": getattr(error, "param", None),
             "code": row.code,
@@ -56,7 +61,7 @@ def anthropic_error(error: errors.StackError, request: str) -> dict[str, Any]:
     if isinstance(error, errors.TooLong):
         # Clients match this exact text.
         message = f"prompt is too long: {error.got} tokens > {error.limit} maximum"
-    inner = {"type": row_of(error).anthropic, "message": message}
+    inner = {"type": row_of(error).anthropic, "message": message, **details(error)}
     return {"type": "error", "error": inner, "request_id": request}
 
 
@@ -76,4 +81,14 @@ def llama_error(error: errors.StackError, _: str) -> dict[str, Any]:
 
 def ollama_error(error: errors.StackError, _: str) -> dict[str, Any]:
     """Error envelope, of a response as of a line inside a stream."""
-    return {"error": error.message}
+    message = error.message
+    if isinstance(error, errors.TooLong):
+        # Clients match these texts: that of embeddings, and that of all else.
+        n_over = max(1, error.got - error.limit)
+        words = (
+            "the input length exceeds the context length"
+            if error.param == "input"
+            else f"prompt too long; exceeded max context length by {n_over} tokens"
+        )
+        message = f"{words}: {message}"
+    return {"error": message}

@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from litestar.exceptions import (
     HTTPException,
@@ -91,6 +91,14 @@ def context_sizes(error: errors.StackError) -> dict[str, int]:
     """Token counts that llama-server adds to a too-long prompt's error."""
     if isinstance(error, errors.TooLong):
         return {"n_prompt_tokens": error.got, "n_ctx": error.limit}
+    return {}
+
+
+def details(error: errors.StackError) -> dict[str, Any]:
+    """Published code of an error, by which Anthropic's SDKs decide how to go on."""
+    if isinstance(error, errors.NoThreads):
+        code = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return {"details": code}
     return {}
 
 

@@ -478,6 +478,19 @@ def resolve_model(service: Service, model: str | None) -> str:
     return model
 
 
+def readable(value: Any) -> Any:
+    """JSON value without parts that only a vendor's servers read, and without files."""
+    match value:
+        case {"type": "base64"}:
+            return "[file omitted]"
+        case dict():
+            known = {key: one for key, one in value.items() if not key.startswith("encrypted_")}
+            return {key: readable(one) for key, one in known.items()}
+        case list():
+            return [readable(one) for one in value]
+    return value
+
+
 def tool_choice_mode(choice: Any) -> ToolChoiceMode:
     """Tool choice of OpenAI's APIs. Raises BadRequest.
 

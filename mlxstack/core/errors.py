@@ -8,6 +8,7 @@ StackError
 │   ├── TooLarge           the body is bigger than the service accepts
 │   ├── UnknownCoding      the body is compressed in a way that is not decoded here
 │   ├── UpgradeRefused     the request asks for another protocol
+│   ├── NoThreads          the conversation would have to be stored here
 │   └── Unsupported        a feature that this model or preset does not serve
 ├── Unauthorized           no key, or a wrong one
 ├── Forbidden              a known caller without the permission
@@ -83,6 +84,10 @@ class UnknownCoding(BadRequest):
 
 class UpgradeRefused(BadRequest):
     """A request for another protocol, such as a WebSocket."""
+
+
+class NoThreads(BadRequest):
+    """A request of a conversation that Anthropic's servers would store as a thread."""
 
 
 class Unsupported(BadRequest):

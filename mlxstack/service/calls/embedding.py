@@ -11,7 +11,7 @@ from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.engine.embedding_engine import Tokens, batches
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service
-from mlxstack.text.prompt.prompt import TokenizeOptions
+from mlxstack.text.prompt.prompt import CHARS_PER_TOKEN, MIN_COUNTED_CHARS, TokenizeOptions
 
 MOST_TEXTS = 2048
 """Limit of OpenAI."""
@@ -73,18 +73,28 @@ async def _vectors(
     return tuple(vectors[at] for at in range(len(texts)))
 
 
+async def _all_tokens(text_processor: TextProcessor, text: Text) -> Tokens:
+    if isinstance(text, str):
+        spelling = TokenizeOptions(add_special=True, parse_special=False)
+        return await text_processor.tokenize(text, spelling)
+    text_processor.check([part for part in text if isinstance(part, int)], "input")
+    return (await text_processor.raw(text)).tokens
+
+
 async def _tokens(
     service: Service, text_processor: TextProcessor, text: Text, is_cut: bool
 ) -> Tokens:
-    if isinstance(text, str):
-        spelling = TokenizeOptions(add_special=True, parse_special=False)
-        tokens = await text_processor.tokenize(text, spelling)
-    else:
-        text_processor.check([part for part in text if isinstance(part, int)], "input")
-        tokens = (await text_processor.raw(text)).tokens
+    limit = service.preset.slots.n_ctx
+    if is_cut and isinstance(text, str):
+        # A text that is longer is refused before its tokens are known.
+        text = text[: max(CHARS_PER_TOKEN * limit, MIN_COUNTED_CHARS)]
+    try:
+        tokens = await _all_tokens(text_processor, text)
+    except TooLong as error:
+        error.param = "input"
+        raise
     if not tokens:
         raise BadRequest("input has an empty text; there is nothing to embed", "input")
-    limit = service.preset.slots.n_ctx
     if len(tokens) <= limit:
         return tokens
     if not is_cut:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import (
     ADDED,
+    ANSWER_PARTS,
+    QUESTION_PARTS,
     READERS,
     conversation,
     decode_reasoning,
@@ -46,8 +48,10 @@ TOOLS = st.fixed_dictionaries(
     },
 )
 ITEMS = st.fixed_dictionaries(
-    {"type": st.sampled_from([*READERS, ADDED, "of_the_future"])},
+    {"type": st.sampled_from([*READERS, *QUESTION_PARTS, *ANSWER_PARTS, ADDED, "of_the_future"])},
     optional={
+        "text": st.text(max_size=4) | JSON,
+        "refusal": st.text(max_size=4) | JSON,
         "role": st.sampled_from(["user", "assistant", "developer"]) | JSON,
         "content": CONTENT,
         "output": CONTENT,
@@ -65,7 +69,11 @@ ITEMS = st.fixed_dictionaries(
 
 
 @settings(max_examples=300)
-@given(items=st.lists(ITEMS, max_size=5), tools=st.lists(TOOLS, max_size=3), text=JSON)
+@given(
+    items=st.lists(ITEMS | st.fixed_dictionaries({"type": JSON}), max_size=5),
+    tools=st.lists(TOOLS, max_size=3),
+    text=JSON,
+)
 def test_any_items_are_read_or_refused(items: list[Any], tools: list[Any], text: Any) -> None:
     raw = msgspec.json.encode({"input": items, "tools": tools, "text": {"format": text}})
     try:

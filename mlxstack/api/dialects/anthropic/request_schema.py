@@ -156,7 +156,7 @@ class MessagesBody(Fields, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None
-    thread: dict[str, Any] | None = None
+    thread: Any = None
     compaction: dict[str, Any] | None = None
 
     @property

@@ -37,7 +37,7 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
 )
 from mlxstack.api.request_fields import format_constraint, format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.core.errors import BadRequest
+from mlxstack.core.errors import BadRequest, NoThreads
 from mlxstack.service.parts.generation_options import ToolChoiceMode
 from mlxstack.service.parts.openai_messages import read_known, result_content, with_marks
 from mlxstack.text.grammar.response_format import ResponseConstraint
@@ -71,7 +71,9 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
     why = ": no conversations are stored or summed up here; send all messages"
-    request_fields.refuse(body, ("thread", "compaction"), why)
+    if body.thread is not None:
+        raise NoThreads(f"thread is not supported{why}, without it", "thread")
+    request_fields.refuse(body, ("compaction",), why)
     if body.server_names and all(map(is_server_tool, body.tools or ())):
         raise BadRequest(
             f"mcp_servers[0]: {body.server_names[0]} is an MCP server, whose tools would run on "
@@ -181,21 +183,8 @@ def _assistant(blocks: tuple[Block, ...]) -> list[Message]:
 
 
 def _server_result(block: Any) -> Message:
-    text = json.dumps(_readable(block.content), ensure_ascii=False)
+    text = json.dumps(request_fields.readable(block.content), ensure_ascii=False)
     return Message(Role.TOOL, text, tool_call_id=block.tool_use_id)
-
-
-def _readable(value: Any) -> Any:
-    """JSON value without parts that only Anthropic's servers read, and without files."""
-    match value:
-        case {"type": "base64"}:
-            return "[file omitted]"
-        case dict():
-            known = {key: one for key, one in value.items() if not key.startswith("encrypted_")}
-            return {key: _readable(one) for key, one in known.items()}
-        case list():
-            return [_readable(one) for one in value]
-    return value
 
 
 def _said(blocks: tuple[Block, ...]) -> Message:

@@ -37,12 +37,12 @@ class RecentItems:
     def resolve(self, items: list[Item], salt: str) -> list[Item]:
         """Items in place of the references to them.
 
-        Raises BadRequest for one that is not kept, but for reasoning, which is left out.
+        Raises BadRequest for one that is not kept, but for reasoning, whose reference stays, so
+        that errors name the places of the items that were sent.
         """
-        found = [self._find(item, f"input[{i}]", salt) for i, item in enumerate(items)]
-        return [item for item in found if item is not None]
+        return [self._find(item, f"input[{i}]", salt) for i, item in enumerate(items)]
 
-    def _find(self, item: Item, at: str, salt: str) -> Item | None:
+    def _find(self, item: Item, at: str, salt: str) -> Item:
         kind = item.get("type")
         # The type of a reference is optional.
         if kind != "item_reference" and (kind is not None or "role" in item or "id" not in item):
@@ -52,7 +52,7 @@ class RecentItems:
             self._items.move_to_end((salt, name))
             return msgspec.json.decode(self._items[salt, name], type=Item)
         if name.startswith(OPTIONAL):
-            return None
+            return {"type": "item_reference", "id": name}
         raise BadRequest(
             f"{at}: the item {name!r} is not kept here any more; send the item itself "
             "(AI SDK: providerOptions.openai.store = false)",

@@ -1,6 +1,8 @@
 """Routes of the Responses API."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from uuid import uuid4
 
@@ -22,7 +24,6 @@ from mlxstack.api.guards import salt_of
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
-from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.calls.generation import Generation
@@ -43,10 +44,12 @@ async def responses(
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
     model, box = resolve_model(service, data.model), toolbox(data)
-    data, options = _resolved(data, request), _options(data, request, service, box)
+    data = _resolved(data, request)
+    options = _options(data, request, service, box)
     convert = partial(to_conversation.conversation, data, box)
     conversation = await service.text_processor.read(convert)
-    generation = await _admit(service, conversation, options)
+    with _of_input():
+        generation = await admit(service, conversation, options)
     response, is_sealed = _response(data, generation, model), SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
     renderer = ResponseStream(
@@ -62,7 +65,9 @@ async def input_tokens(
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     data, box = _resolved(data, request), toolbox(data)
-    return InputTokens(await n_tokens(service, partial(to_conversation.conversation, data, box)))
+    with _of_input():
+        n = await n_tokens(service, partial(to_conversation.conversation, data, box))
+    return InputTokens(n)
 
 
 def _recent_items(request: AnyRequest) -> RecentItems:
@@ -78,19 +83,22 @@ def _on_item(body: ResponsesBody, request: AnyRequest, salt: str) -> OnItem:
 
 
 def _resolved(body: ResponsesBody, request: AnyRequest) -> ResponsesBody:
-    """Body without references to items. Raises BadRequest for unknown ones."""
+    """Body without references to items, and with the settings of its items.
+
+    Raises BadRequest for unknown ones.
+    """
     if not isinstance(body.input, list):
         return body
     salt = salt_of(request, body.cache_salt or "")
-    return structs.replace(body, input=_recent_items(request).resolve(body.input, salt))
+    resolved = structs.replace(body, input=_recent_items(request).resolve(body.input, salt))
+    return to_conversation.configured(resolved)
 
 
-async def _admit(
-    service: Service, conversation: Conversation, options: GenerationOptions
-) -> Generation:
+@contextmanager
+def _of_input() -> Iterator[None]:
     """Errors name the field `input` instead of `messages`."""
     try:
-        return await admit(service, conversation, options)
+        yield
     except BadRequest as error:
         if error.param == "messages":
             error.param = "input"

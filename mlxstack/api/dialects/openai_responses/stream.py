@@ -33,6 +33,7 @@ from mlxstack.api.dialects.openai_responses.to_conversation import (
     ToolNames,
     encode_reasoning,
 )
+from mlxstack.api.error_bodies import openai_message
 from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
 from mlxstack.core.engine_events import FinishReason, RequestTimings
@@ -291,7 +292,7 @@ def _failure(error: StackError) -> Failure:
     """Codex retries after `rate_limit_exceeded`, and gives up on the first two."""
     match error:
         case TooLong():
-            return Failure("context_length_exceeded", error.message)
+            return Failure("context_length_exceeded", openai_message(error))
         case BadRequest():
             return Failure("invalid_prompt", error.message)
         case Busy():

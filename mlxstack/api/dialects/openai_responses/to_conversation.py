@@ -21,8 +21,10 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
 from mlxstack.api.request_fields import chosen_tool, format_instruction, require_offered
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import ImagePart
 from mlxstack.service.parts.openai_messages import (
     ROLES,
+    ContentReader,
     read_call,
     read_history,
     read_known,
@@ -32,11 +34,13 @@ from mlxstack.service.parts.openai_messages import (
     with_marks,
 )
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
-from mlxstack.text.normalize_messages import parse_arguments
+from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader
+from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments
 
 ADDED, FOUND = "additional_tools", "tool_search_output"
 """Items that hold tools."""
+UPDATE = "configuration_update"
+"""An item that holds settings from there on."""
 
 
 class ToolKind(StrEnum):
@@ -188,7 +192,7 @@ def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
     """Instructions as the first system message, or as their own items."""
     given = body.instructions
     if isinstance(given, list):
-        return messages(given, ToolNames())
+        return messages(given, ToolNames(), field="instructions")
     return (Message(Role.SYSTEM, read_system(given, "instructions")),) if given else ()
 
 
@@ -205,40 +209,133 @@ JOINT = "\n\n"
 
 
 def messages(
-    items: list[Item], box: ToolNames, images: ImageReader = TEXT_ONLY
+    items: list[Item], box: ToolNames, images: ImageReader = TEXT_ONLY, field: str = "input"
 ) -> tuple[Message, ...]:
-    """Messages of input items; unknown types are left out. Raises BadRequest.
+    """Messages of the items of a field. Raises BadRequest.
 
     Reasoning, text and calls of the assistant without another message between them are one turn.
+    Parts of a content that stand among the items are one message of the user. An item of an unknown
+    type is read as its JSON.
     """
     ran = {str(item.get(REQUEST)) for item in items if item.get("type") == "mcp_call"}
     last = max((i for i, item in enumerate(items) if _is_asked(item)), default=-1)
     answered = max((i for i, item in enumerate(items) if _is_answer(item)), default=-1)
     read: list[Message] = []
-    for i, item in enumerate(items):
-        at = f"input[{i}]"
-        kind = _type(item, at)
-        if kind in APPROVALS and str(item.get(APPROVALS[kind])) in ran:
+    for is_part, group in groupby(enumerate(items), lambda pair: _is_question_part(pair[1])):
+        places = list(group)
+        if is_part:
+            is_latest = places[-1][0] == last
+            reader = read_latest_user if is_latest else read_history
+            is_new = is_latest and last > answered
+            read.append(_asked_in_parts(places, field, reader, images, is_new=is_new))
             continue
-        reader = _new_question if i == last else READERS.get(kind)
-        if reader is not None:
-            name, shown = "content" if _is_asked(item) else "output", _with_parts(item)
-            seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
-            content = shown.get(name) if name == "content" else result_content(shown.get(name))
-            shown[name], found_images = with_marks(
-                content, f"{at}.{name}", seen, is_new=i == last > answered
-            )
-            message = reader(_as(InputItem, {**shown, "type": kind}, at), at, box)
-            read.append(structs.replace(message, images=found_images) if found_images else message)
-        elif kind in HOSTED:
-            read += _hosted_call(_as(InputItem, item, at))
-        elif kind in SEALED:
-            raise BadRequest(
-                f"{at}.type: {kind} is not supported, only OpenAI's servers can read it; "
-                "send the items that it stands for, or a summary of them in a message",
-                f"{at}.type",
-            )
+        for i, item in places:
+            at = f"{field}[{i}]"
+            kind = _type(item, at)
+            if kind in APPROVALS and str(item.get(APPROVALS[kind])) in ran:
+                continue
+            if i == last:
+                is_new = last > answered
+                read.append(_with_images(_new_question, item, kind, at, box, images, is_new=is_new))
+            else:
+                read += _read(item, kind, at, box, images)
     return tuple(_turns(read))
+
+
+def _read(
+    item: Item, kind: str, at: str, box: ToolNames, images: ImageReader
+) -> tuple[Message, ...]:
+    """Messages of an item that is not the newest question."""
+    if kind in READERS:
+        return (_with_images(READERS[kind], item, kind, at, box, images, is_new=False),)
+    if kind in HOSTED:
+        return _hosted_call(_as(InputItem, item, at))
+    if kind in ANSWER_PARTS:
+        return (Message(Role.ASSISTANT, read_history([_whole_part(item, at)], at)),)
+    if kind in READ_ELSEWHERE:
+        return ()
+    if kind in SEALED:
+        raise BadRequest(
+            f"{at}.type: {kind} is not supported, only OpenAI's servers can read it; "
+            "send the items that it stands for, or a summary of them in a message",
+            f"{at}.type",
+        )
+    if kind in INNER_PARTS:
+        raise BadRequest(
+            f"{at}.type: {kind} is a part of another item and not an item; "
+            "send it in an item of the type reasoning",
+            f"{at}.type",
+        )
+    return (Message(Role.USER, _json(request_fields.readable(item))),)
+
+
+def _with_images(
+    reader: "Reader",
+    item: Item,
+    kind: str,
+    at: str,
+    box: ToolNames,
+    images: ImageReader,
+    *,
+    is_new: bool,
+) -> Message:
+    """Message of an item with the images of its content, or of its output."""
+    name, shown = "content" if _is_asked(item) else "output", _with_parts(item)
+    seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
+    content = shown.get(name) if name == "content" else result_content(shown.get(name))
+    shown[name], found_images = with_marks(content, f"{at}.{name}", seen, is_new=is_new)
+    message = reader(_as(InputItem, {**shown, "type": kind}, at), at, box)
+    return structs.replace(message, images=found_images) if found_images else message
+
+
+def _is_question_part(item: Item) -> bool:
+    return item.get("type") in QUESTION_PARTS
+
+
+def _asked_in_parts(
+    places: list[tuple[int, Item]],
+    field: str,
+    read: ContentReader,
+    images: ImageReader,
+    *,
+    is_new: bool,
+) -> Message:
+    """Message of the user whose parts stand among the items, each with its place."""
+    texts: list[str] = []
+    found_images: list[ImagePart] = []
+    for i, part in places:
+        at = f"{field}[{i}]"
+        if images.accepts_images and part["type"] in KINDS:
+            found = images.new(part, at) if is_new else images.earlier(part)
+            if isinstance(found, ImagePart):
+                found_images.append(found)
+                found = found.mark
+            texts.append(found)
+        else:
+            texts.append(read([_whole_part(part, at)], at))
+    return Message(Role.USER, "\n".join(texts), images=tuple(found_images))
+
+
+def _whole_part(part: Item, at: str) -> Item:
+    """A part that has its text. Raises BadRequest."""
+    name = "refusal" if part["type"] == "refusal" else "text"
+    if part["type"] in (*TEXT_PARTS, "refusal") and not isinstance(part.get(name), str):
+        raise BadRequest(f"{at}.{name}: Field required", f"{at}.{name}")
+    return part
+
+
+def configured(body: ResponsesBody) -> ResponsesBody:
+    """Body with the settings of its configuration updates, of which the last one counts."""
+    settings: dict[str, dict[str, Any] | None] = {"reasoning": body.reasoning, "text": body.text}
+    for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        if item.get("type") != UPDATE:
+            continue
+        for name, known in settings.items():
+            changed = item.get(name) or {}
+            if not isinstance(changed, dict):
+                raise BadRequest(f"input[{i}].{name} must be an object", f"input[{i}].{name}")
+            settings[name] = {**(known or {}), **changed} or known
+    return structs.replace(body, **settings)
 
 
 def _type(item: Item, at: str) -> str:
@@ -249,12 +346,15 @@ def _type(item: Item, at: str) -> str:
 
 
 def _is_asked(item: Item) -> bool:
-    return item.get("type") in (None, "message") and item.get("role") == "user"
+    is_message = item.get("type") in (None, "message") and item.get("role") == "user"
+    return is_message or _is_question_part(item)
 
 
 def _is_answer(item: Item) -> bool:
     kind = item.get("type")
-    is_call = kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))
+    is_call = kind in ("reasoning", *ANSWER_PARTS) or (
+        isinstance(kind, str) and kind.endswith("_call")
+    )
     return is_call or item.get("role") == "assistant"
 
 
@@ -424,6 +524,17 @@ SEALED = frozenset(
     {"compaction", "compaction_summary", "context_compaction", "compaction_trigger", "program"}
 )
 """Items that hold turns which the service cannot see, or ask OpenAI's servers for one."""
+
+
+QUESTION_PARTS = ("input_text", "text", "input_audio", "file", "input_file", *sorted(KINDS))
+ANSWER_PARTS = ("output_text", "refusal")
+INNER_PARTS = frozenset({"reasoning_text", "summary_text", "encrypted_content"})
+"""Parts of a content that some clients send among the items."""
+READ_ELSEWHERE = frozenset({ADDED, UPDATE, "item_reference", "mcp_list_tools"})
+"""Items that are no part of the conversation.
+
+The tools of an MCP server are offered by OpenAI's servers only.
+"""
 
 
 def _turns(read: list[Message]) -> Iterator[Message]:
