@@ -39,7 +39,6 @@ def create_app(service: Service) -> Litestar:
         before_send=[guards.name_response],
         request_class=JSONRequest,
         request_max_body_size=server.max_body_bytes,
-        cors_config=guards.cors(server),
         openapi_config=_openapi(),
         logging_config=None,
     )

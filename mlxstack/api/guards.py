@@ -9,12 +9,10 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar.config.cors import CORSConfig
 from litestar.connection import ASGIConnection
 from litestar.datastructures import MutableScopeHeaders
 from litestar.handlers import BaseRouteHandler
@@ -23,7 +21,6 @@ from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key, fits
 from mlxstack.api.protocols import Dialect, dialect_of
-from mlxstack.api.streaming import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.core.request import Priority
@@ -57,21 +54,14 @@ def request_id(scope: Scope) -> str:
     return str(state.setdefault("request_id", f"req_{uuid.uuid4().hex}"))
 
 
-# Clients of llama-server and of CORS look for these names in plain dictionaries.
-CASED = (b"access-control-", b"process-start-")
+# Clients of llama-server look for these names in plain dictionaries.
+CASED = b"process-start-"
 
 
 async def name_response(message: Message, scope: Scope) -> None:
-    """Adds `x-request-id` for OpenAI's clients and `request-id` for Anthropic's.
-
-    An answered preflight has status 200, which older browsers require; Chromium asks for leave to
-    reach a private network.
-    """
+    """Adds `x-request-id` for OpenAI's clients and `request-id` for Anthropic's."""
     if message["type"] == "http.response.start":
         headers = MutableScopeHeaders.from_message(message)
-        if scope.get("method") == "OPTIONS" and message["status"] == HTTPStatus.NO_CONTENT:
-            message["status"] = HTTPStatus.OK
-            headers["access-control-allow-private-network"] = "true"
         headers["x-request-id"] = headers["request-id"] = request_id(scope)
         message["headers"] = [
             (name.title() if name.startswith(CASED) else name, value)
@@ -225,17 +215,6 @@ def key_guard(server: ServerSpec, names: Callable[[], Collection[str]] | None = 
                 require_unscoped(key)
 
     return guard
-
-
-def cors(server: ServerSpec) -> CORSConfig:
-    """Answers preflights of the origins that the host guard lets in."""
-    pages, apps = rf"https?://(?:{host_pattern(server)})(?::\d+)?", "|".join(sorted(APP_SCHEMES))
-    return CORSConfig(
-        allow_origins=[],
-        allow_origin_regex=rf"(?i:{pages}|(?:{apps})://.*)",
-        allow_headers=["*"],
-        expose_headers=list(CACHE_HEADERS),
-    )
 
 
 def _key(headers: Mapping[str, str], dialect: Dialect) -> str | None:

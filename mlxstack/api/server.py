@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 
 from mlxstack.api.app import create_app
+from mlxstack.api.cors import cors_middleware
 from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
@@ -112,8 +113,6 @@ async def serve(
 
 
 def config(service: Service) -> uvicorn.Config:
-    drain_s = service.preset.server.drain_s
-    return uvicorn_config(
-        swap_gate_middleware(service, create_app(service)),
-        timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,
-    )
+    server = service.preset.server
+    app = cors_middleware(server, swap_gate_middleware(service, create_app(service)))
+    return uvicorn_config(app, timeout_graceful_shutdown=ceil(server.drain_s) + GRACE_S)

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
-from litestar.config.cors import CORSConfig
 from litestar.connection import ASGIConnection
 from litestar.types import HTTPScope
 from msgspec import Struct
@@ -64,13 +63,12 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     server = service.preset.server
     budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
     check_host, check_key = guards.host_check(server), guards.key_check(server)
-    cors = guards.cors(server)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await app(scope, receive, send)
             return
-        response = RelayedResponse(scope, send, cors)
+        response = RelayedResponse(scope, send)
         body = RequestBody(scope, receive, service.preset.server.max_body_bytes, budget)
         try:
             async with service.gate.interruptible():
@@ -141,11 +139,11 @@ def early_head(path: str, body: bytes) -> EarlyHead | None:
 class RelayedResponse:
     """Response to one request, after heartbeats where it waits."""
 
-    def __init__(self, scope: Scope, send: Send, cors: CORSConfig) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
         self.is_begun = False
         self.is_blank = True
         self.media_type = ""
-        self._scope, self._send, self._cors = scope, send, cors
+        self._scope, self._send = scope, send
         self._early: EarlyHead | None = None
         self._failure: bytes | None = None
 
@@ -199,9 +197,6 @@ class RelayedResponse:
 
     async def _head(self, status: int, fields: dict[str, str]) -> Message:
         """Head of a response that the application has not begun."""
-        origin = dict(self._scope["headers"]).get(b"origin", b"").decode("latin-1")
-        if self._cors.is_origin_allowed(origin):
-            fields = {**fields, "access-control-allow-origin": origin, "vary": "Origin"}
         headers = [(name.encode(), value.encode()) for name, value in fields.items()]
         start: Any = {"type": "http.response.start", "status": status, "headers": headers}
         await name_response(start, cast(Any, self._scope))

@@ -63,7 +63,6 @@ class Gateway:
         self._own = cast(App, own_app(spec, members, self._agents))
         self._check_host = host_rules(spec.server)
         self._check_key = guards.key_check(spec.server)
-        self._cors = guards.cors(spec.server)
         self._waiting: set[RelayedResponse] = set()
         server = spec.server
         self._budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
@@ -80,7 +79,7 @@ class Gateway:
         if path in CHANGES or (is_own(scope["method"], path) and _named(scope) is None):
             await self._own(scope, receive, send)
             return
-        response = RelayedResponse(scope, send, self._cors)
+        response = RelayedResponse(scope, send)
         body = RequestBody(scope, receive, self._spec.server.max_body_bytes, self._budget)
         try:
             headers = Headers.from_scope(cast(HTTPScope, scope))

@@ -337,7 +337,6 @@ def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) ->
         exception_handlers={Exception: _answer},
         before_send=[guards.name_response],
         request_max_body_size=spec.server.max_body_bytes,
-        cors_config=guards.cors(spec.server),
         openapi_config=None,
         logging_config=None,
     )

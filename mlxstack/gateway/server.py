@@ -8,6 +8,7 @@ from math import ceil
 
 import uvloop
 
+from mlxstack.api.cors import cors_middleware
 from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.core.errors import SetupError
 from mlxstack.gateway.app import Gateway
@@ -34,9 +35,8 @@ def run(spec: GatewaySpec) -> int:
 
 def web_server(spec: GatewaySpec, members: Members) -> UvicornServer:
     """Web server of a gateway over these members."""
-    return UvicornServer(
-        uvicorn_config(Gateway(spec, members), timeout_graceful_shutdown=ceil(spec.server.drain_s))
-    )
+    app = cors_middleware(spec.server, Gateway(spec, members))
+    return UvicornServer(uvicorn_config(app, timeout_graceful_shutdown=ceil(spec.server.drain_s)))
 
 
 async def return_memory(members: Members) -> None:

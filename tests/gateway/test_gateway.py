@@ -82,7 +82,7 @@ def test_preflights_are_answered_without_a_member(site: Site) -> None:
         assert near.status_code == 200
         assert near.headers["access-control-allow-origin"] == "http://localhost:3000"
         far = plain.options(ADDRESS, headers={**asked, "origin": "https://evil.example"})
-        assert far.status_code == 400
+        assert far.status_code == 403
     assert workers(site) == 0
 
 
