@@ -9,6 +9,7 @@ import pytest
 from mlxstack.engine.decode.attention_patch import attend
 from mlxstack.engine.model.cpu_attention import N_LONG, N_MANY, exponential, is_tiled
 from mlxstack.engine.model.row_views import RaggedArray
+from tests.tolerance import ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
@@ -35,10 +36,6 @@ def theirs(
     return mx.concatenate(rows)
 
 
-def difference(one: mx.array, other: mx.array) -> float:
-    return float(mx.abs(one.astype(mx.float32) - other).max().item().real)
-
-
 def root_mean_square(errors: mx.array) -> float:
     return float(mx.sqrt(mx.square(errors).mean()).item().real)
 
@@ -55,7 +52,7 @@ def test_short_and_long_rows_are_as_in_mlx_lm(dtype: mx.Dtype, has_sinks: bool) 
     assert out.dtype == dtype
     exact = theirs(queries, keys, values, sinks)
     if dtype == mx.float32:
-        assert difference(out, exact) <= 3e-6
+        assert distance(out, exact) <= ROUNDING
     else:
         # Of single numbers now ours, now theirs is rounded better.
         rounded = theirs(queries, keys, values, sinks, dtype)

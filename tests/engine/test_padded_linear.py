@@ -12,6 +12,7 @@ from mlxstack.engine.model.padded_linear import (
     pad_linear_layers,
 )
 from mlxstack.policy.row_padding import padded_counts
+from tests.tolerance import ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
@@ -39,7 +40,7 @@ def test_outputs_are_those_of_the_layer(shape: tuple[int, int], has_bias: bool) 
     x = mx.random.normal((*shape, 32))
     output = PaddedLinear(linear, BY_FOUR, mx.zeros((3, 32)))(x)
     assert output.shape == (*shape, 48)
-    assert mx.allclose(output, linear(x), rtol=1e-5, atol=1e-6)
+    assert distance(output, linear(x)) <= ROUNDING
 
 
 def test_the_large_float_layers_of_a_model_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,7 @@ def test_the_large_float_layers_of_a_model_are_replaced(monkeypatch: pytest.Monk
     assert isinstance(block.layers[0], PaddedLinear)
     assert isinstance(block.head, nn.QuantizedLinear)
     assert [name for name, _ in block.named_modules()] == names
-    assert mx.allclose(block(x), expected, rtol=1e-5, atol=1e-6)
+    assert distance(block(x), expected) <= ROUNDING
 
 
 def test_a_model_stays_as_it_is_where_padding_saves_nothing(

@@ -17,6 +17,7 @@ from mlxstack.engine.vision.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import picture
+from tests.tolerance import ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
@@ -48,7 +49,7 @@ def test_every_image_has_one_size(folder: Path) -> None:
 
 def test_names_and_layout_of_pytorch_and_steps(folder: Path) -> None:
     expected = features(folder)
-    assert mx.abs(features(folder, 1) - expected).max().item() <= 1e-5
+    assert distance(features(folder, 1), expected) <= ROUNDING
     weights: Any = mx.load(str(folder / "model.safetensors"))
     name = "vision_tower.vision_model.embeddings.patch_embedding.weight"
     weights[name] = weights[name].transpose(0, 3, 1, 2)
@@ -57,7 +58,7 @@ def test_names_and_layout_of_pytorch_and_steps(folder: Path) -> None:
         for k, a in weights.items()
     }
     mx.save_safetensors(str(folder / "model.safetensors"), renamed)
-    assert mx.abs(features(folder) - expected).max().item() <= 1e-5
+    assert distance(features(folder), expected) <= ROUNDING
 
 
 def test_quantized_kv_takes_no_images(folder: Path) -> None:

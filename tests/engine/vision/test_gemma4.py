@@ -19,6 +19,7 @@ from mlxstack.engine.vision.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import picture
+from tests.tolerance import ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
@@ -97,14 +98,14 @@ def test_a_narrow_image_has_no_more_positions_than_were_learned(tmp_path: Path) 
 def test_names_of_other_converters_and_steps(tmp_path: Path, kind: str) -> None:
     folder = vision_models.build(tmp_path / "model", kind)
     expected = features(folder)
-    assert mx.abs(features(folder, 1) - expected).max().item() <= 1e-5
+    assert distance(features(folder, 1), expected) <= ROUNDING
     weights: Any = mx.load(str(folder / "model.safetensors"))
     renamed = {
         k.replace("vision_tower.", "model.vision_tower.").replace("embed_v", "model.embed_v"): a
         for k, a in weights.items()
     }
     mx.save_safetensors(str(folder / "model.safetensors"), renamed)
-    assert mx.abs(features(folder) - expected).max().item() <= 1e-5
+    assert distance(features(folder), expected) <= ROUNDING
 
 
 def test_bounds_of_a_tower_that_has_none_are_left_out(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from mlxstack.models.model_files import processor_of
 from tests import vision_models
 from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
 from tests.repetition import in_soak
+from tests.tolerance import ROUNDING, distance
 
 KINDS = tuple(vision_models.CONFIGS)
 COMMON = (KINDS[0], "qwen3_5", "gemma4")
@@ -173,9 +174,9 @@ def test_rotation_takes_turns_over_the_axes() -> None:
     cos, sin = np.cos(mixed), np.sin(mixed)
     expected = np.concatenate([a * cos - b * sin, b * cos + a * sin, np.array(x)[..., 20:]], -1)
     image_rope = ImageRope(rope, sections)
-    assert np.allclose(np.array(image_rope(x, offset=mx.array(positions))), expected, atol=1e-4)
+    assert distance(image_rope(x, offset=mx.array(positions)), expected) <= ROUNDING
     same = mx.array(np.stack([np.arange(5, 5 + n)] * 3))
-    assert mx.allclose(image_rope(x, offset=same), rope(x, offset=5), atol=1e-4).item()
+    assert distance(image_rope(x, offset=same), rope(x, offset=5)) <= ROUNDING
 
 
 def test_an_image_is_cut_anywhere_by_what_was_cached(engine: Driver, pictures: Pictures) -> None:

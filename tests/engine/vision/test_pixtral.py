@@ -14,6 +14,7 @@ from mlxstack.engine.vision.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import PIXTRAL, picture
+from tests.tolerance import ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
@@ -44,15 +45,15 @@ def is_fixture(folder: Path) -> bool:
         pass
     assert encoding.features is not None
     assert encoding.features.deepstack == ()
-    difference = mx.abs(encoding.features.embeddings - FIXTURE["embeddings"]).max().item()
-    return float(difference) <= 1e-4
+    return distance(encoding.features.embeddings, FIXTURE["embeddings"]) <= ROUNDING
 
 
 def test_pixels(folder: Path) -> None:
     assert processor(folder).size(90, 50) == SIZE
     made = processor(folder).pixels(picture(90, 50), SIZE)
     expected = np.array(FIXTURE["pixels"]).reshape(3, 2 * ROWS, 4, 2 * COLUMNS, 4)
-    assert np.abs(made - expected.transpose(1, 3, 0, 2, 4).reshape(made.shape)).max() <= 1e-6
+    patches = expected.transpose(1, 3, 0, 2, 4).reshape(made.shape)
+    assert distance(made, patches) <= ROUNDING
 
 
 def test_features(folder: Path) -> None:

@@ -18,6 +18,7 @@ from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
 from mlxstack.models.model_files import processor_of, vision_files
 from tests import vision_models
 from tests.engine.vision.oracle import PROMPT, QWEN, picture
+from tests.tolerance import ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
@@ -54,11 +55,11 @@ def pixels() -> mx.array:
     return FIXTURE["pixels"].reshape(-1, 3, 2, 16)[:, :, 0].reshape(-1, 48)
 
 
-def is_fixture(features: Features, within: float = 1e-4) -> bool:
+def is_fixture(features: Features, within: float = ROUNDING) -> bool:
     deepstack = mx.stack(features.deepstack)
     return (
-        mx.abs(features.embeddings - FIXTURE["embeddings"]).max().item() <= within
-        and mx.abs(deepstack - FIXTURE["deepstack"]).max().item() <= within
+        distance(features.embeddings, FIXTURE["embeddings"]) <= within
+        and distance(deepstack, FIXTURE["deepstack"]) <= within
     )
 
 
@@ -73,7 +74,7 @@ def test_pixels(folder: Path) -> None:
     assert processor.size(90, 50) == SIZE
     made = processor.pixels(picture(90, 50), SIZE)
     assert made.dtype == np.float32
-    assert np.abs(made - np.array(pixels())).max() <= 1e-6
+    assert distance(made, pixels()) <= ROUNDING
 
 
 @pytest.mark.parametrize("n_blocks", [1, 3, 9])

@@ -1,5 +1,7 @@
 """Whole models with an image against mlx-vlm: logits and greedy tokens."""
 
+import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,26 @@ pytest.importorskip("PIL")
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxstack.core.image import ImageSpan, digest, virtual_ids
+from mlxstack.core.image import ImageSize, ImageSpan, digest, virtual_ids
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.vision.loading import load_tower
+from mlxstack.engine.vision.tower import Encoding, VisionTower
 from mlxstack.models.model_files import processor_of
 from tests import vision_models
 from tests.engine.harness import preset_of, running
 from tests.engine.vision.oracle import N_LOGITS, PICTURE, picture, scene
+from tests.tolerance import MODEL_ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
 FIXTURE: Any = mx.load(str(Path(__file__).parent / "whole.safetensors"))
+
+POSITIONS = re.compile(r"pos_embed|position_embedding")
+"""Names of tables with a learned vector for each position of a patch."""
+WRONG = 50
+"""A wrong tower is at least so many times as far off as rounding may be."""
 
 
 @pytest.fixture(params=vision_models.CONFIGS)
@@ -45,8 +55,8 @@ def asked(folder: Path) -> dict[str, Any]:
     return {"tokens": tuple(tokens), "images": (span,)}
 
 
-def test_logits_are_those_of_mlx_vlm(tmp_path: Path, kind: str) -> None:
-    folder = vision_models.build(tmp_path / "model", kind)
+def logits(folder: Path, kind: str) -> mx.array:
+    """Logits of the last token of the prompt and of the first tokens of the answer."""
     loaded = loader.load(ModelSpec(id=str(folder)), KVSpec())
     assert loaded.images is not None
     prompt, runner = asked(folder), ModelRunner(loaded.model)
@@ -63,9 +73,49 @@ def test_logits_are_those_of_mlx_vlm(tmp_path: Path, kind: str) -> None:
         part = loaded.images.slot_tokens(caches, tokens[start:end], start, prompt["images"])
         rows.append(runner.execute([part])[-1])
         start = end
-    difference = mx.abs(mx.stack(rows[2:]) - FIXTURE[f"{kind}.logits"]).max().item()
-    # The recurrent layers of the two libraries differ by 7e-4 on text alone.
-    assert difference <= (1e-3 if kind == "qwen3_5" else 1e-4)
+    return mx.stack(rows[2:])
+
+
+def test_logits_are_those_of_mlx_vlm(tmp_path: Path, kind: str) -> None:
+    folder = vision_models.build(tmp_path / "model", kind)
+    assert distance(logits(folder, kind), FIXTURE[f"{kind}.logits"]) <= MODEL_ROUNDING
+
+
+def test_logits_of_wrong_positions_of_patches_are_far_off(tmp_path: Path, kind: str) -> None:
+    """Each patch has the learned position of another; that of a wrong base if none is learned."""
+    folder = vision_models.build(tmp_path / "model", kind)
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    tables = [name for name in weights if name.startswith("vision_") and POSITIONS.search(name)]
+    if tables:
+        moved = {name: mx.roll(weights[name], 1, axis=-2) for name in tables}
+        mx.save_safetensors(str(folder / "model.safetensors"), weights | moved)
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        config["vision_config"]["rope_theta"] *= 2
+        (folder / "config.json").write_text(json.dumps(config))
+    assert distance(logits(folder, kind), FIXTURE[f"{kind}.logits"]) > WRONG * MODEL_ROUNDING
+
+
+def test_features_of_patches_in_another_order_are_far_off(tmp_path: Path, kind: str) -> None:
+    """The first and the last patch in each other's place."""
+    folder = vision_models.build(tmp_path / "model", kind)
+    tower, processor = load_tower(folder), processor_of(folder)
+    assert tower is not None
+    assert processor is not None
+    size = processor.size(*PICTURE)
+    pixels = processor.pixels(picture(*PICTURE), size)
+    swapped = pixels.copy()
+    swapped[[0, -1]] = pixels[[-1, 0]]
+    right, wrong = (embeddings(tower, patches, size) for patches in (pixels, swapped))
+    assert distance(wrong, right) > WRONG * MODEL_ROUNDING
+
+
+def embeddings(tower: VisionTower, pixels: Any, size: ImageSize) -> mx.array:
+    encoding = Encoding(tower, pixels, size)
+    while not encoding.advance(9):
+        pass
+    assert encoding.features is not None
+    return encoding.features.embeddings
 
 
 def test_greedy_tokens_are_those_of_mlx_vlm(tmp_path: Path, kind: str) -> None:
