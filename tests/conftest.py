@@ -99,6 +99,14 @@ def self_checks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def homes_of_their_own() -> Iterator[None]:
+    """No test makes the default home, which it would share with others."""
+    yield
+    home = environment.default_home()
+    assert not home.exists(), f"a test of this file has written to the default home, {home}"
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name a long value by its length: each worker tells the names of all tests."""
     if isinstance(val, str | bytes) and len(val) > MOST_NAMED:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 KEPT = {
     # Programs, temporary files, certificates, and the user's name.
@@ -35,6 +36,7 @@ KEPT = {
     # Folders that the processes of one run share.
     "TESTS_HOMES",
     "TESTS_REMEMBERED",
+    "TEXTUAL_SNAPSHOT_TEMPDIR",
 }
 """Variables that a test process inherits."""
 KEPT_PREFIXES = (
@@ -77,6 +79,11 @@ def leave() -> None:
     os.environ.clear()
     os.environ.update(variables)
     time.tzset()
+
+
+def default_home() -> Path:
+    """Home of services that a test would share with others of its process."""
+    return Path.home() / ".mlx-stack"
 
 
 def _delete(folder: str, pid: int) -> None:
