@@ -168,8 +168,18 @@ def _no_route(problem: HTTPException, method: str, path: str) -> errors.NotFound
     if path.startswith("/v1/v1/"):
         why = f"there is no {path}; leave one /v1 out of the client's base URL"
     else:
-        why = f"there is no {method} {path}; /schema/openapi.json lists what there is"
+        why = f"there is no {method} {path}; {served_instead(path)}"
     return errors.NotFound(f"File Not Found: {why}")
+
+
+def served_instead(path: str) -> str:
+    """What is served in place of a path that is not."""
+    if path.startswith("/api/v1/"):
+        return (
+            "of LM Studio's /api/v1 only GET /api/v1/models is served; send conversations to "
+            "/v1/chat/completions, /v1/responses or /v1/messages"
+        )
+    return "/schema/openapi.json lists what there is"
 
 
 def _validation(problem: ValidationException) -> errors.BadRequest:

@@ -65,7 +65,9 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
 
 OPENAI = Dialect(
-    prefixes=("/v1/", "/models", "/api/v0/"), error_body=openai_error, heartbeat=KEEPALIVE
+    prefixes=("/v1/", "/models", "/api/v0/", "/api/v1/"),
+    error_body=openai_error,
+    heartbeat=KEEPALIVE,
 )
 # Only llama-server has the path without its version, and its clients know its type of an error.
 BARE_CHAT = structs.replace(OPENAI, prefixes=("/chat/completions",), error_body=bare_chat_error)

@@ -10,12 +10,14 @@ import httpx
 from litestar import Litestar, Request, Response, get, head, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import UNSET
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
+from mlxstack.api.dialects.lm_studio.response_schema import Capabilities, ListedModel, quantization
 from mlxstack.api.dialects.ollama.response_schema import (
     OLLAMA_VERSION,
     OllamaDetails,
@@ -32,7 +34,7 @@ from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.processes import json_of
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, names_of
 
-LM_STUDIO = "/api/v0/models"
+LM_STUDIO, LM_STUDIO_V1 = "/api/v0/models", "/api/v1/models"
 LOAD = "/v1/models/load"
 CONTEXTS = ("max_input_tokens", "max_tokens", "context_length", "max_model_len")
 STARTED = int(time.time())
@@ -120,6 +122,13 @@ async def get_lm_studio_model(members: TheMembers, name: FromPath[str]) -> dict[
     one = _member_of(members, name)
     (entry,) = await _gathered([one], LM_STUDIO, "data", _lm_studio_model)
     return dict(entry)
+
+
+@get(LM_STUDIO_V1, opt=PUBLIC)
+async def list_lm_studio_v1_models(members: TheMembers) -> dict[str, Any]:
+    """Models of all members with their loaded instances."""
+    every = members.by_name.values()
+    return {"models": await _gathered(every, LM_STUDIO_V1, "models", _listed_model)}
 
 
 @get("/v1/agents")
@@ -266,6 +275,27 @@ def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
     }
 
 
+def _listed_model(member: GatewayMember) -> ListedModel:
+    """Entry of /api/v1/models of a member that does not run."""
+    model, name = member.model, member.names[0]
+    is_chat = model.kind is ServiceKind.CHAT
+    capabilities = Capabilities("vision" in model.capabilities, "tools" in model.capabilities)
+    return ListedModel(
+        type="llm" if is_chat else "embedding",
+        publisher="local",
+        key=name,
+        display_name=name,
+        architecture=model.architecture if is_chat else UNSET,
+        quantization=quantization(model.quantization),
+        size_bytes=model.n_bytes,
+        params_string=None,
+        loaded_instances=(),
+        max_context_length=model.n_ctx_train or member.service.n_ctx,
+        capabilities=capabilities if is_chat else UNSET,
+        description=None if is_chat else UNSET,
+    )
+
+
 async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     """Entry of a running member, else as known before its start."""
     body, phase = await asyncio.gather(_read(member, "/v1/models"), member.look())
@@ -309,8 +339,8 @@ async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[s
 
 ROUTES: list[Any] = [
     root, probe, health, list_models, get_model, version, list_tags, list_processes,
-    list_lm_studio_models, get_lm_studio_model, list_agents, metrics, load_member, unload_members,
-    page_file,
+    list_lm_studio_models, get_lm_studio_model, list_lm_studio_v1_models, list_agents, metrics,
+    load_member, unload_members, page_file,
 ]  # fmt: skip
 AGENTS = "/v1/agents"
 EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path) - {AGENTS}

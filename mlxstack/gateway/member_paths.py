@@ -6,6 +6,7 @@ A member is asked by the canonical path that was looked up here.
 import re
 from functools import cache
 
+from mlxstack.api.errors import served_instead
 from mlxstack.core.errors import NotFound, WrongMethod
 
 CHANGES = frozenset({"/v1/models/load", "/v1/models/unload"})
@@ -28,8 +29,8 @@ METHODS: dict[frozenset[str], str] = {
         /v1/responses/input_tokens
     """,
     READ: """
-        /api/ps /api/v0/models /api/v0/models/{path} /cache /events /kv/peers /metrics
-        /models/{path} /requests /requests/{} /schema /schema/{path} /slots
+        /api/ps /api/v0/models /api/v0/models/{path} /api/v1/models /cache /events /kv/peers
+        /metrics /models/{path} /requests /requests/{} /schema /schema/{path} /slots
         /static/{} /v1/agents/{}/history /v1/models/{path}
     """,
     PROBED: "/ /api/tags /api/version /health /models /v1/health /v1/models",
@@ -47,7 +48,10 @@ def require_forwarded(method: str, path: str) -> None:
     """Refuse a path or method of no member. Raises NotFound, WrongMethod."""
     methods = BY_PATH.get(path) or _matching(path)
     if not methods:
-        raise NotFound(f"File Not Found: there is no {method} {path} behind this gateway")
+        raise NotFound(
+            f"File Not Found: there is no {method} {path} behind this gateway; "
+            f"{served_instead(path)}"
+        )
     if method not in methods:
         allowed = ", ".join(sorted(methods))
         raise WrongMethod(f"File Not Found: {path} takes {allowed}, not {method}", allowed)

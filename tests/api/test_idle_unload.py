@@ -47,7 +47,7 @@ TWO = {"num_predict": 2, "temperature": 0}
 HELLO = [{"role": "user", "content": "hi"}]
 READS = (
     "/", "/health", "/v1/models", "/models", "/props", "/metrics", "/slots", "/api/tags", "/api/ps",
-    "/api/version", "/api/v0/models",
+    "/api/version", "/api/v0/models", "/api/v1/models",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 READS = (
     "/", "/health", "/v1/models", "/models", "/models/tiny", "/props", "/metrics", "/slots",
     "/metrics?model=tiny", "/api/tags", "/api/ps", "/api/version", "/api/v0/models",
-    "/api/v0/models/tiny",
+    "/api/v0/models/tiny", "/api/v1/models",
 )  # fmt: skip
 IDLE_S = 0.3
 SERVER = ServerSpec(port=0, idle_unload_s=IDLE_S)
@@ -85,6 +85,7 @@ def test_status_calls_neither_wake_nor_keep_it(here: Running, http: httpx.Client
     assert 'mlxstack_gateway_loaded{member="tiny"} 0.0' in http.get("/metrics").text
     assert http.get("/api/ps").json()["models"] == []
     assert http.get("/api/v0/models/tiny").json()["state"] == "not-loaded"
+    assert http.get("/api/v1/models").json()["models"][0]["loaded_instances"] == []
     for _ in range(5):
         read_all(http)
         assert is_unloaded(here)

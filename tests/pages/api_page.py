@@ -28,6 +28,10 @@ lines of JSON; `options.num_ctx` and other options of Ollama's runtime are ignor
 says them. A tag `:latest` is ignored. `/api/pull` confirms a model that is on this machine and
 downloads nothing.
 
+LM Studio's lists of models are served in both versions, its other paths are not. Responses have the
+fields of Open Responses. Anthropic's threads are refused by the code with which its SDKs go on
+without one: [decision 14](decisions/0014-what-is-served-of-other-apis.md).
+
 ```bash
 curl -s localhost:7109/api/chat \\
   -d '{"model": "demo", "messages": [{"role": "user", "content": "hello"}]}'

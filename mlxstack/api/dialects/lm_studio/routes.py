@@ -1,38 +1,28 @@
-"""Routes of LM Studio's own API: the list of models."""
+"""Routes of LM Studio's own API: the lists of models."""
 
 import asyncio
 
 from litestar import get
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import UNSET
 
+from mlxstack.api.dialects.lm_studio.response_schema import (
+    Capabilities,
+    InstanceConfig,
+    ListedModel,
+    ListedModels,
+    LMStudioModel,
+    LMStudioModels,
+    LoadedInstance,
+    quantization,
+)
+from mlxstack.api.dialects.ollama.models import parameter_count
 from mlxstack.api.guards import PUBLIC
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.preset import ServiceKind
 from mlxstack.models.local_models import quantization_of
 from mlxstack.service.service import Service
-
-
-class LMStudioModel(Struct, frozen=True):
-    """Model with its state and its contexts in tokens."""
-
-    id: str
-    type: str
-    publisher: str
-    arch: str
-    quantization: str
-    max_context_length: int
-    loaded_context_length: int
-    capabilities: tuple[str, ...]
-    state: str
-    compatibility_type: str = "mlx"
-    object: str = "model"
-
-
-class LMStudioModels(Struct, frozen=True):
-    data: tuple[LMStudioModel, ...]
-    object: str = "list"
 
 
 @get("/api/v0/models", opt=PUBLIC)
@@ -48,15 +38,38 @@ async def lm_studio_model(service: TheService, name: FromPath[str]) -> LMStudioM
     return await _model(service)
 
 
+@get("/api/v1/models", opt=PUBLIC)
+async def listed_models(service: TheService) -> ListedModels:
+    """List the one model of this service with its loaded instance."""
+    facts = service.facts
+    is_chat = service.preset.kind is ServiceKind.CHAT
+    config = InstanceConfig(service.n_ctx, service.preset.slots.count)
+    instance = LoadedInstance(service.name, config)
+    model = ListedModel(
+        type="llm" if is_chat else "embedding",
+        publisher=_publisher(service),
+        key=service.name,
+        display_name=service.name,
+        architecture=facts.architecture if is_chat else UNSET,
+        quantization=quantization(await asyncio.to_thread(quantization_of, facts.path)),
+        size_bytes=facts.n_bytes,
+        params_string=parameter_count(facts.n_params),
+        loaded_instances=() if service.is_unloaded else (instance,),
+        max_context_length=facts.n_ctx_train or service.n_ctx,
+        capabilities=_capabilities(service) if is_chat else UNSET,
+        description=None if is_chat else UNSET,
+    )
+    return ListedModels((model,))
+
+
 async def _model(service: Service) -> LMStudioModel:
     facts = service.facts
     is_chat = service.preset.kind is ServiceKind.CHAT
-    has_tools = is_chat and service.template.caps["supports_tools"]
-    publisher, _, name = service.preset.model.id.rpartition("/")
+    has_tools = is_chat and _capabilities(service).trained_for_tool_use
     return LMStudioModel(
         id=service.name,
         type="llm" if is_chat else "embeddings",
-        publisher=publisher if publisher and name and "/" not in publisher else "local",
+        publisher=_publisher(service),
         arch=facts.architecture,
         quantization=await asyncio.to_thread(quantization_of, facts.path),
         max_context_length=facts.n_ctx_train,
@@ -64,3 +77,14 @@ async def _model(service: Service) -> LMStudioModel:
         capabilities=("tool_use",) if has_tools else (),
         state="not-loaded" if service.is_unloaded else "loaded",
     )
+
+
+def _capabilities(service: Service) -> Capabilities:
+    template = service.template
+    return Capabilities(template.accepts_images, template.caps["supports_tools"])
+
+
+def _publisher(service: Service) -> str:
+    """Owner of the repository; `local` for a model of a folder."""
+    publisher, _, name = service.preset.model.id.rpartition("/")
+    return publisher if publisher and name and "/" not in publisher else "local"

@@ -28,7 +28,7 @@ async def details(service: Service) -> OllamaDetails:
         format="safetensors",
         family=facts.architecture,
         families=(facts.architecture,),
-        parameter_size=_count(facts.n_params),
+        parameter_size=parameter_count(facts.n_params),
         quantization_level=await asyncio.to_thread(quantization_of, facts.path),
     )
 
@@ -89,7 +89,7 @@ def capabilities(service: Service) -> tuple[str, ...]:
     )
 
 
-def _count(n: int) -> str:
+def parameter_count(n: int) -> str:
     """Number of parameters as Ollama writes it."""
     for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if n >= unit:

@@ -100,7 +100,10 @@ class Failure(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """Response, whole or under way; many fields repeat the request."""
+    """Response, whole or under way; many fields repeat the request.
+
+    It has all fields that the Open Responses specification requires.
+    """
 
     id: str
     object: str = "response"
@@ -118,12 +121,17 @@ class Response(Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     temperature: float
     top_p: float
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     top_logprobs: int = 0
     max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
     reasoning: dict[str, Any]
     text: dict[str, Any]
     metadata: dict[str, Any]
     prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str = "default"
     previous_response_id: str | None = None
     truncation: str = "disabled"
     background: bool = False

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from litestar import Response as HttpResponse
@@ -16,7 +17,7 @@ from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat.response_schema import InputTokens
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.recent_items import RecentItems
-from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.dialects.openai_responses.request_schema import Item, ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
@@ -29,6 +30,8 @@ from mlxstack.service.calls.admission import admit
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
+
+T = TypeVar("T")
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -124,23 +127,43 @@ def _options(
 
 
 def _response(body: ResponsesBody, generation: Generation, model: str) -> Response:
-    """Response before its first output item."""
-    reasoning, text = body.reasoning or {}, body.text or {}
+    """Response before its first output item.
+
+    `max_tool_calls` bounds calls that a server runs itself, of which there are none here.
+    """
+    reasoning, text, sampling = body.reasoning or {}, body.text or {}, generation.request.sampling
     return Response(
         id=generation.request.id,
         created_at=int(time.time()),
         model=model,
         instructions=body.instructions,
-        tools=tuple(body.tools or ()),
+        tools=tuple(map(_repeated_tool, body.tools or ())),
         tool_choice=body.tool_choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        temperature=generation.request.sampling.temperature,
-        top_p=generation.request.sampling.top_p,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
+        max_tool_calls=_of_type(body.max_tool_calls, int),
         reasoning={name: reasoning.get(name) for name in ("effort", "summary")},
         # Some clients refuse a text without a format.
         text={**text, "format": text.get("format") or {"type": "text"}},
-        metadata=body.metadata if isinstance(body.metadata, dict) else {},
-        prompt_cache_key=body.prompt_cache_key if isinstance(body.prompt_cache_key, str) else None,
+        metadata=_of_type(body.metadata, dict) or {},
+        prompt_cache_key=_of_type(body.prompt_cache_key, str),
+        safety_identifier=_of_type(body.safety_identifier, str),
     )
+
+
+def _of_type(value: Any, kind: type[T]) -> T | None:
+    """A value that is repeated if it has the type that clients expect."""
+    return value if isinstance(value, kind) else None
+
+
+FUNCTION = {"description": None, "parameters": None, "strict": None}
+"""Fields that a function of a response always has."""
+
+
+def _repeated_tool(tool: Item) -> Item:
+    return {**FUNCTION, **tool} if tool.get("type") == "function" else tool
