@@ -49,7 +49,9 @@ class Walker:
         """The state after the tokens that force a call."""
         marks = self.output_format.call_marks
         assert marks is not None
-        rules = self._compiler.compile(call_grammar(ForcedCalls(tools, marks, is_single)), "tools")
+        rules = self._compiler.compile(
+            call_grammar(ForcedCalls(tools, marks, is_single)).text, "tools"
+        )
         return GrammarConstraint(ConstraintLayout(len(self.tokenizer)), rules).start()
 
     def free(self, tools: tuple[Tool, ...], **layout: Any) -> GrammarState:
@@ -58,7 +60,7 @@ class Walker:
         found = []
         for marks in made.free_call_marks:
             asked = ForcedCalls(tools, marks, is_single=False, is_complete=True)
-            rules = self._compiler.compile(call_grammar(asked), "tools")
+            rules = self._compiler.compile(call_grammar(asked).text, "tools")
             found.append(partial(_same, rules))
         calls = made.call_trigger(found, tools)
         return GrammarConstraint(

@@ -56,7 +56,7 @@ def calls(chatml: Any) -> dict[str, str]:
     for name in REGISTERED:
         if name not in found:
             marks = marks_of(name, nameless(chatml))
-            asked = call_grammar(ForcedCalls(GREET, marks, is_single=True))
+            asked = call_grammar(ForcedCalls(GREET, marks, is_single=True)).text
             rules = compiler.compile(asked, "tools")
             assert rules is not None
             found[name] = marks.forced + written(chatml, rules, Random(name))

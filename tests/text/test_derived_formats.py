@@ -102,7 +102,7 @@ def test_a_forced_invented_call_has_valid_arguments(tokenizer: Any) -> None:
     made = OutputFormat(tokenizer)
     tools = (Tool("greet", "", PERSON), Tool("visit", "", PERSON))
     assert made.call_marks is not None
-    asked = call_grammar(ForcedCalls(tools, made.call_marks, is_single=True))
+    asked = call_grammar(ForcedCalls(tools, made.call_marks, is_single=True)).text
     rules = GrammarCompiler(tokenizer, len(tokenizer)).compile(asked, "tools")
     assert rules is not None
     for walk in range(5):

@@ -141,9 +141,10 @@ async def test_the_digits_of_a_number_end(text_processor: TextProcessor, schema:
 
 def test_the_largest_part_that_fits_is_found() -> None:
     schema = {"type": "object", "properties": {"a": {"b": [1, {"bad": 0}]}, "c": 1}, "bad": 2}
-    part = enforceable(schema, lambda one: '"bad"' not in json.dumps(one))
+    part = enforceable(schema, lambda one: "is bad" if '"bad"' in json.dumps(one) else None)
     assert part.schema == {"type": "object", "properties": {"a": {"b": [1]}, "c": 1}}
-    assert part.left_out == ("/properties/a/b/1", "/bad")
+    assert [lost.path for lost in part.left_out] == ["/properties/a/b/1", "/bad"]
+    assert {lost.reason for lost in part.left_out} == {"is bad"}
 
 
 @pytest.mark.parametrize(

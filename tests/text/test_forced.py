@@ -145,7 +145,9 @@ def test_every_walk_is_a_call_with_valid_arguments(
             Tool(tool, "", with_properties(each, random))
             for tool, each in zip(("greet", "visit"), properties, strict=True)
         )
-        rules = grammars.compile(call_grammar(ForcedCalls(tools, marks, is_single=True)), "tools")
+        rules = grammars.compile(
+            call_grammar(ForcedCalls(tools, marks, is_single=True)).text, "tools"
+        )
         assert rules is not None
         for walk in range(3):
             text = written(tokenizer, rules, Random(walk))
@@ -163,7 +165,7 @@ def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> No
     marks = marks_of(name, nameless(tokenizer))
     nothing = {"type": "object", "additionalProperties": False}
     tools = (Tool("greet", "", PERSON), Tool("visit", "", nothing))
-    asked = call_grammar(ForcedCalls(tools, marks, is_single=False))
+    asked = call_grammar(ForcedCalls(tools, marks, is_single=False)).text
     rules = GrammarCompiler(tokenizer, len(tokenizer)).compile(asked, "tools")
     assert rules is not None
     most = 0
@@ -189,7 +191,7 @@ def test_what_a_family_has_no_words_for_is_refused(chatml: Any, name: str, tool:
     marks = marks_of(name, {})
     with pytest.raises(BadRequest, match=tool.name):
         call_grammar(ForcedCalls((tool,), marks, is_single=True))
-    both = call_grammar(ForcedCalls((tool, Tool("other")), marks, is_single=True))
+    both = call_grammar(ForcedCalls((tool, Tool("other")), marks, is_single=True)).text
     assert "other" in both
     assert tool.name not in both[0].replace("function", "")
 

@@ -15,12 +15,13 @@ from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
 from mlxstack.core.image import ImageProcessor, MediaText
 from mlxstack.core.preset import Preset, ServiceKind
-from mlxstack.text.grammar.compiler import GrammarCompiler, left_out_keywords
+from mlxstack.text.grammar.compiler import GrammarCompiler, warned_keywords
 from mlxstack.text.grammar.enforceable import enforceable
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.text.grammar.enforced_schema import without_grammar
+from mlxstack.text.grammar.forced_tool_call import CallGrammar, ForcedCalls, call_grammar
 from mlxstack.text.grammar.grammar_check import is_bounded
 from mlxstack.text.grammar.lazy_calls import CallTrigger
-from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, not_objects
+from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, anywhere, not_objects
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.output_format import OutputFormat
@@ -161,32 +162,36 @@ class TextProcessor:
     async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
         """Matcher of a response format; None without one. Raises BadRequest."""
         try:
-            rules = await self._compile(lambda: grammar_of(shape), shape.param)
+            grammar = await self.run(partial(grammar_of, shape), self._compilers)
+            rules = await self._compile(grammar, shape.param)
         except BadRequest as error:
             if shape.schema is None:
                 raise
             work = partial(self._blamed, shape.schema, error)
             raise await self.run(work, self._compilers) from None
-        if rules is not None and (loose := left_out_keywords(rules, shape.param)):
-            self.loose_schemas.add(shape, loose)
+        if rules is not None:
+            keywords = warned_keywords(rules) | without_grammar(shape.schema)
+            if keywords:
+                self.loose_schemas.add(shape, anywhere(shape.param, keywords))
         return rules
 
     def _blamed(self, schema: dict[str, Any], error: BadRequest) -> BadRequest:
-        """Error of a schema with its first unenforceable part."""
+        """Error of a schema with the message and the place of its first faulty part."""
+        param, compile_problem = error.param or "schema", self._grammars.probe()
 
-        is_compilable = self._grammars.probe()
-
-        def fits(part: Any) -> bool:
+        def problem(part: Any) -> str | None:
             try:
-                return is_compilable(schema_grammar(part, "schema"))
-            except BadRequest:
-                return False
+                reason = compile_problem(schema_grammar(part, param))
+            except BadRequest as refusal:
+                return refusal.message
+            return f"{param}: {reason}" if reason else reason
 
-        left_out = enforceable(schema, fits).left_out
-        if not left_out:
+        left_out = enforceable(schema, problem).left_out
+        blamed = next((part for part in left_out if part.reason), None)
+        if blamed is None:
             return error
         return BadRequest(
-            f"{error.message}; this is at {left_out[0]} of the schema: change it or leave it out",
+            f"{blamed.reason}; this is at {blamed.path} of the schema: change it or leave it out",
             error.param,
         )
 
@@ -194,15 +199,17 @@ class TextProcessor:
         """Matcher of tool calls; None without one. Odd schemas are loosened."""
         loose = not_objects(calls.tools)
         try:
-            rules = await self._compile(lambda: call_grammar(calls), "tools")
+            grammar = await self.run(partial(call_grammar, calls), self._compilers)
+            rules = await self._compile(grammar.text, "tools")
         except BadRequest as error:
             if error.param != "tools":
                 raise
             work = partial(self._loosener.loosened, calls)
             loosened, left_out = await self.run(work, self._compilers)
             loose += left_out
-            rules = await self._compile(lambda: call_grammar(loosened), "tools")
-        self._tell_loose(calls.tools, loose, rules)
+            grammar = await self.run(partial(call_grammar, loosened), self._compilers)
+            rules = await self._compile(grammar.text, "tools")
+        self._tell_loose(calls.tools, loose, grammar, rules)
         return rules
 
     async def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
@@ -233,31 +240,36 @@ class TextProcessor:
         loose = not_objects(asked.tools)
         try:
             try:
-                rules = self._bounded(asked)
+                grammar = call_grammar(asked)
+                rules = self._bounded(grammar)
             except BadRequest as error:
                 if error.param != "tools":
                     raise
                 loosened, left_out = self._loosener.loosened(asked)
                 loose += left_out
-                rules = self._bounded(loosened)
-            self._tell_loose(asked.tools, loose, rules)
+                grammar = call_grammar(loosened)
+                rules = self._bounded(grammar)
+            self._tell_loose(asked.tools, loose, grammar, rules)
             return rules
         except BadRequest as error:
             log.info("calls of a free answer have no grammar: %s", error.message)
             return None
 
     def _tell_loose(
-        self, tools: tuple[Tool, ...], loose: tuple[str, ...], rules: LLMatcher | None
+        self,
+        tools: tuple[Tool, ...],
+        loose: tuple[str, ...],
+        grammar: CallGrammar,
+        rules: LLMatcher | None,
     ) -> None:
-        keywords = () if rules is None else left_out_keywords(rules, "tools")
-        self.loose_schemas.add(tools, (*loose, *keywords))
+        keywords = set() if rules is None else warned_keywords(rules) | grammar.unenforced
+        self.loose_schemas.add(tools, (*loose, *anywhere("tools", keywords)))
 
-    def _bounded(self, calls: ForcedCalls) -> LLMatcher | None:
+    def _bounded(self, grammar: CallGrammar) -> LLMatcher | None:
         """Matcher of calls. Raises BadRequest if compiling may take long."""
-        grammar = call_grammar(calls)
-        if not is_bounded(grammar):
+        if not is_bounded(grammar.text):
             raise BadRequest("tools: compiling their schemas may take long", "tools")
-        return self._grammars.compile(grammar, "tools")
+        return self._grammars.compile(grammar.text, "tools")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a few tokens of this model."""
@@ -282,8 +294,7 @@ class TextProcessor:
             pool.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
 
-    async def _compile(self, make: Callable[[], str], param: str) -> LLMatcher | None:
-        grammar = await self.run(make, self._compilers)
+    async def _compile(self, grammar: str, param: str) -> LLMatcher | None:
         is_slow = self._grammars.needs_check(grammar)
         pool = self._checkers if is_slow else self._compilers
         return await self.run(lambda: self._grammars.compile(grammar, param), pool)

@@ -75,23 +75,23 @@ class GrammarCompiler:
             raise BadRequest(f"{param}: {error_reason(matcher)}", param)
         return matcher
 
-    def probe(self) -> Callable[[str], bool]:
-        """Test of whether grammars compile, within a limit for all of them.
+    def probe(self) -> Callable[[str], str | None]:
+        """Function that says why a grammar does not compile, within a limit for all calls.
 
-        Grammars that may take long, and those after the limit, count as none.
+        None where it does; "" for a grammar that may take long, and for those after the limit.
         """
         tokenizer, left_s = self.load(), PROBING_S
 
-        def is_compilable(grammar: str) -> bool:
+        def problem(grammar: str) -> str | None:
             nonlocal left_s
             if tokenizer is None or left_s <= 0 or not is_bounded(grammar):
-                return False
+                return ""
             began = time.thread_time()
-            is_error = LLMatcher(tokenizer, grammar, log_level=0).is_error()
+            matcher = LLMatcher(tokenizer, grammar, log_level=0)
             left_s -= time.thread_time() - began
-            return not is_error
+            return error_reason(matcher) if matcher.is_error() else None
 
-        return is_compilable
+        return problem
 
     def close(self) -> None:
         """End the process that checks grammars, if one was needed."""
@@ -166,12 +166,12 @@ def without_marks(tokenizer: Any) -> str:
     return json.dumps(data)
 
 
-def left_out_keywords(rules: LLMatcher, param: str) -> tuple[str, ...]:
-    """Keywords of schemas, anywhere in `param`, that the grammar does not enforce."""
+def warned_keywords(rules: LLMatcher) -> set[str]:
+    """Keywords of schemas of which llguidance says that the grammar does not enforce them."""
     keywords: set[str] = set()
     for warning in rules.get_grammar_warnings():
         keywords |= _keywords_of(warning)
-    return tuple(f"{param}/**/{keyword}" for keyword in sorted(keywords))
+    return keywords
 
 
 def _keywords_of(warning: str) -> set[str]:

@@ -12,40 +12,52 @@ from msgspec import Struct
 from mlxstack.text.grammar.enforced_schema import NAMED
 from mlxstack.text.schema_types import Schema
 
-Fits = Callable[[Any], bool]
+Problem = Callable[[Any], str | None]
+"""Reason why a schema has no grammar: None where it has one, "" where that was not tried."""
 MAX_PROBES = 400
 FIRST = ("$defs", "definitions", "type", "required", "properties")
 LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 
 
+class LeftOut(Struct, frozen=True):
+    """A part without a grammar, and the reason; "" where it was not tried."""
+
+    path: str
+    reason: str
+
+
 class Enforceable(Struct, frozen=True):
-    """The enforceable `schema`, and the paths of the parts left out."""
+    """The enforceable `schema`, and the parts left out."""
 
     schema: Schema
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
-def enforceable(schema: Schema, fits: Fits) -> Enforceable:
-    """Largest part of a schema that `fits`; {} must fit."""
-    search = _Search(fits)
+def enforceable(schema: Schema, problem: Problem) -> Enforceable:
+    """Largest part of a schema without a `problem`; {} must have none."""
+    search = _Search(problem)
     made = search.largest(schema, lambda one: one, "")
     return Enforceable(made, tuple(search.left_out))
 
 
 class _Search:
-    """Assembles a schema from the parts that fit."""
+    """Assembles a schema from the parts that fit.
 
-    def __init__(self, fits: Fits) -> None:
-        self._fits = fits
+    A part is tried beside those that fit, so that a reason is about this part alone.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem_of = problem
         self._n_probes = 0
-        self.left_out: list[str] = []
+        self.left_out: list[LeftOut] = []
 
     def largest(self, schema: Any, around: Callable[[Any], Schema], path: str) -> Any:
         """Largest part of a schema inside of `around`."""
-        if self._is_fit(around(schema)):
+        reason = self._problem(around(schema))
+        if reason is None:
             return schema
         if not isinstance(schema, dict):
-            self.left_out.append(path)
+            self.left_out.append(LeftOut(path, reason))
             return {}
         made: Schema = {}
         for key in sorted(schema, key=_order):
@@ -57,7 +69,8 @@ class _Search:
         self, key: str, value: Any, around: Callable[[Any], Schema], path: str
     ) -> Iterator[Any]:
         """The part of a keyword's value that fits, if any."""
-        if self._is_fit(around(value)):
+        reason = self._problem(around(value))
+        if reason is None:
             yield value
         elif key in NAMED and isinstance(value, dict) and self._is_fit(around(_blank(value))):
             inner = _blank(value)
@@ -65,32 +78,38 @@ class _Search:
                 inner[name] = self.largest(one, _within(around, inner, name), f"{path}/{name}")
             yield inner
         elif isinstance(value, list):
-            yield from self._items(key, value, around, path)
+            yield from self._items(key, value, around, LeftOut(path, reason))
         elif isinstance(value, dict) and self._is_fit(around({})):
             yield self.largest(value, around, path)
         else:
-            self.left_out.append(path)
+            self.left_out.append(LeftOut(path, reason))
 
     def _items(
-        self, key: str, items: list[Any], around: Callable[[Any], Schema], path: str
+        self, key: str, items: list[Any], around: Callable[[Any], Schema], whole: LeftOut
     ) -> Iterator[Any]:
         """The items of a list that fit, if any."""
         made: list[Any] = []
-        for at, item in enumerate(items):
+        for index, item in enumerate(items):
+            path = f"{whole.path}/{index}"
             if key in LISTED and self._is_fit(around([*made, {}])):
-                made.append(self.largest(item, lambda one: around([*made, one]), f"{path}/{at}"))
-            elif self._is_fit(around([*made, item])):
+                made.append(self.largest(item, lambda one: around([*made, one]), path))
+                continue
+            reason = self._problem(around([*made, item]))
+            if reason is None:
                 made.append(item)
             else:
-                self.left_out.append(f"{path}/{at}")
+                self.left_out.append(LeftOut(path, reason))
         if made:
             yield made
         elif not items:
-            self.left_out.append(path)
+            self.left_out.append(whole)
+
+    def _problem(self, schema: Any) -> str | None:
+        self._n_probes += 1
+        return self._problem_of(schema) if self._n_probes <= MAX_PROBES else ""
 
     def _is_fit(self, schema: Any) -> bool:
-        self._n_probes += 1
-        return self._n_probes <= MAX_PROBES and self._fits(schema)
+        return self._problem(schema) is None
 
 
 def _blank(schemas: Schema) -> Schema:

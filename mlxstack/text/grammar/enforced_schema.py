@@ -29,6 +29,14 @@ SPREADING = frozenset(
 )
 """Keywords beside `properties` that may describe other properties of the same object."""
 OPEN = frozenset({"additionalProperties", "patternProperties"})
+UNENFORCED = frozenset(
+    {
+        "contains", "contentSchema", "dependentRequired", "dependentSchemas", "else", "if",
+        "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems",
+        "unevaluatedProperties", "uniqueItems",
+    }
+)  # fmt: skip
+"""Keywords of JSON Schema 2020-12 that llguidance leaves out."""
 LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9])")
 """Lookaround and backreferences, which llguidance's regular expressions do not have."""
 
@@ -36,6 +44,8 @@ LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9])")
 ANNOTATIONS = frozenset(
     {"$comment", "default", "deprecated", "description", "example", "examples", "readOnly", "title"}
 )
+ROOT = "x-root"
+"""Name of the definition that holds a whole schema."""
 NAMES = frozenset({"$anchor", "$dynamicAnchor", "$id", "id"})
 """Keywords that change the meaning of a reference to `#`."""
 
@@ -46,10 +56,10 @@ def enforced(schema: Schema) -> Schema:
     A schema that describes one object in several places keeps its objects open.
     """
     schema = dict(_changed(schema, _plain))
-    is_spread = any(map(_is_spread, _schemas(schema)))
+    is_spread = any(map(_is_spread, schemas_in(schema)))
     if not is_spread:
         schema = _changed(schema, _closed)
-    if is_spread or any(not NAMES.isdisjoint(one) for one in _schemas(schema)):
+    if is_spread or any(not NAMES.isdisjoint(one) for one in schemas_in(schema)):
         return dict(_changed(schema, bounded))
     return _defined(_changed(schema, lambda one: bounded(shared(one))))
 
@@ -58,14 +68,20 @@ def _defined(schema: Schema) -> Schema:
     """The schema with the definitions that it refers to."""
     known = schema.get(DEFINITIONS, {})
     ours = [reference(name) for name in (VALUE, NUMBER, INTEGER)]
-    if not any(one in ours for one in _schemas(schema)) or not isinstance(known, dict):
+    if not any(one in ours for one in schemas_in(schema)) or not isinstance(known, dict):
         return schema
     return {**schema, DEFINITIONS: {**known, **definitions()}}
 
 
+def without_grammar(schema: Any) -> set[str]:
+    """Keywords that are left out of the grammar of a schema, without a warning of llguidance."""
+    are_odd = (_has_lookaround(part.get("pattern")) for part in schemas_in(schema))
+    return {"pattern"} if any(are_odd) else set()
+
+
 def circular_reference(root: Schema) -> str | None:
     """Reference that leads back to itself through other references alone."""
-    for schema in _schemas(root):
+    for schema in schemas_in(root):
         seen: list[str] = []
         at: Schema | None = schema
         while at is not None and isinstance(name := at.get("$ref"), str):
@@ -76,18 +92,43 @@ def circular_reference(root: Schema) -> str | None:
     return None
 
 
-def _schemas(schema: Any) -> Iterator[Schema]:
+def with_definitions(schema: Schema, root: Schema) -> Schema:
+    """A schema that stands alone, with the parts of `root` that it may refer to."""
+    references = _references(schema)
+    if not references:
+        return schema
+    known: Schema = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    if all(
+        one.startswith(("#/$defs/", "#/definitions/")) for one in references | _references(known)
+    ):
+        return {**known, **schema}
+
+    def moved(part: Schema) -> Schema:
+        target = part.get("$ref")
+        if not isinstance(target, str) or not target.startswith("#"):
+            return part
+        return {**part, "$ref": f"#/{DEFINITIONS}/{ROOT}{target.removeprefix('#')}"}
+
+    return {**_changed(schema, moved), DEFINITIONS: {ROOT: _changed(root, moved)}}
+
+
+def _references(schema: Schema) -> set[str]:
+    targets = (part.get("$ref") for part in schemas_in([schema]))
+    return {target for target in targets if isinstance(target, str)}
+
+
+def schemas_in(schema: Any) -> Iterator[Schema]:
     """The schema and all in it."""
     if isinstance(schema, list):
         for one in schema:
-            yield from _schemas(one)
+            yield from schemas_in(one)
     elif isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
             if key in NAMED and isinstance(value, dict):
-                yield from _schemas(list(value.values()))
+                yield from schemas_in(list(value.values()))
             elif key not in VALUES:
-                yield from _schemas(value)
+                yield from schemas_in(value)
 
 
 def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
@@ -124,10 +165,14 @@ def _closed(schema: Schema) -> Schema:
 
 def _plain(schema: Schema) -> Schema:
     """The schema without annotations, and without a pattern that has lookaround."""
-    pattern = schema.get("pattern")
-    is_odd = isinstance(pattern, str) and LOOKAROUND.search(pattern) is not None
-    left_out = ANNOTATIONS | {"pattern"} if is_odd else ANNOTATIONS
+    left_out = ANNOTATIONS
+    if _has_lookaround(schema.get("pattern")):
+        left_out = left_out | {"pattern"}
     return {key: _whole(value) for key, value in schema.items() if key not in left_out}
+
+
+def _has_lookaround(pattern: Any) -> bool:
+    return isinstance(pattern, str) and LOOKAROUND.search(pattern) is not None
 
 
 def _whole(value: Any) -> Any:

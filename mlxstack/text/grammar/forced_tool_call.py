@@ -41,7 +41,14 @@ class ForcedCalls(Struct, frozen=True):
     is_complete: bool = False
 
 
-def call_grammar(calls: ForcedCalls) -> str:
+class CallGrammar(Struct, frozen=True):
+    """Grammar for llguidance, and the keywords of schemas that it does not enforce."""
+
+    text: str
+    unenforced: frozenset[str] = frozenset()
+
+
+def call_grammar(calls: ForcedCalls) -> CallGrammar:
     """The grammar of these calls.
 
     A tool that the format has no words for is left out; raises BadRequest if that is every one.
@@ -61,7 +68,7 @@ def call_grammar(calls: ForcedCalls) -> str:
     )
     grammar = builder.grammar(start)
     bound(grammar, "tools")
-    return LLMatcher.grammar_from_lark(grammar)
+    return CallGrammar(LLMatcher.grammar_from_lark(grammar), frozenset(builder.unenforced))
 
 
 def _after_forced(marks: CallDelimiters) -> CallSyntax:

@@ -5,25 +5,42 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.enforced_schema import LOOKAROUND
+from mlxstack.text.grammar.enforced_schema import LOOKAROUND, with_definitions, without_grammar
 from mlxstack.text.grammar.grammar_check import check_multiples
 from mlxstack.text.grammar.response_format import enforced_json
 from mlxstack.text.schema_types import Schema, named_types
 
-DEFINITIONS = ("$defs", "definitions")
+MAX_COUNTED = 63
+"""Members of an object whose number is bounded, by bits of llguidance's parameter of a rule."""
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
+MAX_LENGTH = 1000
+"""Characters of a text between marks that are counted; llguidance takes minutes for more."""
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
 OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9_-]{1,40}/"}
 
 
+class Member(Struct, frozen=True):
+    """Rule of a member of an object, or of an argument of a call."""
+
+    rule: str
+    is_required: bool
+
+
 class LarkBuilder:
-    """Collects Lark rules; `special` are textless tokens by name."""
+    """Collects Lark rules; `special` are textless tokens by name.
+
+    `unenforced` are the keywords of schemas that the rules leave out.
+    """
 
     def __init__(self, special: Mapping[str, int]) -> None:
+        self.unenforced: set[str] = set()
         self._special = special
         self._rules: list[str] = []
+        self._names: dict[str, str] = {}
         self._defined: set[str] = set()
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
         self._cuts = re.compile(f"({names})" if names else "(?!)")
@@ -33,11 +50,24 @@ class LarkBuilder:
         return "\n".join([f"start: {start}", *self._rules])
 
     def rule(self, body: str) -> str:
-        """Name of a rule with this body. Raises BadRequest for too many."""
-        if len(self._rules) >= MAX_RULES:
+        """Name of a rule with this body, the same for the same body."""
+        if body not in self._names:
+            self._names[body] = self.reserve()
+            self.complete(self._names[body], body)
+        return self._names[body]
+
+    def reserve(self) -> str:
+        """Name of a rule that `complete` will give a body. Raises BadRequest for too many."""
+        if len(self._defined) >= MAX_RULES:
             raise BadRequest(f"tools: their schemas make more than {MAX_RULES} rules", "tools")
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
+        name = f"r{len(self._defined)}"
+        self._defined.add(name)
+        return name
+
+    def terminal(self, body: str) -> str:
+        """Name of a terminal with this body."""
+        name = self.reserve().upper()
+        self.complete(name, body)
         return name
 
     def define(self, name: str) -> bool:
@@ -47,7 +77,7 @@ class LarkBuilder:
         return is_new
 
     def complete(self, name: str, body: str) -> None:
-        """The rule of a name taken by `define`."""
+        """The rule of a name taken by `define` or `reserve`."""
         self._rules.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
@@ -61,12 +91,58 @@ class LarkBuilder:
         return " ".join(named)
 
     def json(self, schema: Schema, root: Schema) -> str:
-        """JSON of this schema, which may refer to definitions of `root`."""
-        known = {key: root[key] for key in DEFINITIONS if key in root}
-        whole = {**known, **schema}
+        """JSON of this schema, its objects in the order of their properties.
+
+        It may refer to parts of `root`. Raises BadRequest for what is no schema.
+        """
+        try:
+            whole = with_definitions(schema, root)
+            self.unenforced |= without_grammar(whole)
+        except RecursionError as error:
+            raise BadRequest(f"tools: the schema is too deep: {error}", "tools") from None
         text = enforced_json(whole, "tools")
         check_multiples(whole, "tools")
         return f"%json {text}"
+
+    def unordered(
+        self,
+        members: Sequence[Member],
+        between: str,
+        *,
+        others: str = "",
+        n_min: int = 0,
+        n_max: int | None = None,
+    ) -> str:
+        """Rule of members in any order with `between`, each once at most.
+
+        `others` may stand among them any number of times. `n_min` and `n_max` bound the number of
+        members where there are no others. Beyond 63 members, optional ones may repeat.
+        """
+        # The bits of the required members are the lowest.
+        ordered = sorted(members, key=lambda member: not member.is_required)
+        counted = ordered[:MAX_COUNTED]
+        n, n_required = len(counted), sum(member.is_required for member in members)
+        if n_required > n:
+            return self.rule(listed(members, between))
+        repeatable = [member.rule for member in ordered[MAX_COUNTED:]]
+        repeatable += [others] if others else []
+        if n_max == 0 or not (counted or repeatable):
+            return '""'
+        following, ending = self.reserve(), self.reserve()
+        forms = [
+            f"{member.rule} {ending}::set_bit({bit}) %if bit_clear({bit})"
+            for bit, member in enumerate(counted)
+        ]
+        forms += [f"{rule} {ending}::_" for rule in repeatable]
+        self.complete(f"{following}::_", " | ".join(forms))
+        n_most = n if n_max is None else min(n, n_max)
+        more = "" if repeatable else f" %if bit_count_lt([0:{n}], {n_most})"
+        is_complete = f"is_ones([0:{n_required}])" if n_required else "true"
+        if n_min > n_required:
+            is_complete = f"and({is_complete}, bit_count_ge([0:{n}], {n_min}))"
+        self.complete(f"{ending}::_", f'"" %if {is_complete} | {between} {following}::_{more}')
+        is_optional = not n_required and not n_min
+        return self.rule(f"{following}::0" + (' | ""' if is_optional else ""))
 
     def scalar(self, schema: Schema, root: Schema) -> str:
         """Rule of the numbers and constants of a schema, or ""."""
@@ -93,7 +169,7 @@ class LarkBuilder:
             if not fit:
                 return ""
             return f"{self.rule(' | '.join(map(quoted, fit)))} {self.literal(closes)}"
-        patterns = list(_wanted(schema))
+        patterns = list(self._wanted(schema))
         # Letters of the mark belong to the lexeme, which else would be as long as it can.
         head = self._cuts.split(closes)[0]
         ending = escaped(head)
@@ -115,6 +191,25 @@ class LarkBuilder:
         self._rules.append(f"{name}: /(?s:.+)/{rest}")
         return f"{name}?"
 
+    def _wanted(self, schema: Schema) -> Iterable[str]:
+        """Regular expressions of which a text matches each."""
+        least, most = schema.get("minLength"), schema.get("maxLength")
+        if isinstance(least, int) and least > MAX_LENGTH:
+            least = MAX_LENGTH
+            self.unenforced.add("minLength")
+        if isinstance(most, int) and most > MAX_LENGTH:
+            most = None
+            self.unenforced.add("maxLength")
+        if isinstance(least, int) or isinstance(most, int):
+            yield f"(?s:.){{{least or 0},{'' if most is None else most}}}"
+        pattern = schema.get("pattern")
+        if not isinstance(pattern, str):
+            return
+        if LOOKAROUND.search(pattern):
+            self.unenforced.add("pattern")
+        else:
+            yield "|".join(_searched(way) for way in _ways(pattern))
+
     def _part(self, text: str) -> str:
         return f"<[{self._special[text]}]>" if text in self._special else quoted(text)
 
@@ -126,24 +221,27 @@ def quoted(text: str) -> str:
 
 def members(
     known: Mapping[str, tuple[Any, bool]], rule_of: Callable[[str, Any], str]
-) -> list[tuple[str, bool]] | None:
-    """Rules of properties and whether required; None if one is missing."""
+) -> list[Member] | None:
+    """Rules of properties; None if that of a required one is missing."""
     made = []
     for key, (schema, is_required) in known.items():
         if rule := rule_of(key, schema):
-            made.append((rule, is_required))
+            made.append(Member(rule, is_required))
         elif is_required:
             return None
     return made
 
 
-def listed(items: Sequence[tuple[str, bool]], between: str) -> str:
+def listed(items: Sequence[Member], between: str) -> str:
     """Items in order with `between`; optional ones may be missing."""
     forms = []
-    for at, (item, is_required) in enumerate(items):
-        rest = (f"({between} {one}){'' if is_due else '?'}" for one, is_due in items[at + 1 :])
-        forms.append(" ".join([item, *rest]))
-        if is_required:
+    for at, item in enumerate(items):
+        rest = (
+            f"({between} {later.rule}){'' if later.is_required else '?'}"
+            for later in items[at + 1 :]
+        )
+        forms.append(" ".join([item.rule, *rest]))
+        if item.is_required:
             break
     else:
         forms.append('""')
@@ -158,15 +256,6 @@ def containing(text: str) -> str:
 def escaped(text: str) -> str:
     """The regular expression of exactly this text."""
     return "\n".join(map(re.escape, text.split("\n")))
-
-
-def _wanted(schema: Schema) -> Iterable[str]:
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(least, int) or isinstance(most, int):
-        yield f"(?s:.){{{least or 0},{'' if most is None else most}}}"
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str) and not LOOKAROUND.search(pattern):
-        yield "|".join(_searched(way) for way in _ways(pattern))
 
 
 def _searched(pattern: str) -> str:

@@ -24,33 +24,45 @@ Source = tuple[Tool, ...] | ResponseConstraint
 class ToolLoosener:
     """Finds the enforceable part of each tool's schema, once per tool. Thread-safe.
 
-    `probe` gives a test of whether grammars compile, in bounded time.
+    `probe` gives a function that says why a grammar does not compile, in bounded time.
     """
 
-    def __init__(self, probe: Callable[[], Callable[[str], bool]]) -> None:
+    def __init__(self, probe: Callable[[], Callable[[str], str | None]]) -> None:
         self._probe = probe
         self._known: OrderedDict[str, Enforceable] = OrderedDict()
 
     def loosened(self, calls: ForcedCalls) -> tuple[ForcedCalls, tuple[str, ...]]:
         """Calls with enforceable schemas, and the paths left out.
 
-        Without any schema, if all of them together are too large.
+        Where all of them together are too large, the largest are left out whole.
         """
         parts = [self._part(tool, calls) for tool in calls.tools]
-        both = list(zip(calls.tools, parts, strict=True))
-        made = replace(calls, tools=tuple(replace(t, parameters=one.schema) for t, one in both))
-        if _fits(made, self._probe()):
-            return made, tuple(f"{t.name}{path}" for t, one in both for path in one.left_out)
-        bare = tuple(replace(tool, parameters={}) for tool in calls.tools)
-        return replace(calls, tools=bare), tuple(tool.name for tool in calls.tools)
+        tools = [
+            replace(tool, parameters=part.schema)
+            for tool, part in zip(calls.tools, parts, strict=True)
+        ]
+        left_out = [
+            f"{tool.name}{lost.path}"
+            for tool, part in zip(tools, parts, strict=True)
+            for lost in part.left_out
+        ]
+        problem = self._probe()
+        by_size = sorted(range(len(tools)), key=lambda index: _size(tools[index], calls))
+        while by_size and _problem(replace(calls, tools=tuple(tools)), problem) is not None:
+            largest = by_size.pop()
+            tools[largest] = replace(tools[largest], parameters={})
+            left_out.append(tools[largest].name)
+        return replace(calls, tools=tuple(tools)), tuple(left_out)
 
     def _part(self, tool: Tool, calls: ForcedCalls) -> Enforceable:
         key = repr((tool.name, tool.parameters, calls.marks.forced))
         part = self._known.get(key)
         if part is None:
             alone = replace(calls, tools=(tool,), is_complete=False)
-            is_compilable = self._probe()
-            part = enforceable(tool.parameters, lambda one: _fits(_with(alone, one), is_compilable))
+            problem = self._probe()
+            part = enforceable(
+                tool.parameters, lambda schema: _problem(_with(alone, schema), problem)
+            )
             self._known[key] = part
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
@@ -93,16 +105,30 @@ class LooseSchemas:
             return sorted({path for paths in self._known.values() for path in paths})
 
 
+def anywhere(param: str, keywords: Iterable[str]) -> tuple[str, ...]:
+    """Paths of keywords anywhere in the schemas of `param`."""
+    return tuple(f"{param}/**/{keyword}" for keyword in sorted(keywords))
+
+
 def not_objects(tools: Iterable[Tool]) -> tuple[str, ...]:
     """Paths of the types of parameters that are no object."""
     return tuple(f"{tool.name}/type" for tool in tools if not _is_object(tool.parameters))
 
 
-def _fits(calls: ForcedCalls, is_compilable: Callable[[str], bool]) -> bool:
+def _problem(calls: ForcedCalls, problem: Callable[[str], str | None]) -> str | None:
+    """Reason why calls have no grammar; "" where it was not tried."""
     try:
-        return is_compilable(call_grammar(calls))
+        return problem(call_grammar(calls).text)
+    except BadRequest as error:
+        return error.message
+
+
+def _size(tool: Tool, calls: ForcedCalls) -> int:
+    """Characters of the grammar of one tool."""
+    try:
+        return len(call_grammar(replace(calls, tools=(tool,), is_complete=False)).text)
     except BadRequest:
-        return False
+        return 0
 
 
 def _is_object(parameters: Schema) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
+from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import (
     SCALARS,
     LarkBuilder,
+    Member,
     containing,
-    listed,
     members,
     quoted,
 )
@@ -21,6 +22,7 @@ from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, propert
 PYTHON_WORDS = (("boolean", '"True"'), ("boolean", '"False"'), ("null", '"None"'))
 QUOTE, ESCAPE = '<|"|>', "<escape>"
 COMMA = quoted(",")
+COMMA_SPACE = f'{COMMA} " "?'
 MAX_DEPTH = 12
 FREE_VALUE = "free_value"
 
@@ -45,14 +47,12 @@ class SchemaPosition(Struct, frozen=True):
 class LiteralSyntax(Struct, frozen=True):
     """Literal syntax of values; `means` stands between key and value.
 
-    `value` gives no rule for what it cannot write. Keys come in the order of the schema, or else of
-    the alphabet.
+    `value` gives no rule for what it cannot write.
     """
 
     means: str
     is_key: Callable[[str], bool]
     value: Callable[[SchemaPosition, LarkBuilder], str]
-    is_sorted: bool = False
 
 
 def python_call(tool: Tool, builder: LarkBuilder) -> str | None:
@@ -62,7 +62,7 @@ def python_call(tool: Tool, builder: LarkBuilder) -> str | None:
     known = _members(SchemaPosition(tool.parameters, tool.parameters), PYTHON, builder)
     if known is None:
         return None
-    return f'{quoted(tool.name + "(")} {listed(known, COMMA + " " + quoted(" ") + "?")} ")"'
+    return f'{quoted(tool.name + "(")} {builder.unordered(known, COMMA_SPACE)} ")"'
 
 
 def gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
@@ -79,20 +79,19 @@ def _gemma_call(tool: Tool, builder: LarkBuilder, syntax: LiteralSyntax) -> str 
     known = _members(SchemaPosition(tool.parameters, tool.parameters), syntax, builder)
     if known is None:
         return None
-    return f'{quoted(f"call:{tool.name}{{")} {listed(known, COMMA)} "}}"'
+    return f'{quoted(f"call:{tool.name}{{")} {builder.unordered(known, COMMA)} "}}"'
 
 
 def _members(
     at: SchemaPosition, syntax: LiteralSyntax, builder: LarkBuilder
-) -> list[tuple[str, bool]] | None:
+) -> list[Member] | None:
     """Members and whether required; None if a required one is inexpressible."""
 
     def rule(key: str, schema: Any) -> str:
         value = syntax.value(at.below(schema), builder) if syntax.is_key(key) else ""
         return builder.rule(f"{quoted(key + syntax.means)} {value}") if value else ""
 
-    known = properties(at.schema)
-    return members(dict(sorted(known.items())) if syntax.is_sorted else known, rule)
+    return members(properties(at.schema), rule)
 
 
 def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
@@ -100,7 +99,7 @@ def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
     plain = (schema for schema in at.kinds.others if "enum" not in schema)
     types = {one for schema in plain for one in named_types(schema)}
     literals = [word for kind, word in PYTHON_WORDS if kind in types]
-    value = builder.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
+    value = JsonRules(builder, at.root).value(at.schema if isinstance(at.schema, dict) else {})
     return builder.rule(" | ".join([value, *literals]))
 
 
@@ -123,7 +122,7 @@ def _deep(at: SchemaPosition, builder: LarkBuilder) -> str:
             rules += [_free_object(builder), _free_array(builder)]
         elif named == "object":
             known = _members(at.below(schema), GEMMA, builder)
-            rules += [] if known is None else [f'"{{" {listed(known, COMMA)} "}}"']
+            rules += [] if known is None else [f'"{{" {builder.unordered(known, COMMA)} "}}"']
         elif named == "array":
             rules += _array(at.below(schema), builder)
     return builder.either(rules)
@@ -179,5 +178,5 @@ def _is_word(name: str) -> bool:
 
 
 PYTHON = LiteralSyntax("=", _is_python_name, _json)
-GEMMA = LiteralSyntax(":", _is_word, _deep, is_sorted=True)
-FUNCTION_GEMMA = LiteralSyntax(":", _is_word, _flat, is_sorted=True)
+GEMMA = LiteralSyntax(":", _is_word, _deep)
+FUNCTION_GEMMA = LiteralSyntax(":", _is_word, _flat)

@@ -9,10 +9,12 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.description import KEY, TYPE, TaggedBody
-from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed, members
+from mlxstack.text.grammar.json_rules import JsonRules
+from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, Member, containing, members
 from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, properties, schema_types
 
 FREE = "free_tags"
+NOTHING = '""'
 NAMES = r"[^\s<>\"'{}\[\](),=&]+"
 """Names of tools and arguments."""
 NO_ARGUMENTS: Schema = dict.fromkeys(("properties", "required", "allOf", "anyOf", "oneOf", "$ref"))
@@ -53,14 +55,12 @@ def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
         if items is None or not re.fullmatch(NAMES, tool.name):
             return None
         opens = builder.call_opening("".join(tags.body.parts), tool.name)
-        return f"{opens} {listed(items, '')}"
+        return f"{opens} {builder.unordered(items, NOTHING)}"
 
     return call
 
 
-def _arguments(
-    tags: TagFormat, parameters: Schema, builder: LarkBuilder
-) -> list[tuple[str, bool]] | None:
+def _arguments(tags: TagFormat, parameters: Schema, builder: LarkBuilder) -> list[Member] | None:
     """Arguments and whether required; None if a required one is inexpressible."""
 
     def rule(key: str, schema: Any) -> str:
@@ -105,7 +105,7 @@ def _values(
             continue
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
-        values.append((kind, f"{builder.json(schema, root)} {ending}"))
+        values.append((kind, f"{JsonRules(builder, root).value(schema)} {ending}"))
         if kind == "boolean" and "enum" not in schema:
             # As templates print them that know no JSON.
             values.append((kind, f'("True" | "False") {ending}'))
@@ -126,7 +126,7 @@ def _nested_object(tags: TagFormat, schema: Schema, root: Schema, builder: LarkB
     if not schema.get("properties"):
         return f"({_free_member(tags, builder)})*"
     items = _arguments(tags, {**root, **NO_ARGUMENTS, **schema}, builder)
-    return "" if items is None else listed(items, "")
+    return "" if items is None else builder.unordered(items, NOTHING)
 
 
 def _nested_list(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> str:

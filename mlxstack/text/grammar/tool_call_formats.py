@@ -23,6 +23,7 @@ from mlxstack.text.formats.description import (
     is_mark,
     pieces,
 )
+from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import LarkBuilder
 from mlxstack.text.grammar.python_and_gemma_calls import (
     function_gemma_call,
@@ -83,7 +84,8 @@ def json_call(parts: tuple[str, ...], names: str = ".+") -> Writer:
     def call(tool: Tool, builder: LarkBuilder) -> str | None:
         if not re.fullmatch(names, tool.name, re.DOTALL):
             return None
-        arguments = builder.json({**tool.parameters, "type": "object"}, {})
+        parameters = {**tool.parameters, "type": "object"}
+        arguments = JsonRules(builder, parameters).value(parameters)
         name = json.dumps(tool.name)[1:-1] if names == ".+" else tool.name
         written = [
             arguments if part == ARGUMENTS else builder.call_opening(part, name) for part in parts

@@ -1,0 +1,266 @@
+"""Rules of JSON values whose objects have their members in any order.
+
+The JSON grammar of llguidance has members in the order of the schema: an argument that stands
+before one that a model has written could not be written any more. Objects are taken apart here,
+down to the values whose schema has no order; llguidance compiles those. Objects that list their
+properties have no others unless the schema says so.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.enforced_schema import ANNOTATIONS, NAMES, UNENFORCED, schemas_in
+from mlxstack.text.grammar.lark_builder import MAX_COUNTED, LarkBuilder, Member, quoted
+from mlxstack.text.schema_types import Schema, named_types, referred
+
+COLON, COMMA = "/: ?/", "/, ?/"
+CHARACTER = r'(?:\\(?:["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F\x7F])'
+"""Regular expression of one character of a JSON string."""
+IGNORED = ANNOTATIONS | UNENFORCED | {"$schema", "$defs", "definitions"}
+COMBINED = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+OBJECT = frozenset(
+    {"type", "properties", "required", "additionalProperties", "minProperties", "maxProperties"}
+)
+ARRAY = frozenset({"type", "items", "minItems", "maxItems"})
+DESCRIBING = frozenset({"if", "dependentSchemas"})
+"""Unenforced keywords that may describe other members of the same object."""
+MAX_ALTERNATIVES = 16
+MAX_DEPTH = 8
+"""References that one description of an object follows."""
+
+
+class ObjectShape(Struct, frozen=True):
+    """Members of an object by name; `others` is the schema of further ones, None: there are none.
+
+    A name in `required` may be described nowhere.
+    """
+
+    members: dict[str, Any]
+    required: frozenset[str] = frozenset()
+    others: Any = None
+    n_min: int = 0
+    n_max: int | None = None
+
+
+class JsonRules:
+    """Rules of values, whose schemas may refer to parts of `root`."""
+
+    def __init__(self, builder: LarkBuilder, root: Schema) -> None:
+        self._builder = builder
+        self._root = root
+        self._references: dict[str, str] = {}
+
+    def value(self, schema: Schema) -> str:
+        """Rule of the values of a schema. Raises BadRequest for what is none."""
+        whole = self._builder.json(schema, self._root)
+        try:
+            names = {name for part in schemas_in([schema, self._root]) for name in part}
+            return whole if names & NAMES else self._value(schema)
+        except RecursionError as error:
+            raise BadRequest(f"tools: the schema is too deep: {error}", "tools") from None
+
+    def _value(self, schema: Schema | Literal[True]) -> str:
+        if schema is True:
+            return self._plain({})
+        parts = self._taken_apart(schema) if _has_order(schema) else ""
+        return parts or self._plain(schema)
+
+    def _plain(self, schema: Schema) -> str:
+        """Rule of a value that llguidance compiles, or refuses."""
+        return self._builder.rule(self._builder.json(schema, self._root))
+
+    def _taken_apart(self, schema: Schema) -> str:
+        """Rule of a value by the rules of its parts; "" where they are not known."""
+        keys = schema.keys() - IGNORED
+        self._builder.unenforced |= UNENFORCED & schema.keys()
+        if keys == {"$ref"}:
+            return self._reference(schema["$ref"])
+        if keys in ({"anyOf"}, {"oneOf"}):
+            return self._either(schema[min(keys)])
+        if keys <= ARRAY and schema.get("type") == "array":
+            return self._array(schema)
+        return self._objects(schema)
+
+    def _reference(self, target: Any) -> str:
+        """Rule of what a schema refers to, which may contain the reference itself."""
+        meant = referred(target, self._root) if isinstance(target, str) else None
+        if meant is None:
+            return ""
+        if target not in self._references:
+            self._references[target] = self._builder.reserve()
+            self._builder.complete(self._references[target], self._value(meant))
+        return self._references[target]
+
+    def _either(self, parts: Any) -> str:
+        if not isinstance(parts, list) or not all(isinstance(part, dict | bool) for part in parts):
+            return ""
+        return self._builder.either(self._value(part) for part in parts if part is not False)
+
+    def _array(self, schema: Schema) -> str:
+        n_min, n_max = schema.get("minItems", 0), schema.get("maxItems")
+        are_counts = _is_count(n_min) and (n_max is None or (_is_count(n_max) and n_max >= n_min))
+        if not are_counts or not isinstance(schema.get("items"), dict):
+            return ""
+        if n_max == 0:
+            return self._builder.rule('"[" "]"')
+        item, comma = self._value(schema["items"]), self._builder.rule(COMMA)
+        n_more = "" if n_max is None else n_max - 1
+        items = f"{item} ({comma} {item}){{{max(0, n_min - 1)},{n_more}}}"
+        return self._builder.rule(f'"[" {items} "]"' if n_min else f'"[" ({items})? "]"')
+
+    def _objects(self, schema: Schema) -> str:
+        """Rule of an object of any of its shapes, or of a value of another type beside it."""
+        types = named_types(schema, ("object",))
+        if "object" not in types:
+            return ""
+        shapes = self._shapes({**schema, "type": "object"}, 0)
+        if not shapes or not all(map(_is_writable, shapes)):
+            return ""
+        forms = [self._object(shape) for shape in shapes]
+        others = [name for name in types if name != "object"]
+        if others:
+            forms.append(self._plain({**schema, "type": others}))
+        return self._builder.either(forms)
+
+    def _object(self, shape: ObjectShape) -> str:
+        colon, comma = self._builder.rule(COLON), self._builder.rule(COMMA)
+        members = [
+            Member(self._member(name, schema), is_required=name in shape.required)
+            for name, schema in shape.members.items()
+        ]
+        others = ""
+        if shape.others is not None:
+            key = self._builder.terminal(_other_names(shape.members))
+            others = self._builder.rule(f"{key} {colon} {self._value(shape.others)}")
+        inside = self._builder.unordered(
+            members, comma, others=others, n_min=shape.n_min, n_max=shape.n_max
+        )
+        return self._builder.rule(f'"{{" {inside} "}}"')
+
+    def _member(self, name: str, schema: Any) -> str:
+        colon = self._builder.rule(COLON)
+        return self._builder.rule(f"{quoted(_json_text(name))} {colon} {self._value(schema)}")
+
+    def _shapes(self, schema: Any, depth: int) -> list[ObjectShape] | None:
+        """Shapes of which an object has one; None for a schema that is not taken apart."""
+        if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+            return None
+        keys = schema.keys() - IGNORED
+        self._builder.unenforced |= UNENFORCED & schema.keys()
+        if depth > MAX_DEPTH or not keys <= OBJECT | COMBINED:
+            return None
+        shape = _own_shape(schema)
+        groups = self._groups(schema, keys & COMBINED, depth + 1)
+        if shape is None or groups is None:
+            return None
+        shapes = [shape]
+        for group in groups:
+            shapes = [_joined(first, second) for first, second in itertools.product(shapes, group)]
+            if not 0 < len(shapes) <= MAX_ALTERNATIVES:
+                return None
+        return shapes
+
+    def _groups(
+        self, schema: Schema, keywords: Iterable[str], depth: int
+    ) -> list[list[ObjectShape]] | None:
+        """Shapes that `keywords` add to those of their schema: one of each group."""
+        groups: list[list[ObjectShape]] = []
+        for keyword in sorted(keywords):
+            parts = schema[keyword]
+            if keyword == "$ref":
+                parts = [referred(parts, self._root)] if isinstance(parts, str) else None
+            if not isinstance(parts, list):
+                return None
+            known = []
+            for part in parts:
+                shapes = self._shapes(part, depth)
+                if shapes is None:
+                    return None
+                known.append(shapes)
+            if keyword in ("anyOf", "oneOf"):
+                known = [[shape for shapes in known for shape in shapes]]
+            groups += known
+        return groups
+
+
+def _has_order(schema: Schema) -> bool:
+    """Whether an object in it may have several members, or a reference lead to one."""
+    return any(
+        "$ref" in part or (isinstance(members := part.get("properties"), dict) and members)
+        for part in schemas_in(schema)
+    )
+
+
+def _is_writable(shape: ObjectShape) -> bool:
+    """Whether this module has rules for the shape."""
+    is_bounded = shape.n_min > 0 or shape.n_max is not None
+    if is_bounded and (shape.others is not None or len(shape.members) > MAX_COUNTED):
+        return False
+    if not shape.members:
+        return isinstance(shape.others, dict) and _has_order(shape.others)
+    n_max = len(shape.members) if shape.n_max is None else shape.n_max
+    return len(shape.required) <= n_max and shape.n_min <= len(shape.members)
+
+
+def _own_shape(schema: Schema) -> ObjectShape | None:
+    """Shape that the keywords of an object itself describe."""
+    members, required = schema.get("properties", {}), schema.get("required", [])
+    others = schema.get("additionalProperties", {} if DESCRIBING & schema.keys() else None)
+    n_min, n_max = schema.get("minProperties", 0), schema.get("maxProperties")
+    is_known = (
+        isinstance(members, dict)
+        and all(isinstance(part, dict | bool) for part in members.values())
+        and isinstance(required, list)
+        and all(isinstance(name, str) for name in required)
+        and (others is None or isinstance(others, dict | bool))
+        and _is_count(n_min)
+        and (n_max is None or _is_count(n_max))
+    )
+    if not is_known or any(members.get(name) is False for name in required):
+        return None
+    allowed = {name: part for name, part in members.items() if part is not False}
+    described = {**allowed, **{name: {} for name in required if name not in allowed}}
+    if others is False:
+        others = None
+    elif others is True:
+        others = {}
+    return ObjectShape(described, frozenset(required), others, n_min, n_max)
+
+
+def _joined(first: ObjectShape, second: ObjectShape) -> ObjectShape:
+    """Shape of an object that has both."""
+    members = {**first.members}
+    for name, schema in second.members.items():
+        known = members.get(name, {})
+        is_more = known in ({}, True) or known == schema
+        members[name] = schema if is_more else {"allOf": [known, schema]}
+        if schema in ({}, True) and known not in ({}, True):
+            members[name] = known
+    limits = [limit for limit in (first.n_max, second.n_max) if limit is not None]
+    return ObjectShape(
+        members,
+        first.required | second.required,
+        first.others if first.others is not None else second.others,
+        max(first.n_min, second.n_min),
+        min(limits, default=None),
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _json_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _other_names(names: Iterable[str]) -> str:
+    """Terminal of a JSON string that is none of these."""
+    known = " | ".join(quoted(_json_text(name)) for name in names)
+    anything = f'/"{CHARACTER}*"/'
+    return f"{anything} & ~({known})" if known else anything
