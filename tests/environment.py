@@ -1,7 +1,7 @@
-"""Environment of a test process: nothing of the person who runs the tests.
+"""Environment of a test process, without settings, home and caches of its user.
 
-A variable, a home, a cache or a configuration of theirs would change what a command does, and a
-test could change theirs. `leave` takes all of it away; child processes inherit what is left.
+A variable of theirs would change the behavior of a command, and a test could write to their home.
+`leave` replaces both; child processes inherit the new ones.
 """
 
 import atexit
@@ -43,11 +43,15 @@ KEPT_PREFIXES = (
     "MLX_STACK_TEST_",
     "PYTEST_",
     "COVERAGE_",
-    # Libraries that are loaded before Python, their allocators and threads.
+    # Libraries that are loaded before Python, their allocators and threads, and GPUs.
+    "CUDA_",
     "DYLD_",
     "GLIBC_",
     "LD_",
     "MALLOC_",
+    "METAL_",
+    "MTL_",
+    "NVIDIA_",
     "NVPL_",
     "OMP_",
     "OPENBLAS_",

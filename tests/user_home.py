@@ -187,10 +187,10 @@ def beside(home: Path, ports: Sequence[int] = PORTS) -> Iterator[User]:
         with ExitStack() as listeners:
             for port in ports:
                 try:
-                    _listen(listeners, port, calls)
+                    _start_listener(listeners, port, calls)
                 except OSError:
                     user.taken.append(port)
-            user.watch(f"http://{HOST}:{_listen(listeners, 0, calls)}")
+            user.watch(f"http://{HOST}:{_start_listener(listeners, 0, calls)}")
             yield user
         # Those who called have been heard by now.
         user.look("the end")
@@ -206,7 +206,7 @@ def _claim(home: Path, pid: int, port: int) -> None:
     claim(ServiceState(spec, Phase.RUNNING, supervisor))
 
 
-def _listen(stack: ExitStack, port: int, calls: list[str]) -> int:
+def _start_listener(stack: ExitStack, port: int, calls: list[str]) -> int:
     """Listen until the stack is left; the port. Raises OSError where it is taken."""
     server = stack.enter_context(_Listener(port, calls))
     thread = threading.Thread(target=server.serve_forever, args=[POLL_S], daemon=True)
