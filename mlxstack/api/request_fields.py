@@ -237,6 +237,20 @@ def _schema(given: Any, param: str) -> dict[str, Any]:
         raise BadRequest(f"{param} is no schema: {error}", param) from None
 
 
+FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+
+
+def converted(value: Any, kind: type[T], at: str) -> T:
+    """Value at the path `at` as a type. Raises BadRequest with the path of the wrong field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        fault = FAULT.fullmatch(str(error))
+        assert fault is not None
+        path = at + (fault["path"] or "")
+        raise BadRequest(f"{path}: {fault['what']}", path) from None
+
+
 def refuse(body: Struct, names: Iterable[str], why: str = "") -> None:
     """Raise BadRequest for a given field of these."""
     for name in names:
@@ -358,7 +372,7 @@ def _one_bias(pair: Any) -> tuple[int | str, float]:
     except (TypeError, ValueError, OverflowError):
         pass
     raise BadRequest(
-        f"{reprlib.repr(pair)} is not a pair of a token id or a text and a finite number",
+        f"logit_bias: {reprlib.repr(pair)} is not a pair of a token id or text and a finite number",
         "logit_bias",
     )
 

@@ -1,12 +1,10 @@
 """Converts a body of the Messages API to a conversation."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
-import msgspec
 from msgspec import structs
 
 from mlxstack.api import request_fields
@@ -254,11 +252,9 @@ def _template(body: MessagesBody) -> dict[str, Any]:
 
 def response_format(body: MessagesBody) -> ResponseConstraint | None:
     """Output constraint of a body."""
-    spec = (body.output_config and body.output_config.format) or body.output_format
-    return format_constraint(spec, "output_config.format")
-
-
-FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+    if body.output_config and body.output_config.format:
+        return format_constraint(body.output_config.format, "output_config.format")
+    return format_constraint(body.output_format, "output_format")
 
 
 def read(content: Content | None, at: str) -> tuple[Block, ...]:
@@ -305,13 +301,7 @@ def _read(content: list[Any], at: str) -> Iterator[Block]:
 def _typed(raw: dict[str, Any], kind: str, at: str) -> Block:
     """Block of a known kind, null fields left out. Raises BadRequest."""
     given = {key: value for key, value in raw.items() if value is not None}
-    try:
-        block: Block = msgspec.convert({**given, "type": kind}, Block)
-    except msgspec.ValidationError as error:
-        fault = FAULT.fullmatch(str(error))
-        assert fault is not None
-        path = at + (fault["path"] or "")
-        raise BadRequest(f"{path}: {fault['what']}", path) from None
+    block: Block = request_fields.converted({**given, "type": kind}, cast(Any, Block), at)
     return block
 
 
@@ -379,17 +369,15 @@ def _joining(body: MessagesBody) -> Iterator[Tool]:
     for i, turn in enumerate(body.messages):
         if turn.role != "system":
             continue
-        for block in read(turn.content, f"messages[{i}].content"):
+        for j, block in enumerate(read(turn.content, f"messages[{i}].content")):
             definition = block.tool.get("definition") if isinstance(block, ToolAddition) else None
             if isinstance(definition, dict) and _name(definition):
-                yield _defined(definition, f"messages[{i}].content")
+                yield _defined(definition, f"messages[{i}].content[{j}].tool.definition")
 
 
 def _defined(definition: dict[str, Any], at: str) -> Tool:
-    try:
-        return _tool(msgspec.convert(definition, ToolParam), at, is_deferred=True)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{at}: the definition of a tool cannot be read: {error}", at) from None
+    spec = request_fields.converted(definition, ToolParam, at)
+    return _tool(spec, at, is_deferred=True)
 
 
 def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:

@@ -79,7 +79,8 @@ def predicted_text(body: ChatBody) -> str:
 
 def custom_names(body: ChatBody) -> frozenset[str]:
     """Names of the custom tools of a body."""
-    offered = (_tool(spec, "tools") for spec in body.tools or () if spec.type == CUSTOM)
+    specs = enumerate(body.tools or ())
+    offered = (_tool(spec, f"tools[{i}]") for i, spec in specs if spec.type == CUSTOM)
     return frozenset(tool.name for tool in offered)
 
 
@@ -111,7 +112,7 @@ def _tool(spec: ChatToolParam, at: str) -> Tool:
     if spec.type == CUSTOM:
         own = spec.custom or spec
         if not own.name:
-            raise BadRequest(f"{at}.custom.name: Field required", f"{at}.custom")
+            raise BadRequest(f"{at}.custom.name: Field required", f"{at}.custom.name")
         text = custom_tools.description(own.description, own.format)
         return Tool(own.name, text, custom_tools.SCHEMA)
     if not spec.name:

@@ -5,9 +5,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import chain, groupby
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from mlxstack.api import custom_tools, request_fields
@@ -122,7 +121,7 @@ def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
     yield body.tools or [], "tools", False
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
         if item.get("type") in (ADDED, FOUND):
-            sent = _as(InputItem, item, f"input[{i}]")
+            sent = request_fields.converted(item, InputItem, f"input[{i}]")
             yield sent.tools or [], f"input[{i}].tools", item["type"] == FOUND
 
 
@@ -130,7 +129,7 @@ def _offered(
     sent: list[Any], at: str, namespace: str | None
 ) -> Iterator[tuple[ClientTool, ResponsesToolParam]]:
     for i, raw in enumerate(sent):
-        spec = _as(ResponsesToolParam, raw, f"{at}[{i}]")
+        spec = request_fields.converted(raw, ResponsesToolParam, f"{at}[{i}]")
         match spec.type:
             case "function" | "custom" if spec.name:
                 yield ClientTool(spec.name, ToolKind(spec.type), namespace), spec
@@ -184,7 +183,7 @@ def forced_tool(box: ToolNames, choice: Any) -> str | None:
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
     form = (body.text or {}).get("format") or {}
-    spec = _as(request_fields.ResponseFormat, form, "text.format")
+    spec = request_fields.converted(form, request_fields.ResponseFormat, "text.format")
     return request_fields.format_constraint(spec, "text.format")
 
 
@@ -202,7 +201,6 @@ def _input(body: ResponsesBody, box: ToolNames, images: ImageReader) -> tuple[Me
     return messages(body.input, box, images)
 
 
-T = TypeVar("T")
 Reader = Callable[[InputItem, str, ToolNames], Message]
 
 JOINT = "\n\n"
@@ -249,7 +247,7 @@ def _read(
     if kind in READERS:
         return (_with_images(READERS[kind], item, kind, at, box, images, is_new=False),)
     if kind in HOSTED:
-        return _hosted_call(_as(InputItem, item, at))
+        return _hosted_call(request_fields.converted(item, InputItem, at))
     if kind in ANSWER_PARTS:
         return (Message(Role.ASSISTANT, read_history([_whole_part(item, at)], at)),)
     if kind in READ_ELSEWHERE:
@@ -284,7 +282,7 @@ def _with_images(
     seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
     content = shown.get(name) if name == "content" else result_content(shown.get(name))
     shown[name], found_images = with_marks(content, f"{at}.{name}", seen, is_new=is_new)
-    message = reader(_as(InputItem, {**shown, "type": kind}, at), at, box)
+    message = reader(request_fields.converted({**shown, "type": kind}, InputItem, at), at, box)
     return structs.replace(message, images=found_images) if found_images else message
 
 
@@ -364,13 +362,6 @@ def _with_parts(item: Item) -> Item:
     if item.get("type") != "computer_call_output" or not isinstance(shown, dict):
         return {**item}
     return {**item, "output": [{**shown, "type": "input_image"}]}
-
-
-def _as(kind: type[T], item: Item, at: str) -> T:
-    try:
-        return msgspec.convert(item, kind)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{at}: {error}", at) from None
 
 
 def _new_question(sent: InputItem, at: str, _: ToolNames) -> Message:
