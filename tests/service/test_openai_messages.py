@@ -61,7 +61,7 @@ def test_a_stored_message_that_cannot_be_read_is_damaged(stored: dict[str, Any])
     [
         ([{"type": "image_url", "image_url": {"url": "x"}}, {"type": "of_the_future"}],
          "[image omitted]"),
-        ([{"type": "text", "text": "a"}, {"type": "of_the_future", "text": "b"}], "a"),
+        ([{"type": "text", "text": "a"}, {"type": "of_the_future", "text": "b"}], "a\nb"),
         ([{"type": "file", "name": "a"}, {"type": "directory", "name": "b"}], "JSON"),
         ([{"type": "file", "name": "a"}], "JSON"),
         ([{"text": "a"}], "a"),

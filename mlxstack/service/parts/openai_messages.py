@@ -305,7 +305,8 @@ def _noted(part: str | dict[str, Any]) -> str | dict[str, Any]:
         plain_text([part])
     except Unsupported:
         assert isinstance(part, dict)
-        return NOTES.get(part["type"], "")
+        text = part.get("text")
+        return NOTES.get(part["type"], text if isinstance(text, str) else "")
     return part
 
 
