@@ -1,4 +1,4 @@
-"""CORS: a page may read answers exactly where the rules for Host and Origin let it in."""
+"""CORS: a page that the host rules let in may read answers."""
 
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -27,9 +27,9 @@ PREFIX = b"access-control-"
 
 
 def cors_middleware(server: ServerSpec, app: App) -> App:
-    """Answer preflights of pages that `host_rules` let in, and let them read all answers.
+    """Answer preflights of pages that `host_rules` let in.
 
-    Litestar's own CORS knows the Origin only, while the rules depend on the Host too. Names are in
+    They may read all answers. Litestar's own CORS knows the Origin only, while the rules depend on the Host too. Names are in
     title case, since some clients look for them in plain dictionaries.
     """
     check = host_rules(server)
@@ -62,7 +62,7 @@ def cors_middleware(server: ServerSpec, app: App) -> App:
 
 
 def _readable(send: Send, origin: bytes) -> Send:
-    """`send` that adds the headers of CORS to a response, in place of a member's."""
+    """`send` with headers of CORS, in place of a member's."""
 
     async def readable(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -85,10 +85,10 @@ def ollama_error(error: errors.StackError, _: str) -> dict[str, Any]:
     if isinstance(error, errors.TooLong):
         # Clients match these texts: that of embeddings, and that of all else.
         n_over = max(1, error.got - error.limit)
-        words = (
+        phrase = (
             "the input length exceeds the context length"
             if error.param == "input"
             else f"prompt too long; exceeded max context length by {n_over} tokens"
         )
-        message = f"{words}: {message}"
+        message = f"{phrase}: {message}"
     return {"error": message}

@@ -95,7 +95,7 @@ def context_sizes(error: errors.StackError) -> dict[str, int]:
 
 
 def details(error: errors.StackError) -> dict[str, Any]:
-    """Published code of an error, by which Anthropic's SDKs decide how to go on."""
+    """Published code of an error, by which Anthropic's SDKs go on."""
     if isinstance(error, errors.NoThreads):
         code = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         return {"details": code}
@@ -173,7 +173,7 @@ def _no_route(problem: HTTPException, method: str, path: str) -> errors.NotFound
 
 
 def served_instead(path: str) -> str:
-    """What is served in place of a path that is not."""
+    """Hint at the paths in place of a missing one."""
     if path.startswith("/api/v1/"):
         return (
             "of LM Studio's /api/v1 only GET /api/v1/models is served; send conversations to "

@@ -241,7 +241,7 @@ FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
 def converted(value: Any, kind: type[T], at: str) -> T:
-    """Value at the path `at` as a type. Raises BadRequest with the path of the wrong field."""
+    """Value at `at` as a type. Raises BadRequest with the field's path."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
-from mlxstack.api.dialects.lm_studio.response_schema import Capabilities, ListedModel, quantization
+from mlxstack.api.dialects.lm_studio.response_schema import Capabilities, LMStudioListedModel, quantization
 from mlxstack.api.dialects.ollama.response_schema import (
     OLLAMA_VERSION,
     OllamaDetails,
@@ -275,12 +275,12 @@ def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
     }
 
 
-def _listed_model(member: GatewayMember) -> ListedModel:
+def _listed_model(member: GatewayMember) -> LMStudioListedModel:
     """Entry of /api/v1/models of a member that does not run."""
     model, name = member.model, member.names[0]
     is_chat = model.kind is ServiceKind.CHAT
     capabilities = Capabilities("vision" in model.capabilities, "tools" in model.capabilities)
-    return ListedModel(
+    return LMStudioListedModel(
         type="llm" if is_chat else "embedding",
         publisher="local",
         key=name,

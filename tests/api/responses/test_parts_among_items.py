@@ -73,9 +73,9 @@ def test_other_parts_are_refused_when_new_and_noted_later(scripted: Scripted, ki
     assert "omitted]\nPEAR-77" in scripted.prompt()
 
 
-@pytest.mark.parametrize(("item", "words"), REFUSED)
+@pytest.mark.parametrize(("item", "reason"), REFUSED)
 def test_what_cannot_be_read_is_refused_with_its_place(
-    scripted: Scripted, item: dict[str, Any], words: str
+    scripted: Scripted, item: dict[str, Any], reason: str
 ) -> None:
     for path in ("/v1/responses", COUNT):
         for stream in (False, True):
@@ -84,7 +84,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(
             assert answer.status_code == 400, answer.text
             error = answer.json()["error"]
             assert error["param"].startswith("input[1]")
-            assert error["message"].startswith("input[1]") and words in error["message"]
+            assert error["message"].startswith("input[1]") and reason in error["message"]
 
 
 def test_a_place_counts_references_that_are_left_out(scripted: Scripted) -> None:

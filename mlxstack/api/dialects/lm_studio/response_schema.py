@@ -1,4 +1,4 @@
-"""Response bodies of LM Studio's own API, in its versions 0 and 1."""
+"""Response bodies of LM Studio's API, versions 0 and 1."""
 
 import re
 
@@ -48,8 +48,8 @@ class Capabilities(Struct, frozen=True):
     trained_for_tool_use: bool
 
 
-class ListedModel(Struct, frozen=True, kw_only=True):
-    """Model of version 1; one for embeddings has no architecture and no capabilities."""
+class LMStudioListedModel(Struct, frozen=True, kw_only=True):
+    """Model of version 1; capabilities are those of a chat model."""
 
     type: str
     publisher: str
@@ -66,13 +66,13 @@ class ListedModel(Struct, frozen=True, kw_only=True):
     description: UnsetType | None = UNSET
 
 
-class ListedModels(Struct, frozen=True):
+class LMStudioListing(Struct, frozen=True):
     """Answer of GET /api/v1/models."""
 
-    models: tuple[ListedModel, ...]
+    models: tuple[LMStudioListedModel, ...]
 
 
 def quantization(name: str) -> Quantization | None:
-    """Quantization by its name in this project, such as `4 bit` or `mxfp4`."""
+    """Quantization by its name, such as `4 bit` or `mxfp4`."""
     bits = re.search(r"\d+", name)
     return Quantization(name, int(bits[0]) if bits else None) if name else None

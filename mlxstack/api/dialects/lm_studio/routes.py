@@ -9,8 +9,8 @@ from msgspec import UNSET
 from mlxstack.api.dialects.lm_studio.response_schema import (
     Capabilities,
     InstanceConfig,
-    ListedModel,
-    ListedModels,
+    LMStudioListedModel,
+    LMStudioListing,
     LMStudioModel,
     LMStudioModels,
     LoadedInstance,
@@ -39,13 +39,13 @@ async def lm_studio_model(service: TheService, name: FromPath[str]) -> LMStudioM
 
 
 @get("/api/v1/models", opt=PUBLIC)
-async def listed_models(service: TheService) -> ListedModels:
+async def listed_models(service: TheService) -> LMStudioListing:
     """List the one model of this service with its loaded instance."""
     facts = service.facts
     is_chat = service.preset.kind is ServiceKind.CHAT
     config = InstanceConfig(service.n_ctx, service.preset.slots.count)
     instance = LoadedInstance(service.name, config)
-    model = ListedModel(
+    model = LMStudioListedModel(
         type="llm" if is_chat else "embedding",
         publisher=_publisher(service),
         key=service.name,
@@ -59,7 +59,7 @@ async def listed_models(service: TheService) -> ListedModels:
         capabilities=_capabilities(service) if is_chat else UNSET,
         description=None if is_chat else UNSET,
     )
-    return ListedModels((model,))
+    return LMStudioListing((model,))
 
 
 async def _model(service: Service) -> LMStudioModel:

@@ -11,7 +11,7 @@ Item = dict[str, Any]
 
 
 class ResponsesBody(Fields, kw_only=True):
-    """POST /v1/responses. Tools of unknown types are skipped, and named in a header."""
+    """POST /v1/responses. Tools of unknown types are skipped."""
 
     limits: ClassVar[tuple[str, ...]] = ("max_output_tokens", "max_tokens")
     input: str | list[Item]

@@ -157,7 +157,7 @@ def _response(body: ResponsesBody, generation: Generation, model: str) -> Respon
 
 
 def _of_type(value: Any, kind: type[T]) -> T | None:
-    """A value that is repeated if it has the type that clients expect."""
+    """A value that has the type that clients expect."""
     return value if isinstance(value, kind) else None
 
 

@@ -277,7 +277,7 @@ def _with_images(
     *,
     is_new: bool,
 ) -> Message:
-    """Message of an item with the images of its content, or of its output."""
+    """Message of an item with the images that it shows."""
     name, shown = "content" if _is_asked(item) else "output", _with_parts(item)
     seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
     content = shown.get(name) if name == "content" else result_content(shown.get(name))
@@ -298,7 +298,7 @@ def _asked_in_parts(
     *,
     is_new: bool,
 ) -> Message:
-    """Message of the user whose parts stand among the items, each with its place."""
+    """Message of the user whose parts stand among the items."""
     texts: list[str] = []
     found_images: list[ImagePart] = []
     for i, part in places:
@@ -323,7 +323,7 @@ def _whole_part(part: Item, at: str) -> Item:
 
 
 def configured(body: ResponsesBody) -> ResponsesBody:
-    """Body with the settings of its configuration updates, of which the last one counts."""
+    """Body with the settings of its last configuration updates."""
     settings: dict[str, dict[str, Any] | None] = {"reasoning": body.reasoning, "text": body.text}
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
         if item.get("type") != UPDATE:
