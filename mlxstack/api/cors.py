@@ -29,8 +29,8 @@ PREFIX = b"access-control-"
 def cors_middleware(server: ServerSpec, app: App) -> App:
     """Answer preflights of pages that `host_rules` let in.
 
-    They may read all answers. Litestar's own CORS knows the Origin only, while the rules depend on the Host too. Names are in
-    title case, since some clients look for them in plain dictionaries.
+    They may read all answers. Litestar's own CORS knows the Origin only, while the rules depend on
+    the Host too. Names are in title case, since some clients look for them in plain dictionaries.
     """
     check = host_rules(server)
 
