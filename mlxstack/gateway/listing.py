@@ -17,7 +17,11 @@ from prometheus_client.registry import Collector
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
-from mlxstack.api.dialects.lm_studio.response_schema import Capabilities, LMStudioListedModel, quantization
+from mlxstack.api.dialects.lm_studio.response_schema import (
+    Capabilities,
+    LMStudioListedModel,
+    quantization,
+)
 from mlxstack.api.dialects.ollama.response_schema import (
     OLLAMA_VERSION,
     OllamaDetails,
