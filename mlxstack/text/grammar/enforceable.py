@@ -9,13 +9,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.grammar.enforced_schema import NAMED
+from mlxstack.text.grammar.enforced_schema import NAMED, references
 from mlxstack.text.schema_types import Schema
 
 Problem = Callable[[Any], str | None]
 """Reason why a schema has no grammar: None where it has one, "" where that was not tried."""
 MAX_PROBES = 400
-FIRST = ("$defs", "definitions", "type", "required", "properties")
+DEFINITIONS = ("$defs", "definitions")
+FIRST = (*DEFINITIONS, "type", "required", "properties")
 LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 
 
@@ -35,7 +36,7 @@ class Enforceable(Struct, frozen=True):
 
 def enforceable(schema: Schema, problem: Problem) -> Enforceable:
     """Largest part of a schema without a `problem`; {} must have none."""
-    search = _Search(problem)
+    search = _Search(problem, references(schema))
     made = search.largest(schema, lambda one: one, "")
     return Enforceable(made, tuple(search.left_out))
 
@@ -43,11 +44,13 @@ def enforceable(schema: Schema, problem: Problem) -> Enforceable:
 class _Search:
     """Assembles a schema from the parts that fit.
 
-    A part is tried beside those that fit, so that a reason is about this part alone.
+    A part is tried beside those that fit, so that a reason is about this part alone. A definition
+    is tried as a property refers to it, if something does: others are not compiled.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, targets: set[str]) -> None:
         self._problem_of = problem
+        self._targets = targets
         self._n_probes = 0
         self.left_out: list[LeftOut] = []
 
@@ -61,9 +64,19 @@ class _Search:
             return {}
         made: Schema = {}
         for key in sorted(schema, key=_order):
-            for part in self._parts(key, schema[key], _within(around, made, key), f"{path}/{key}"):
+            within = _within(around, made, key)
+            if not path and key in DEFINITIONS and isinstance(schema[key], dict):
+                within = self._used(key, schema[key], within)
+            for part in self._parts(key, schema[key], within, f"{path}/{key}"):
                 made[key] = part
         return made
+
+    def _used(
+        self, key: str, known: Schema, around: Callable[[Any], Schema]
+    ) -> Callable[[Any], Schema]:
+        paths = (f"#/{key}/{name}" for name in known)
+        uses = {target: {"$ref": target} for target in paths if target in self._targets}
+        return lambda one: {**around(one), "properties": uses}
 
     def _parts(
         self, key: str, value: Any, around: Callable[[Any], Schema], path: str

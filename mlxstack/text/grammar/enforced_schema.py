@@ -94,13 +94,11 @@ def circular_reference(root: Schema) -> str | None:
 
 def with_definitions(schema: Schema, root: Schema) -> Schema:
     """A schema that stands alone, with the parts of `root` that it may refer to."""
-    references = _references(schema)
-    if not references:
+    targets = references(schema)
+    if not targets:
         return schema
     known: Schema = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    if all(
-        one.startswith(("#/$defs/", "#/definitions/")) for one in references | _references(known)
-    ):
+    if all(one.startswith(("#/$defs/", "#/definitions/")) for one in targets | references(known)):
         return {**known, **schema}
 
     def moved(part: Schema) -> Schema:
@@ -112,7 +110,8 @@ def with_definitions(schema: Schema, root: Schema) -> Schema:
     return {**_changed(schema, moved), DEFINITIONS: {ROOT: _changed(root, moved)}}
 
 
-def _references(schema: Schema) -> set[str]:
+def references(schema: Schema) -> set[str]:
+    """Targets of all references in a schema."""
     targets = (part.get("$ref") for part in schemas_in([schema]))
     return {target for target in targets if isinstance(target, str)}
 

@@ -40,7 +40,7 @@ def is_bounded(grammar: str) -> bool:
 
 
 def check_multiples(schema: Any, param: str) -> None:
-    """Raise BadRequest for a `multipleOf` with too large an automaton."""
+    """Raise BadRequest for a `multipleOf` that is not positive, or has too large an automaton."""
     if isinstance(schema, dict):
         _check_multiple(schema.get(COSTLY), param)
         inner = [value for key, value in schema.items() if key not in VALUES]
@@ -55,6 +55,8 @@ def _check_multiple(given: Any, param: str) -> None:
     # Anything but a number is refused by llguidance, or belongs to a property of this name.
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
         return
+    if given <= 0:
+        raise BadRequest(f"{param}: multipleOf is {given}; it must be greater than 0", param)
     _, digits, exponent = Decimal(repr(given)).normalize().as_tuple()
     units = int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
     if units > MAX_MULTIPLE:

@@ -8,12 +8,13 @@ properties have no others unless the schema says so.
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.bounded_values import TYPES
 from mlxstack.text.grammar.enforced_schema import ANNOTATIONS, NAMES, UNENFORCED, schemas_in
 from mlxstack.text.grammar.lark_builder import MAX_COUNTED, LarkBuilder, Member, quoted
 from mlxstack.text.schema_types import Schema, named_types, referred
@@ -81,7 +82,7 @@ class JsonRules:
         if keys == {"$ref"}:
             return self._reference(schema["$ref"])
         if keys in ({"anyOf"}, {"oneOf"}):
-            return self._either(schema[min(keys)])
+            return self._either(min(keys), schema[min(keys)])
         if keys <= ARRAY and schema.get("type") == "array":
             return self._array(schema)
         return self._objects(schema)
@@ -96,10 +97,16 @@ class JsonRules:
             self._builder.complete(self._references[target], self._value(meant))
         return self._references[target]
 
-    def _either(self, parts: Any) -> str:
+    def _either(self, keyword: str, parts: Any) -> str:
         if not isinstance(parts, list) or not all(isinstance(part, dict | bool) for part in parts):
             return ""
+        self._tell_inexact(keyword, parts)
         return self._builder.either(self._value(part) for part in parts if part is not False)
+
+    def _tell_inexact(self, keyword: str, parts: list[Any]) -> None:
+        """Name `oneOf` unenforced where a value may be of several parts: it is read as `anyOf`."""
+        if keyword == "oneOf" and not are_exclusive(parts):
+            self._builder.unenforced.add(keyword)
 
     def _array(self, schema: Schema) -> str:
         n_min, n_max = schema.get("minItems", 0), schema.get("maxItems")
@@ -183,9 +190,51 @@ class JsonRules:
                     return None
                 known.append(shapes)
             if keyword in ("anyOf", "oneOf"):
+                self._tell_inexact(keyword, parts)
                 known = [[shape for shapes in known for shape in shapes]]
             groups += known
         return groups
+
+
+def are_exclusive(parts: Sequence[Any]) -> bool:
+    """Whether no value is of two of these schemas, by their types or a constant member of each."""
+    schemas = [part for part in parts if isinstance(part, dict)]
+    if len(schemas) < len(parts) or not schemas:
+        return len(parts) < 2
+    constants = [_constants(part) for part in schemas]
+    shared = [name for name in constants[0] if all(name in known for known in constants)]
+    choices = [
+        list(map(_types, schemas)),
+        *([known[name] for known in constants] for name in shared),
+    ]
+    return any(
+        all(first.isdisjoint(second) for first, second in itertools.combinations(sets, 2))
+        for sets in choices
+    )
+
+
+def _types(schema: Schema) -> frozenset[str]:
+    """Types of the values of a schema; each integer is a number."""
+    if "type" not in schema:
+        return frozenset(TYPES)
+    return frozenset("number" if name == "integer" else str(name) for name in named_types(schema))
+
+
+def _constants(schema: Schema) -> dict[str, frozenset[str]]:
+    """Values as JSON of the required members that have listed ones."""
+    members, required = schema.get("properties"), schema.get("required")
+    if not isinstance(members, dict) or not isinstance(required, list):
+        return {}
+    listed = {
+        name: [part["const"]] if "const" in part else part.get("enum")
+        for name, part in members.items()
+        if isinstance(part, dict) and name in required
+    }
+    return {
+        name: frozenset(map(json.dumps, values))
+        for name, values in listed.items()
+        if isinstance(values, list)
+    }
 
 
 def _has_order(schema: Schema) -> bool:
