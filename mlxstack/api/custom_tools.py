@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from mlxstack.core.conversation import InputGrammar, Tool
+
 # The one argument of a custom tool in the prompt.
 INPUT = "input"
 INPUT_OPENS = f'{{"{INPUT}":"'
@@ -16,18 +18,24 @@ SCHEMA: dict[str, Any] = {
 _JSON_TEXT = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
 
 
-def description(text: str | None, form: dict[str, Any] | None) -> str:
-    """Description of a tool, with the grammar of its input.
+def tool(
+    name: str, text: str | None, form: dict[str, Any] | None, is_deferred: bool = False
+) -> Tool:
+    """Custom tool as a function of one text; the description tells the grammar of the text.
 
     The chat API puts syntax and definition into `grammar`, the Responses API next to the type.
     """
     form = form or {}
     inner = form.get("grammar")
-    grammar = inner if isinstance(inner, dict) else form
+    given = inner if isinstance(inner, dict) else form
+    syntax, definition = given.get("syntax"), given.get("definition")
     lines = [text or ""]
-    if definition := grammar.get("definition"):
-        lines.append(f"The input follows this {grammar.get('syntax', '')} grammar:\n{definition}")
-    return "\n\n".join(line for line in lines if line)
+    grammar = None
+    if isinstance(definition, str) and definition:
+        lines.append(f"The input follows this {syntax or ''} grammar:\n{definition}")
+        grammar = InputGrammar(str(syntax), definition)
+    description = "\n\n".join(line for line in lines if line)
+    return Tool(name, description, SCHEMA, is_deferred, grammar)
 
 
 def input_text(arguments: dict[str, Any], arguments_json: str) -> str:

@@ -40,13 +40,24 @@ class Message(Struct, frozen=True):
     images: tuple[ImagePart, ...] = ()
 
 
+class InputGrammar(Struct, frozen=True):
+    """Grammar of the text that a custom tool takes; `syntax` is "regex" or "lark"."""
+
+    syntax: str
+    definition: str
+
+
 class Tool(Struct, frozen=True):
-    """Function the model may call; deferred ones are not in the prompt."""
+    """Function the model may call; deferred ones are not in the prompt.
+
+    With `input_grammar` its one argument is a text of this grammar.
+    """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     is_deferred: bool = False
+    input_grammar: InputGrammar | None = None
 
 
 class Conversation(Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
@@ -23,6 +24,7 @@ from mlxstack.text.grammar.grammar_check import is_bounded
 from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, anywhere, not_objects
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
+from mlxstack.text.grammar.tool_inputs import with_patterns
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.answer_replay import NAMELESS, Scope
@@ -197,14 +199,16 @@ class TextProcessor:
 
     async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
         """Matcher of tool calls; None without one. Odd schemas are loosened."""
-        loose = not_objects(calls.tools)
+        tools, left_out = await self.run(partial(with_patterns, calls.tools), self._compilers)
+        loose = (*not_objects(calls.tools), *left_out)
+        asked = replace(calls, tools=tools)
         try:
-            grammar = await self.run(partial(call_grammar, calls), self._compilers)
+            grammar = await self.run(partial(call_grammar, asked), self._compilers)
             rules = await self._compile(grammar.text, "tools")
         except BadRequest as error:
             if error.param != "tools":
                 raise
-            work = partial(self._loosener.loosened, calls)
+            work = partial(self._loosener.loosened, asked)
             loosened, left_out = await self.run(work, self._compilers)
             loose += left_out
             grammar = await self.run(partial(call_grammar, loosened), self._compilers)
@@ -235,9 +239,11 @@ class TextProcessor:
         await asyncio.wait(map(asyncio.wrap_future, compiled), timeout=COMPILE_S)
         return self.output_format.call_trigger([partial(_result, one) for one in compiled], tools)
 
-    def _free_rules(self, asked: ForcedCalls) -> LLMatcher | None:
+    def _free_rules(self, calls: ForcedCalls) -> LLMatcher | None:
         """Matcher of optional calls; None where they have no grammar."""
-        loose = not_objects(asked.tools)
+        tools, left_out = with_patterns(calls.tools)
+        loose = (*not_objects(calls.tools), *left_out)
+        asked = replace(calls, tools=tools)
         try:
             try:
                 grammar = call_grammar(asked)
@@ -249,7 +255,7 @@ class TextProcessor:
                 loose += left_out
                 grammar = call_grammar(loosened)
                 rules = self._bounded(grammar)
-            self._tell_loose(asked.tools, loose, grammar, rules)
+            self._tell_loose(calls.tools, loose, grammar, rules)
             return rules
         except BadRequest as error:
             log.info("calls of a free answer have no grammar: %s", error.message)

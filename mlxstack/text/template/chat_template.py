@@ -5,8 +5,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import MARK_OPENS
@@ -185,9 +183,12 @@ class ChatTemplate:
         return made if made or self.capabilities.needs_tool_list else None
 
     def _tool(self, tool: Tool) -> dict[str, Any]:
-        function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(tool))
-        del function["is_deferred"]
-        return {"type": "function", "function": function}
+        function = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+        }
+        return {"type": "function", "function": self._guard.value(function)}
 
     def _turn(self, message: Message) -> Turn:
         turn: Turn = {"role": message.role.value, "content": self.guarded(message)}

@@ -113,8 +113,7 @@ def _tool(spec: ChatToolParam, at: str) -> Tool:
         own = spec.custom or spec
         if not own.name:
             raise BadRequest(f"{at}.custom.name: Field required", f"{at}.custom.name")
-        text = custom_tools.description(own.description, own.format)
-        return Tool(own.name, text, custom_tools.SCHEMA)
+        return custom_tools.tool(own.name, own.description, own.format)
     if not spec.name:
         at = f"{at}.function"
         raise BadRequest(f"{at}: Field required, with the name and the parameters", at)

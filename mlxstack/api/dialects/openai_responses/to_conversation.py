@@ -142,10 +142,10 @@ def _offered(
 
 
 def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam, is_found: bool) -> Tool:
-    text, parameters = spec.description or "", spec.parameters
     if kind is ToolKind.CUSTOM:
-        text, parameters = custom_tools.description(text, spec.format), custom_tools.SCHEMA
-    return Tool(name, text, parameters if isinstance(parameters, dict) else {}, is_found)
+        return custom_tools.tool(name, spec.description, spec.format, is_found)
+    parameters = spec.parameters if isinstance(spec.parameters, dict) else {}
+    return Tool(name, spec.description or "", parameters, is_found)
 
 
 # Fields that need a server that stores responses.

@@ -1,0 +1,183 @@
+"""Regular expression of the texts of a Lark grammar without recursion.
+
+The input of a custom tool stands in a JSON string in most formats of calls, where llguidance
+enforces regular expressions and no grammars. The notation is read by lark's own grammar of it
+(lark/grammars/lark.lark).
+"""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lark
+from lark import Lark, Tree
+from lark.visitors import Interpreter
+
+from mlxstack.text.grammar.lark_builder import escaped
+
+MAX_CHARS = 20_000
+"""Characters of the expression."""
+MAX_DEPTH = 50
+LIBRARY = Path(lark.__file__).parent / "grammars"
+FLAGS = "ismx"
+WITHOUT_LOOKAROUND = {"ESCAPED_STRING": r'"(?:[^"\\\n]|\\.)*"'}
+"""Terminals of Lark's library whose definition has lookaround."""
+
+Node = Any
+"""Tree of lark, whose types say of each child that it may be a token."""
+
+
+class NoPattern(ValueError):
+    """Grammar without a regular expression here; the message says why."""
+
+
+def lark_pattern(definition: str) -> str:
+    """Regular expression that matches the whole texts of rule `start`. Raises NoPattern."""
+    try:
+        tree = _reader().parse(definition + "\n")
+    except lark.exceptions.LarkError as error:
+        raise NoPattern(str(error).partition("\n")[0]) from None
+    return _Grammar(tree).rule("start")
+
+
+@cache
+def _reader() -> Lark:
+    return Lark.open(str(LIBRARY / "lark.lark"), parser="lalr")
+
+
+@cache
+def _library() -> dict[str, Node]:
+    tree: Node = _reader().parse((LIBRARY / "common.lark").read_text(encoding="utf-8"))
+    return {str(node.children[0]): node for node in tree.children if node.data == "token"}
+
+
+class _Grammar(Interpreter[Any, str]):
+    """Definitions of a grammar; a visit of a part returns its expression, names replaced.
+
+    Text that the grammar ignores may follow each terminal of a rule.
+    """
+
+    def __init__(self, tree: Node) -> None:
+        self._known: dict[str, Node] = {}
+        self._open: list[str] = []
+        self._is_in_terminal = False
+        self._ignored = ""
+        ignored = []
+        for node in tree.children:
+            match node.data:
+                case "rule" | "token":
+                    self._known[str(node.children[0]).lstrip("!?")] = node
+                case "import" | "multi_import":
+                    self._import(node)
+                case "ignore":
+                    ignored.append(node.children[0])
+                case kind:
+                    raise NoPattern(f"%{kind} is not supported")
+        if ignored:
+            self._ignored = f"(?:{'|'.join(map(self._terminal, ignored))})*"
+
+    def rule(self, name: str) -> str:
+        """Expression of a rule, with ignored text before it."""
+        return self._ignored + self._named(name)
+
+    def alias(self, node: Node) -> str:
+        return self.visit(node.children[0])
+
+    def expansions(self, node: Node) -> str:
+        return f"(?:{'|'.join(map(self.visit, node.children))})"
+
+    def expansion(self, node: Node) -> str:
+        return "".join(map(self.visit, node.children))
+
+    def maybe(self, node: Node) -> str:
+        return f"(?:{self.visit(node.children[0])})?"
+
+    def expr(self, node: Node) -> str:
+        atom, *operator = (child for child in node.children if child is not None)
+        return _repeated(self.visit(atom), list(map(str, operator)))
+
+    def name(self, node: Node) -> str:
+        return self._named(str(node.children[0]))
+
+    def literal(self, node: Node) -> str:
+        return _literal(str(node.children[0])) + self._gap
+
+    def literal_range(self, node: Node) -> str:
+        first, last = (re.escape(_unquoted(str(text))) for text in node.children)
+        return f"[{first}-{last}]{self._gap}"
+
+    def __default__(self, tree: Tree[Any]) -> str:
+        raise NoPattern(f"{tree.data} is not supported")
+
+    @property
+    def _gap(self) -> str:
+        return "" if self._is_in_terminal else self._ignored
+
+    def _named(self, name: str) -> str:
+        """Expression of a rule or a terminal."""
+        if name in self._open or len(self._open) > MAX_DEPTH:
+            raise NoPattern(f"{name} refers to itself")
+        node = self._known.get(name) or _library().get(name)
+        if node is None:
+            raise NoPattern(f"{name} is not defined")
+        if any(parameter is not None for parameter in node.children[1].children):
+            raise NoPattern(f"{name} has parameters")
+        self._open.append(name)
+        if node.data == "token":
+            known = WITHOUT_LOOKAROUND.get(str(node.children[0]))
+            expression = (known or self._terminal(node.children[-1])) + self._gap
+        else:
+            expression = self.visit(node.children[-1])
+        self._open.pop()
+        if len(expression) > MAX_CHARS:
+            raise NoPattern(f"its expression has more than {MAX_CHARS} characters")
+        return expression
+
+    def _terminal(self, node: Node) -> str:
+        """Expression of what stands in a terminal, without ignored text in it."""
+        was_in_terminal = self._is_in_terminal
+        self._is_in_terminal = True
+        expression = self.visit(node)
+        self._is_in_terminal = was_in_terminal
+        return expression
+
+    def _import(self, node: Node) -> None:
+        path, names = node.children
+        library, *terminal = [str(part.children[0]) for part in path.find_data("name")]
+        if library != "common":
+            raise NoPattern(f"%import of {library} is not supported")
+        if node.data == "multi_import":
+            named = {str(name.children[0]): str(name.children[0]) for name in names.children}
+        else:
+            named = {terminal[0] if names is None else str(names.children[0]): terminal[0]}
+        for name, original in named.items():
+            if original not in _library():
+                raise NoPattern(f"common.{original} does not exist")
+            self._known[name] = _library()[original]
+
+
+def _repeated(expression: str, operator: list[str]) -> str:
+    """Expression with `?`, `*`, `+` or the numbers of `~2..3` after it."""
+    match operator:
+        case []:
+            return expression
+        case ["?" | "*" | "+" as sign]:
+            return f"(?:{expression}){sign}"
+        case numbers:
+            return f"(?:{expression}){{{','.join(numbers)}}}"
+
+
+def _literal(text: str) -> str:
+    """Expression of a string or a regular expression in Lark's notation."""
+    if text.startswith('"'):
+        plain = escaped(_unquoted(text.removesuffix("i")))
+        return f"(?i:{plain})" if text.endswith("i") else f"(?:{plain})"
+    expression, _, flags = text.removeprefix("/").rpartition("/")
+    kept = "".join(flag for flag in flags if flag in FLAGS)
+    return f"(?{kept}:{expression})"
+
+
+def _unquoted(text: str) -> str:
+    return str(ast.literal_eval(text))
