@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from mlxstack.api import errors, guards
 from mlxstack.api.guards import name_response, request_id
-from mlxstack.api.protocols import dialect_of
+from mlxstack.api.protocols import ANTHROPIC, dialect_of
 from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
 from mlxstack.api.streaming import (
     BEAT_S,
@@ -23,7 +23,7 @@ from mlxstack.api.streaming import (
     cancel,
     until_disconnect,
 )
-from mlxstack.core.errors import Busy, StackError
+from mlxstack.core.errors import Busy, NoThreads, StackError
 
 if TYPE_CHECKING:
     from mlxstack.service.service import Service
@@ -46,10 +46,11 @@ ANSWERING = frozenset({
 """Last segments of paths whose answers take the time of a model, and are JSON."""
 
 
-class StreamField(Struct):
-    """The field of a body that asks for a stream."""
+class EarlyFields(Struct):
+    """Fields of a body that count while it waits."""
 
     stream: Any = None
+    thread: Any = None
 
 
 def swap_gate_middleware(service: "Service", app: Any) -> App:
@@ -125,10 +126,13 @@ class EarlyHead(Struct, frozen=True):
 def early_head(path: str, body: bytes) -> EarlyHead | None:
     """Early head of a stream or JSON response, else None.
 
-    White space may stand before JSON (RFC 8259, 2).
+    White space may stand before JSON (RFC 8259, 2). Raises NoThreads, since clients go on without a
+    thread only after a response of status 400.
     """
-    dialect = dialect_of(path)
-    if _wants_stream(body, path in dialect.streaming_paths):
+    dialect, fields = dialect_of(path), _early_fields(body)
+    if dialect is ANTHROPIC and fields is not None and fields.thread is not None:
+        raise NoThreads
+    if fields is not None and _wants_stream(fields, path in dialect.streaming_paths):
         media_type = f"{dialect.stream_type}; charset=utf-8"
         return EarlyHead(media_type, dialect.heartbeat, FIRST_S, is_stream=True)
     if path.rpartition("/")[2] in ANSWERING:
@@ -251,9 +255,13 @@ async def pass_gate(
         waiting.discard(response)
 
 
-def _wants_stream(body: bytes, is_default: bool) -> bool:
+def _early_fields(body: bytes) -> EarlyFields | None:
+    """Fields of a body; None where it cannot be read."""
     try:
-        stream = decode_body(body, StreamField).stream
-        return is_default if stream is None else stream is True
+        return decode_body(body, EarlyFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+        return None
+
+
+def _wants_stream(fields: EarlyFields, is_default: bool) -> bool:
+    return is_default if fields.stream is None else fields.stream is True

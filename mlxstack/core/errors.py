@@ -89,6 +89,13 @@ class UpgradeRefused(BadRequest):
 class NoThreads(BadRequest):
     """A request of a conversation that Anthropic's servers would store as a thread."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "thread is not supported: no conversations are stored here; send all messages, "
+            "without it",
+            "thread",
+        )
+
 
 class Unsupported(BadRequest):
     """A feature that is off, or that this model does not have."""

@@ -65,6 +65,22 @@ async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running)
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_thread_is_refused_before_the_wait(closed: Running, stream: bool) -> None:
+    """Behind an early head its code would come with status 200, which ends the client's loop."""
+    thread = {"thread": {"type": "create"}, "stream": stream, "max_tokens": 1}
+    async with httpx.AsyncClient(base_url=closed.url, timeout=PATIENCE_S, headers=KEY) as http:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            answer = await http.post(path, json={**HELLO, **thread})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
+        # Other dialects ignore the field.
+        waits = asyncio.create_task(http.post(CHAT, json={**HELLO, **thread}))
+        await until(lambda: len(closed.service.gate._requests) == 1)
+        closed.loop.call_soon_threadsafe(closed.service.gate.open)
+        assert (await waits).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -68,9 +68,9 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     n_blocks = request_fields.n_parts(turn.content for turn in body.messages)
     request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
-    why = ": no conversations are stored or summed up here; send all messages"
     if body.thread is not None:
-        raise NoThreads(f"thread is not supported{why}, without it", "thread")
+        raise NoThreads
+    why = ": no conversations are summed up here; send all messages"
     request_fields.refuse(body, ("compaction",), why)
     if body.server_names and all(map(is_server_tool, body.tools or ())):
         raise BadRequest(
