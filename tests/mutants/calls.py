@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 LENIENT = "tests/text/test_lenient_calls.py::"
 RESULTS = "tests/text/test_tool_results.py::"
+ENFORCEABLE = "tests/text/test_enforceable.py::"
 STREAMED = "tests/text/test_streamed_calls.py::"
 
 CALLS = (
@@ -64,8 +65,46 @@ CALLS = (
     ),
     Mutant(
         "an odd property loosens itself alone", "text/grammar/enforceable.py",
-        "        if not isinstance(schema, dict):\n            self.left_out.append(path)",
-        "        if True:\n            self.left_out.append(path)",
+        "        if not isinstance(schema, dict):\n            self.left_out",
+        "        if True:\n            self.left_out",
         "tests/text/test_enforceable.py::test_the_largest_part_that_fits_is_found",
+    ),
+    Mutant(
+        "message and place of a refused schema are of one part", "service/parts/text_processor.py",
+        'f"{blamed.reason}; this is', 'f"{error.message}; this is',
+        ENFORCEABLE + "test_the_message_of_a_refused_schema_is_about_its_place",
+    ),
+    Mutant(
+        "tools that are too large together lose the largest alone", "text/grammar/loose_tools.py",
+        "            tools[largest] = replace(tools[largest], parameters={})",
+        "            tools = [replace(tool, parameters={}) for tool in tools]",
+        ENFORCEABLE + "test_a_huge_tool_leaves_the_grammar_of_others",
+    ),
+    Mutant(
+        "repeated warnings of the grammar library are read", "text/grammar/compiler.py",
+        "keywords, _ = json.JSONDecoder().raw_decode(warning, len(LEFT_OUT))",
+        "keywords = json.loads(warning.removeprefix(LEFT_OUT))",
+        "tests/api/test_structured.py::"
+        "test_a_keyword_without_grammar_may_stand_at_several_places",
+    ),
+    Mutant(
+        "arguments come in any order", "text/grammar/lark_builder.py",
+        "if n_required > n:", "if True:",
+        "tests/text/test_json_rules.py::test_members_come_in_any_order",
+    ),
+    Mutant(
+        "an argument comes once", "text/grammar/lark_builder.py",
+        " %if bit_clear({bit})", "",
+        "tests/text/test_json_rules.py::test_members_come_in_any_order",
+    ),
+    Mutant(
+        "lengths that take minutes to compile are not counted", "text/grammar/lark_builder.py",
+        "if isinstance(most, int) and most > MAX_LENGTH:", "if False:",
+        "tests/text/test_forced.py::test_a_text_without_practical_bound_compiles",
+    ),
+    Mutant(
+        "the input of a custom tool follows its grammar", "text/grammar/tool_inputs.py",
+        '"pattern": f"^(?:{pattern})$"', '"description": pattern',
+        "tests/text/test_tool_inputs.py::test_an_input_follows_its_grammar",
     ),
 )  # fmt: skip

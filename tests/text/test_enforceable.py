@@ -128,6 +128,44 @@ async def test_a_refused_schema_names_its_odd_part(text_processor: TextProcessor
         await text_processor.shape_rules(ResponseConstraint(loop))
 
 
+async def test_the_message_of_a_refused_schema_is_about_its_place(
+    text_processor: TextProcessor,
+) -> None:
+    faults = {"a": {"type": "string", "pattern": "["}, "b": {"type": "string", "minLength": -1}}
+    for order in (("a", "b"), ("b", "a")):
+        schema = {"properties": {name: faults[name] for name in order}, "required": list(order)}
+        with pytest.raises(BadRequest) as error:
+            await text_processor.shape_rules(ResponseConstraint(schema))
+        place, words = {"a": ("a/pattern", "regex"), "b": ("b/minLength", "minLength")}[order[0]]
+        assert f"/properties/{place} of the schema" in str(error.value)
+        assert words in str(error.value).partition("; this is")[0]
+
+
+async def test_a_fault_in_a_definition_is_placed_there(text_processor: TextProcessor) -> None:
+    leaf = {"$defs": {"leaf": {"type": "string", "pattern": "["}, "unused": {"type": "any"}}}
+    schema = {**leaf, "properties": {"x": {"$ref": "#/$defs/leaf"}}, "required": ["x"]}
+    with pytest.raises(BadRequest, match=r"at /\$defs/leaf/pattern of the schema"):
+        await text_processor.shape_rules(ResponseConstraint(schema))
+
+
+async def test_a_huge_tool_leaves_the_grammar_of_others(text_processor: TextProcessor) -> None:
+    names = [f"a rather long name of one of many members {i}" for i in range(2000)]
+    huge = Tool("huge", "", {"type": "object", "properties": dict.fromkeys(names, CITY)})
+    odd = tool_with({"type": "any"})
+    tools = (GOOD, huge, odd)
+    marks = text_processor.output_format.call_marks
+    assert marks is not None
+    trigger = await text_processor.free_calls(tools, is_single=False)
+    assert trigger is not None
+    for rules in (
+        await text_processor.call_rules(ForcedCalls(tools, marks, is_single=True)),
+        trigger.openings[0].rules(),
+    ):
+        check(text_processor, rules)
+    loose = text_processor.loose_schemas.of(tools)
+    assert "huge" in loose and "odd/properties/x/type" in loose and len(loose) == 2
+
+
 @pytest.mark.parametrize(
     "schema", [{"type": "integer"}, {"type": "number"}, {"type": "number", "minimum": 0}, {}]
 )

@@ -23,7 +23,7 @@ MOST_BYTES = 64 * 1024 * 1024
 BYTES_PER_CHAR = 70
 BYTES_PER_S = 50_000_000
 PROBING_S = 2.0
-"""CPU seconds of all grammars that one search for the enforceable part of a schema compiles."""
+"""CPU seconds of one search for the enforceable part of a schema."""
 UNSPELLABLE = "\ufdd0"
 """Noncharacter in the names of tokens that no grammar spells."""
 LEFT_OUT = "Unimplemented keys: "
@@ -76,19 +76,18 @@ class GrammarCompiler:
         return matcher
 
     def probe(self) -> Callable[[str], str | None]:
-        """Function that says why a grammar does not compile, within a limit for all calls.
+        """Function that says why a grammar does not compile, for the thread that calls this.
 
-        None where it does; "" for a grammar that may take long, and for those after the limit.
+        None where it does; "" for a grammar that may take long, and for all once the thread has
+        worked for `PROBING_S`.
         """
-        tokenizer, left_s = self.load(), PROBING_S
+        tokenizer = self.load()
+        ends = time.thread_time() + PROBING_S
 
         def problem(grammar: str) -> str | None:
-            nonlocal left_s
-            if tokenizer is None or left_s <= 0 or not is_bounded(grammar):
+            if tokenizer is None or time.thread_time() > ends or not is_bounded(grammar):
                 return ""
-            began = time.thread_time()
             matcher = LLMatcher(tokenizer, grammar, log_level=0)
-            left_s -= time.thread_time() - began
             return error_reason(matcher) if matcher.is_error() else None
 
         return problem

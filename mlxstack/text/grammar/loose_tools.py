@@ -17,6 +17,8 @@ from mlxstack.text.schema_types import Schema
 log = logging.getLogger("mlxstack.service")
 MAX_KNOWN = 256
 MAX_SETS = 16
+MAX_PATHS = 20
+"""Named parts of one tool; more are told by the name of the tool."""
 
 Source = tuple[Tool, ...] | ResponseConstraint
 
@@ -41,11 +43,10 @@ class ToolLoosener:
             replace(tool, parameters=part.schema)
             for tool, part in zip(calls.tools, parts, strict=True)
         ]
-        left_out = [
-            f"{tool.name}{lost.path}"
-            for tool, part in zip(tools, parts, strict=True)
-            for lost in part.left_out
-        ]
+        left_out: list[str] = []
+        for tool, part in zip(tools, parts, strict=True):
+            paths = [f"{tool.name}{lost.path}" for lost in part.left_out]
+            left_out += paths if len(paths) <= MAX_PATHS else [tool.name]
         problem = self._probe()
         by_size = sorted(range(len(tools)), key=lambda index: _size(tools[index], calls))
         while by_size and _problem(replace(calls, tools=tuple(tools)), problem) is not None:
