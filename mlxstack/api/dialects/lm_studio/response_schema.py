@@ -63,7 +63,7 @@ class LMStudioListedModel(Struct, frozen=True, kw_only=True):
     max_context_length: int
     format: str = "mlx"
     capabilities: Capabilities | UnsetType = UNSET
-    description: UnsetType | None = UNSET
+    description: str | UnsetType | None = UNSET
 
 
 class LMStudioListing(Struct, frozen=True):
