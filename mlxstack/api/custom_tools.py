@@ -21,9 +21,10 @@ _JSON_TEXT = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
 def tool(
     name: str, text: str | None, form: dict[str, Any] | None, is_deferred: bool = False
 ) -> Tool:
-    """Custom tool as a function of one text; the description tells the grammar of the text.
+    """Custom tool as a function of one text.
 
-    The chat API puts syntax and definition into `grammar`, the Responses API next to the type.
+    The description has its grammar. The chat API puts syntax and definition into `grammar`, the
+    Responses API next to the type.
     """
     form = form or {}
     inner = form.get("grammar")
@@ -39,13 +40,13 @@ def tool(
 
 
 def input_text(arguments: dict[str, Any], arguments_json: str) -> str:
-    """Input of a call; all its JSON where a model wrote another argument."""
+    """Input of a call; its JSON where a model wrote another argument."""
     given = arguments.get(INPUT)
     return given if isinstance(given, str) else arguments_json
 
 
 class InputDecoder:
-    """Decoder of the JSON text of a call's arguments, in pieces, to the input."""
+    """Decoder of a call's arguments, in pieces of JSON, to the input."""
 
     def __init__(self) -> None:
         self._arguments, self._n_read = "", 0

@@ -203,7 +203,7 @@ def copies(generation: Generation, n: int) -> tuple[Generation, ...]:
 def _headers(
     generation: Generation, first: ResponsePart, work: RequestTimings | None = None
 ) -> dict[str, str]:
-    """Headers of the cache, of schemas that are not enforced, and of tools that are left out."""
+    """Headers of the cache, of unenforced schemas and of omitted tools."""
     omitted = generation.options.omitted_tools
     lists = {"loose-schemas": loose_schemas(generation), "omitted-tools": omitted}
     headers = {

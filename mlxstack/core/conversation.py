@@ -41,7 +41,7 @@ class Message(Struct, frozen=True):
 
 
 class InputGrammar(Struct, frozen=True):
-    """Grammar of the text that a custom tool takes; `syntax` is "regex" or "lark"."""
+    """Grammar of a custom tool's text; `syntax` is "regex" or "lark"."""
 
     syntax: str
     definition: str

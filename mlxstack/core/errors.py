@@ -87,7 +87,7 @@ class UpgradeRefused(BadRequest):
 
 
 class NoThreads(BadRequest):
-    """A request of a conversation that Anthropic's servers would store as a thread."""
+    """A request of a thread, which Anthropic's servers would store."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -132,13 +132,14 @@ async def test_the_message_of_a_refused_schema_is_about_its_place(
     text_processor: TextProcessor,
 ) -> None:
     faults = {"a": {"type": "string", "pattern": "["}, "b": {"type": "string", "minLength": -1}}
-    for order in (("a", "b"), ("b", "a")):
-        schema = {"properties": {name: faults[name] for name in order}, "required": list(order)}
+    for names in (["a", "b"], ["b", "a"]):
+        schema = {"properties": {name: faults[name] for name in names}, "required": names}
         with pytest.raises(BadRequest) as error:
             await text_processor.shape_rules(ResponseConstraint(schema))
-        place, words = {"a": ("a/pattern", "regex"), "b": ("b/minLength", "minLength")}[order[0]]
+        first = {"a": ("a/pattern", "regex"), "b": ("b/minLength", "minLength")}[names[0]]
+        place, reason = first
         assert f"/properties/{place} of the schema" in str(error.value)
-        assert words in str(error.value).partition("; this is")[0]
+        assert reason in str(error.value).partition("; this is")[0]
 
 
 async def test_a_fault_in_a_definition_is_placed_there(text_processor: TextProcessor) -> None:

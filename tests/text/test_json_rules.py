@@ -42,7 +42,7 @@ def is_value(rules: LLMatcher, text: str) -> bool:
 
 def objects(*members: str) -> list[str]:
     """Objects of these members, in each order."""
-    return ["{" + ", ".join(order) + "}" for order in permutations(members)]
+    return ["{" + ", ".join(ordered) + "}" for ordered in permutations(members)]
 
 
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
@@ -178,8 +178,8 @@ def test_many_members(n: int) -> None:
     properties = {f"k{i}": NUMBER for i in range(n)}
     rules = rules_of({"type": "object", "properties": properties, "required": [f"k{n - 1}"]})
     members = [f'"k{i}": 1' for i in range(n)]
-    for order in (members, members[::-1]):
-        assert is_value(rules, "{" + ", ".join(order) + "}")
+    for ordered in (members, members[::-1]):
+        assert is_value(rules, "{" + ", ".join(ordered) + "}")
     assert not is_value(rules, "{" + ", ".join(members[:-1]) + "}")
 
 
@@ -224,6 +224,6 @@ def test_every_format_has_its_arguments_in_any_order(name: str) -> None:
         (call,) = walker.read(walker.output_format.forced_opening + text, (tool,)).tool_calls
         orders.add(tuple(call.arguments))
     assert all(
-        {(a, b), (b, a)} <= {(x, y) for order in orders for x, y in combinations(order, 2)}
+        {(a, b), (b, a)} <= {(x, y) for keys in orders for x, y in combinations(keys, 2)}
         for a, b in combinations(keys, 2)
     )

@@ -85,7 +85,7 @@ async def test_a_refused_format_names_the_part_that_its_message_is_about(
             unsatisfiable = re.search("required property '(.*)' is unsat", reason)
             if unsatisfiable is not None:
                 assert unsatisfiable[1] in names
-            elif not any(words in reason for words in OF_SEVERAL):
+            elif not any(text in reason for text in OF_SEVERAL):
                 part = alone(schema, names)
                 if names[0] == "$defs":
                     part["$ref"] = f"#/$defs/{names[1]}"

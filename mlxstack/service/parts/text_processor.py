@@ -178,7 +178,7 @@ class TextProcessor:
         return rules
 
     def _blamed(self, schema: dict[str, Any], error: BadRequest) -> BadRequest:
-        """Error of a schema with the message and the place of its first faulty part."""
+        """Error of a schema with message and place of its first fault."""
         param, compile_problem = error.param or "schema", self._grammars.probe()
 
         def problem(part: Any) -> str | None:

@@ -330,7 +330,7 @@ def _next_opening(body: TaggedBody) -> str:
 
 
 def _json_block(body: TaggedBody) -> tuple[str, str]:
-    """Tags of a block of JSON, whose word is `json` in place of that of an argument."""
+    """Tags of a block of JSON, with the word `json` for an argument's."""
     mark = first_mark(body.argument_opens)
     word = re.match(r"\w+", body.argument_opens.strip().removeprefix(mark)) if mark else None
     if word is None or word[0] not in body.value_closes:

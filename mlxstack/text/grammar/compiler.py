@@ -76,10 +76,10 @@ class GrammarCompiler:
         return matcher
 
     def probe(self) -> Callable[[str], str | None]:
-        """Function that says why a grammar does not compile, for the thread that calls this.
+        """Function that returns the reason why a grammar does not compile.
 
-        None where it does; "" for a grammar that may take long, and for all once the thread has
-        worked for `PROBING_S`.
+        None where it does; "" for a grammar that may take long, and for all once the calling
+        thread has worked for `PROBING_S`.
         """
         tokenizer = self.load()
         ends = time.thread_time() + PROBING_S
@@ -166,7 +166,7 @@ def without_marks(tokenizer: Any) -> str:
 
 
 def warned_keywords(rules: LLMatcher) -> set[str]:
-    """Keywords of schemas of which llguidance says that the grammar does not enforce them."""
+    """Keywords of schemas that llguidance reports as not enforced."""
     keywords: set[str] = set()
     for warning in rules.get_grammar_warnings():
         keywords |= _keywords_of(warning)

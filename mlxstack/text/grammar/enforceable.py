@@ -21,7 +21,7 @@ LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 
 
 class LeftOut(Struct, frozen=True):
-    """A part without a grammar, and the reason; "" where it was not tried."""
+    """Part without a grammar; `reason` is "" where it was not tried."""
 
     path: str
     reason: str

@@ -74,7 +74,7 @@ def _defined(schema: Schema) -> Schema:
 
 
 def without_grammar(schema: Any) -> set[str]:
-    """Keywords that are left out of the grammar of a schema, without a warning of llguidance."""
+    """Keywords of a schema that are left out before llguidance reads it."""
     are_odd = (_has_lookaround(part.get("pattern")) for part in schemas_in(schema))
     return {"pattern"} if any(are_odd) else set()
 
@@ -93,7 +93,7 @@ def circular_reference(root: Schema) -> str | None:
 
 
 def with_definitions(schema: Schema, root: Schema) -> Schema:
-    """A schema that stands alone, with the parts of `root` that it may refer to."""
+    """Schema with the parts of `root` that it may refer to."""
     targets = references(schema)
     if not targets:
         return schema

@@ -42,7 +42,7 @@ class ForcedCalls(Struct, frozen=True):
 
 
 class CallGrammar(Struct, frozen=True):
-    """Grammar for llguidance, and the keywords of schemas that it does not enforce."""
+    """Grammar for llguidance, with the schema keywords that it leaves out."""
 
     text: str
     unenforced: frozenset[str] = frozenset()

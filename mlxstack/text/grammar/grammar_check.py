@@ -40,7 +40,7 @@ def is_bounded(grammar: str) -> bool:
 
 
 def check_multiples(schema: Any, param: str) -> None:
-    """Raise BadRequest for a `multipleOf` that is not positive, or has too large an automaton."""
+    """Raise BadRequest for a `multipleOf` that is not positive or too large."""
     if isinstance(schema, dict):
         _check_multiple(schema.get(COSTLY), param)
         inner = [value for key, value in schema.items() if key not in VALUES]

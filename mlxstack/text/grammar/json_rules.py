@@ -16,7 +16,7 @@ from msgspec import Struct
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.bounded_values import TYPES
 from mlxstack.text.grammar.enforced_schema import ANNOTATIONS, NAMES, UNENFORCED, schemas_in
-from mlxstack.text.grammar.lark_builder import MAX_COUNTED, LarkBuilder, Member, quoted
+from mlxstack.text.grammar.lark_builder import MAX_COUNTED, LarkBuilder, MemberRule, quoted
 from mlxstack.text.schema_types import Schema, named_types, referred
 
 COLON, COMMA = "/: ?/", "/, ?/"
@@ -36,9 +36,10 @@ MAX_DEPTH = 8
 
 
 class ObjectShape(Struct, frozen=True):
-    """Members of an object by name; `others` is the schema of further ones, None: there are none.
+    """Members of an object by name.
 
-    A name in `required` may be described nowhere.
+    `others` is the schema of further ones; None: there are none. A name in `required` may be
+    described nowhere.
     """
 
     members: dict[str, Any]
@@ -57,7 +58,7 @@ class JsonRules:
         self._references: dict[str, str] = {}
 
     def value(self, schema: Schema) -> str:
-        """Rule of the values of a schema. Raises BadRequest for what is none."""
+        """Rule of a schema's values. Raises BadRequest for an invalid schema."""
         whole = self._builder.json(schema, self._root)
         try:
             names = {name for part in schemas_in([schema, self._root]) for name in part}
@@ -76,7 +77,7 @@ class JsonRules:
         return self._builder.rule(self._builder.json(schema, self._root))
 
     def _taken_apart(self, schema: Schema) -> str:
-        """Rule of a value by the rules of its parts; "" where they are not known."""
+        """Rule of a value from rules of its parts, or ""."""
         keys = schema.keys() - IGNORED
         self._builder.unenforced |= UNENFORCED & schema.keys()
         if keys == {"$ref"}:
@@ -88,7 +89,7 @@ class JsonRules:
         return self._objects(schema)
 
     def _reference(self, target: Any) -> str:
-        """Rule of what a schema refers to, which may contain the reference itself."""
+        """Rule of the target of a reference, which may be recursive."""
         meant = referred(target, self._root) if isinstance(target, str) else None
         if meant is None:
             return ""
@@ -104,7 +105,7 @@ class JsonRules:
         return self._builder.either(self._value(part) for part in parts if part is not False)
 
     def _tell_inexact(self, keyword: str, parts: list[Any]) -> None:
-        """Name `oneOf` unenforced where a value may be of several parts: it is read as `anyOf`."""
+        """Name `oneOf` unenforced where a value may be of several parts."""
         if keyword == "oneOf" and not are_exclusive(parts):
             self._builder.unenforced.add(keyword)
 
@@ -121,7 +122,7 @@ class JsonRules:
         return self._builder.rule(f'"[" {items} "]"' if n_min else f'"[" ({items})? "]"')
 
     def _objects(self, schema: Schema) -> str:
-        """Rule of an object of any of its shapes, or of a value of another type beside it."""
+        """Rule of an object or a value of another type."""
         types = named_types(schema, ("object",))
         if "object" not in types:
             return ""
@@ -137,7 +138,7 @@ class JsonRules:
     def _object(self, shape: ObjectShape) -> str:
         colon, comma = self._builder.rule(COLON), self._builder.rule(COMMA)
         members = [
-            Member(self._member(name, schema), is_required=name in shape.required)
+            MemberRule(self._member(name, schema), is_required=name in shape.required)
             for name, schema in shape.members.items()
         ]
         others = ""
@@ -154,7 +155,7 @@ class JsonRules:
         return self._builder.rule(f"{quoted(_json_text(name))} {colon} {self._value(schema)}")
 
     def _shapes(self, schema: Any, depth: int) -> list[ObjectShape] | None:
-        """Shapes of which an object has one; None for a schema that is not taken apart."""
+        """Alternative shapes of an object; None for a schema without rules here."""
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             return None
         keys = schema.keys() - IGNORED
@@ -175,7 +176,7 @@ class JsonRules:
     def _groups(
         self, schema: Schema, keywords: Iterable[str], depth: int
     ) -> list[list[ObjectShape]] | None:
-        """Shapes that `keywords` add to those of their schema: one of each group."""
+        """Groups of shapes that `keywords` add, one shape of each."""
         groups: list[list[ObjectShape]] = []
         for keyword in sorted(keywords):
             parts = schema[keyword]
@@ -197,7 +198,7 @@ class JsonRules:
 
 
 def are_exclusive(parts: Sequence[Any]) -> bool:
-    """Whether no value is of two of these schemas, by their types or a constant member of each."""
+    """Whether no value is of two schemas, by types or constant members."""
     schemas = [part for part in parts if isinstance(part, dict)]
     if len(schemas) < len(parts) or not schemas:
         return len(parts) < 2
@@ -238,7 +239,7 @@ def _constants(schema: Schema) -> dict[str, frozenset[str]]:
 
 
 def _has_order(schema: Schema) -> bool:
-    """Whether an object in it may have several members, or a reference lead to one."""
+    """Whether it has members of objects, or references."""
     return any(
         "$ref" in part or (isinstance(members := part.get("properties"), dict) and members)
         for part in schemas_in(schema)

@@ -23,8 +23,8 @@ SCALARS = frozenset({"number", "integer", "boolean", "null"})
 OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9_-]{1,40}/"}
 
 
-class Member(Struct, frozen=True):
-    """Rule of a member of an object, or of an argument of a call."""
+class MemberRule(Struct, frozen=True):
+    """Rule of an object's member or of a call's argument."""
 
     rule: str
     is_required: bool
@@ -50,14 +50,14 @@ class LarkBuilder:
         return "\n".join([f"start: {start}", *self._rules])
 
     def rule(self, body: str) -> str:
-        """Name of a rule with this body, the same for the same body."""
+        """Name of the rule with this body."""
         if body not in self._names:
             self._names[body] = self.reserve()
             self.complete(self._names[body], body)
         return self._names[body]
 
     def reserve(self) -> str:
-        """Name of a rule that `complete` will give a body. Raises BadRequest for too many."""
+        """Name of a rule without a body yet. Raises BadRequest."""
         if len(self._defined) >= MAX_RULES:
             raise BadRequest(f"tools: their schemas make more than {MAX_RULES} rules", "tools")
         name = f"r{len(self._defined)}"
@@ -106,7 +106,7 @@ class LarkBuilder:
 
     def unordered(
         self,
-        members: Sequence[Member],
+        members: Sequence[MemberRule],
         between: str,
         *,
         others: str = "",
@@ -221,18 +221,18 @@ def quoted(text: str) -> str:
 
 def members(
     known: Mapping[str, tuple[Any, bool]], rule_of: Callable[[str, Any], str]
-) -> list[Member] | None:
+) -> list[MemberRule] | None:
     """Rules of properties; None if that of a required one is missing."""
     made = []
     for key, (schema, is_required) in known.items():
         if rule := rule_of(key, schema):
-            made.append(Member(rule, is_required))
+            made.append(MemberRule(rule, is_required))
         elif is_required:
             return None
     return made
 
 
-def listed(items: Sequence[Member], between: str) -> str:
+def listed(items: Sequence[MemberRule], between: str) -> str:
     """Items in order with `between`; optional ones may be missing."""
     forms = []
     for at, item in enumerate(items):

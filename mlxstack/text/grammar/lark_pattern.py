@@ -54,9 +54,10 @@ def _library() -> dict[str, Node]:
 
 
 class _Grammar(Interpreter[Any, str]):
-    """Definitions of a grammar; a visit of a part returns its expression, names replaced.
+    """Definitions of a grammar.
 
-    Text that the grammar ignores may follow each terminal of a rule.
+    A visit of a part returns its expression, with names replaced by what they mean. Text that the
+    grammar ignores may follow each terminal of a rule.
     """
 
     def __init__(self, tree: Node) -> None:

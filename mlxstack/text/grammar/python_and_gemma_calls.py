@@ -12,7 +12,7 @@ from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import (
     SCALARS,
     LarkBuilder,
-    Member,
+    MemberRule,
     containing,
     members,
     quoted,
@@ -84,7 +84,7 @@ def _gemma_call(tool: Tool, builder: LarkBuilder, syntax: LiteralSyntax) -> str 
 
 def _members(
     at: SchemaPosition, syntax: LiteralSyntax, builder: LarkBuilder
-) -> list[Member] | None:
+) -> list[MemberRule] | None:
     """Members and whether required; None if a required one is inexpressible."""
 
     def rule(key: str, schema: Any) -> str:

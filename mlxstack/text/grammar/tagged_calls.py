@@ -10,7 +10,13 @@ from msgspec import Struct
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.description import KEY, TYPE, TaggedBody
 from mlxstack.text.grammar.json_rules import JsonRules
-from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, Member, containing, members
+from mlxstack.text.grammar.lark_builder import (
+    ANYTHING,
+    LarkBuilder,
+    MemberRule,
+    containing,
+    members,
+)
 from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, properties, schema_types
 
 FREE = "free_tags"
@@ -60,7 +66,9 @@ def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
     return call
 
 
-def _arguments(tags: TagFormat, parameters: Schema, builder: LarkBuilder) -> list[Member] | None:
+def _arguments(
+    tags: TagFormat, parameters: Schema, builder: LarkBuilder
+) -> list[MemberRule] | None:
     """Arguments and whether required; None if a required one is inexpressible."""
 
     def rule(key: str, schema: Any) -> str:

@@ -1,4 +1,4 @@
-"""Grammars of the input of custom tools, as patterns of their one argument."""
+"""Grammars of custom tools as patterns of their one argument."""
 
 import logging
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ log = logging.getLogger("mlxstack.service")
 
 
 def with_patterns(tools: Iterable[Tool]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """Tools whose argument has the pattern of its grammar, and the paths of grammars without."""
+    """Tools with the patterns of their grammars, and paths of grammars without."""
     made, left_out = list[Tool](), list[str]()
     for tool in tools:
         if tool.input_grammar is None:
@@ -30,7 +30,7 @@ def with_patterns(tools: Iterable[Tool]) -> tuple[tuple[Tool, ...], tuple[str, .
 
 
 def pattern_of(grammar: InputGrammar) -> str | None:
-    """Regular expression of the texts of a grammar; None where there is none."""
+    """Regular expression of the texts of a grammar, if there is one."""
     if grammar.syntax == "regex":
         return grammar.definition
     if grammar.syntax != "lark":
