@@ -104,6 +104,19 @@ def test_parts_alone_are_a_message(scripted: Scripted) -> None:
     assert scripted.prompt() == prompt
 
 
+def test_items_without_any_message_are_named(scripted: Scripted) -> None:
+    thought = {"type": "reasoning", "summary": [], "content": []}
+    for items, what in (
+        ([thought], "has items of the type reasoning only"),
+        ([thought, {"type": "mcp_list_tools", "tools": []}], "reasoning, mcp_list_tools only"),
+        ([{"type": "item_reference", "id": "rs_gone"}], "item_reference only"),
+        ([], "is empty"),
+    ):
+        answer = scripted.http.post("/v1/responses", json={"input": items})
+        assert answer.status_code == 400
+        assert what in answer.json()["error"]["message"]
+
+
 def test_an_image_among_the_items_is_seen() -> None:
     url = f"data:image/png;base64,{png(1)}"
     part = {"type": "input_image", "image_url": url}

@@ -166,7 +166,10 @@ def conversation(
     instruction = format_instruction(response_format(body))
     messages = (*_instructions(body), *_input(body, box, images), *instruction)
     if not messages:
-        raise BadRequest("input is empty; at least one message is needed", "input")
+        items = body.input if isinstance(body.input, list) else []
+        kinds = ", ".join(dict.fromkeys(str(item.get("type")) for item in items))
+        what = f"has items of the type {kinds} only" if kinds else "is empty"
+        raise BadRequest(f"input {what}; at least one message is needed", "input")
     level = (body.reasoning or {}).get("effort")
     thinking, template = effort(
         body.chat_template_kwargs, level if isinstance(level, str) else None
@@ -268,7 +271,7 @@ def _read(
 
 
 def _with_images(
-    reader: "Reader",
+    reader: Reader,
     item: Item,
     kind: str,
     at: str,
