@@ -69,7 +69,11 @@ $(VENV)/litellm/ready: tests/clients/litellm.txt | $(BIN)/activate
 	@$(VENV)/litellm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
 		|| echo "litellm's proxy cannot be installed; its test says so and is skipped"
 
-programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
+# Where npm cannot install them, no `ready` comes, and the next run tries again.
+$(VENV)/agents/ready: tests/clients/package.json tests/clients/package-lock.json tests/clients/install.py | $(BIN)/activate
+	@$(BIN)/python -m tests.clients.install
+
+programs: setup $(VENV)/clients/ready $(VENV)/agents/ready ## Real clients for the tests: Claude Code, Codex, opencode, pi ... (npm), aider, litellm (pip)
 
 # Its other dependencies, several hundred megabytes, are not needed for towers and processors.
 oracle: setup ## Write the fixtures of vision towers anew with mlx-vlm, in an environment of its own
@@ -78,13 +82,12 @@ oracle: setup ## Write the fixtures of vision towers anew with mlx-vlm, in an en
 	@$(VENV)/oracle/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mlx-vlm==0.7.10
 	@$(FAST) $(VENV)/oracle/bin/python -m tests.engine.vision.oracle
 
-agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continue with npm (Linux on x64 only)
-	@npm install --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code-linux-x64 \
-		@openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent \
-		@continuedev/cli
-
-clients: programs ## Real coding agents, those that are installed, against a scripted model
-	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
+clients: programs ## The tests of real clients; NEWEST=1 with the newest version of each
+	@$(BIN)/python -m tests.clients.summary --forget
+	@$(if $(NEWEST),$(BIN)/python -m tests.clients.install --newest)
+	@code=0; $(if $(NEWEST),MLX_STACK_AGENTS=$(CURDIR)/$(VENV)/agents-newest) $(FAST) OPENBLAS_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --durations=5 -m client tests/clients || code=$$?; \
+	$(if $(NEWEST),MLX_STACK_AGENTS=$(CURDIR)/$(VENV)/agents-newest) $(BIN)/python -m tests.clients.summary; exit $$code
 
 # pip makes the metadata of a source package before it keeps the file.
 $(VENV)/peers/ready: tests/clients/llama_server/requirements.txt pyproject.toml | $(BIN)/activate
@@ -101,12 +104,12 @@ suite: setup ## The tests alone; one that fails is run once more
 # Checks compute while tests wait. Their output comes after that of the tests, whole.
 test: ## Everything that CI runs; says at its end how long each phase took
 	@began=$$(date +%s); $(MAKE) --no-print-directory -j2 setup programs || exit; \
-	ready=$$(date +%s); code=0; \
+	ready=$$(date +%s); code=0; $(BIN)/python -m tests.clients.summary --forget; \
 	{ $(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1; } & \
 	$(MAKE) --no-print-directory suite || code=$$?; \
 	wait $$! || { code=$$?; echo "make check failed:"; }; cat $(VENV)/check.log; \
 	echo "make test: setup $$((ready - began)) s, tests and checks $$(($$(date +%s) - ready)) s"; \
-	cat $(VENV)/flaky 2>/dev/null; exit $$code
+	cat $(VENV)/flaky 2>/dev/null; $(BIN)/python -m tests.clients.summary; exit $$code
 
 # Nothing in them waits: a worker more than cores would only import once more.
 fast: setup ## The pure rooms only, in seconds
@@ -189,4 +192,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real smollm2 suite peers programs oracle agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real smollm2 suite peers programs oracle clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

@@ -1,7 +1,7 @@
 """Environment and config files that point a coding agent at a service.
 
-Claude Code, Codex and opencode as measured with versions 2.1.329, 0.169 and 1.18. Files go into
-a folder of mlx-stack; a user's own settings are never touched.
+As tested with the versions of tests/clients/package.json. Files go into a folder of mlx-stack; a
+user's own settings are never touched.
 """
 
 import json
@@ -81,8 +81,9 @@ class ClientSetup(Struct, frozen=True):
 
 
 def claude(service: Endpoint, folder: Path) -> ClientSetup:
-    """Claude Code, with the context size and without its WebSearch.
+    """Claude Code, with the context size and without what runs on Anthropic's servers.
 
+    That is WebSearch, and the check of actions in auto mode: it asks before them instead.
     Variables of a user's settings go before the environment, those of `--settings` before both.
     """
     variables = {
@@ -94,7 +95,7 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     settings = {
-        "permissions": {"deny": ["WebSearch"]},
+        "permissions": {"deny": ["WebSearch"], "disableAutoMode": "disable"},
         "env": variables | dict.fromkeys(CLAUDE_PROVIDERS, ""),
     }
     file = str(folder / "settings.json")
@@ -210,8 +211,21 @@ def pi(service: Endpoint, folder: Path) -> ClientSetup:
 
 
 def qwen(service: Endpoint, folder: Path) -> ClientSetup:
-    """qwen-code: an OpenAI endpoint."""
-    return ClientSetup(variables=openai(service, folder).variables, program="qwen")
+    """qwen-code: an OpenAI endpoint, and the size and input of its unknown model.
+
+    Settings of the system go before those of user and project.
+    """
+    size = {"contextWindowSize": service.n_ctx, "modalities": {"image": service.accepts_images}}
+    settings = {
+        "model": {"name": service.model, "generationConfig": size},
+        "security": {"auth": {"selectedType": "openai"}},
+    }
+    file = str(folder / "settings.json")
+    return ClientSetup(
+        variables={**openai(service, folder).variables, "QWEN_CODE_SYSTEM_SETTINGS_PATH": file},
+        files={file: json.dumps(settings, indent=2) + "\n"},
+        program="qwen",
+    )
 
 
 def openai(service: Endpoint, folder: Path) -> ClientSetup:

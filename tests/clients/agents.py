@@ -1,37 +1,45 @@
-"""Real coding agents, those that somebody installed, and what a service remembers of them.
+"""Coding agents as npm installs them, started as people start them, and what a service saw.
 
-`npm install` them into one folder, and name it in MLX_STACK_AGENTS; `make clients` runs them.
+`make programs` installs the pinned versions; MLX_STACK_AGENTS names a folder with others.
 """
 
 import json
 import os
+import re
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxstack.core.status import RequestView
-from mlxstack.host.coding_clients import CLIENTS, Endpoint
 from tests.api.running import Running
+from tests.cli.terminal import CLI
+from tests.clients.install import FOLDER, reason_missing
+from tests.clients.relay import Exchange, Relay, relaying
 from tests.clients.scripted import call
-from tests.clients.stage import run
+from tests.clients.stage import model, run
+from tests.patience import PATIENCE_S
 
-FOLDER = Path(os.environ.get("MLX_STACK_AGENTS", Path(sys.prefix) / "agents")) / "node_modules"
-CLAUDE = FOLDER / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
-CODEX = FOLDER / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex"
-OPENCODE = FOLDER / "opencode-linux-x64" / "bin" / "opencode"
-PI = FOLDER / ".bin" / "pi"
-QWEN = FOLDER / ".bin" / "qwen"
+PROGRAMS = FOLDER / "node_modules" / ".bin"
+"""Launchers of npm, with the Node.js that the pinned versions need."""
 
 N_CTX = 131072
 MAIN = 1000
 """Tokens; a shorter prompt is a title or the like."""
 
 ECHO = "echo MARKER_$((40+2))"
+MARKER = "MARKER_42"
+WRITE = "echo MARKER_42 > marker.txt && cat marker.txt"
 DONE = "All done with 42."
+AGAIN = "Nothing more to do."
+SEEN = "I see it."
 THOUGHT = "I shall print the marker."
 TASK = "this is the task for {}: run the marker command"
+AND_THEN = "and what is left?"
 SCRIPT = [
     {
         "when": "task for a helper",
@@ -48,21 +56,140 @@ SCRIPT = [
         "say": call("ToolSearch", query="select:WebFetch,WebSearch", max_results=5),
         "think": "I need more tools.",
     },
+    {"when": "task for a file", "say": call("Bash", command=WRITE, description="Write it")},
     {"when": "task for claude", "say": call("Bash", command=ECHO, description="Print it")},
     {"when": "task for codex", "say": call("exec_command", cmd=ECHO)},
     {"when": "task for a name", "say": call("close_agent", target="nobody")},
     {"when": "task for opencode", "say": call("bash", command=ECHO), "think": THOUGHT},
     {"when": "task for pi", "say": call("bash", command=ECHO)},
     {"when": "task for continue", "say": call("Bash", command=ECHO)},
-    {"when": "task for qwen", "say": call("run_shell_command", command=ECHO, is_background=False)},
+    # Of a quick command in its terminal qwen-code at times reads nothing, so it looks into a file.
+    {"when": "task for qwen", "say": call("grep_search", pattern="MARKER")},
+    {"when": "look with claude", "say": call("Read", file_path="picture.png")},
+    {"when": "look with codex", "say": call("view_image", path="picture.png")},
+    {"when": r"\[IMG\]", "say": SEEN},
     {"when": "MARKER_42", "say": DONE, "think": "It is there."},
     {"when": "invalid agent id nobody", "say": DONE, "think": "It is not there."},
     {"when": "functions>.*WebFetch", "say": DONE, "think": "The tools are here."},
     {"when": "launched successfully", "say": "It was sent.", "think": "I wait."},
     {"when": "SYSTEM NOTIFICATION", "say": DONE, "think": "The helper is back."},
     {"when": "words for the helper", "say": "Hello from the helper.", "think": "I greet."},
+    {"when": "what is left", "say": AGAIN},
     {"when": ".", "say": "A short title"},
 ]
+GENERATIONS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
+QUIET = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CONTINUE_TELEMETRY_ENABLED": "0",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "PI_OFFLINE": "1",
+    # Claude Code skips its questions as root only where it is told that nothing can be broken.
+    "IS_SANDBOX": "1",
+}
+"""No update checks and no telemetry: nothing answers outside this machine."""
+
+
+class Start(Enum):
+    """How a person starts a client."""
+
+    RUN = "mlx-stack run"
+    BY_HAND = "own settings"
+
+
+def installed(program: str) -> str:
+    """The launcher; skips the test if there is none."""
+    path = PROGRAMS / program
+    if not path.exists():
+        pytest.skip(f"{program} is not installed: {reason_missing(FOLDER)}")
+    return str(path)
+
+
+def claude_of_node_20() -> str:
+    """The newest Claude Code that npm installs where Node.js is older than 22."""
+    found = [*FOLDER.glob("node_modules/claude-code-of-node-20-*/claude")]
+    return str(found[0]) if found else installed("claude-code-of-node-20")
+
+
+def start(client: str, url: str, folder: Path, *arguments: str, how: Start = Start.BY_HAND) -> str:
+    """What one headless run of a client prints, in the project of `folder`."""
+    words, variables = command(client, url, folder, how)
+    return run([*words, *arguments], project(folder), **environment(folder, **variables))
+
+
+def command(client: str, url: str, folder: Path, how: Start) -> tuple[list[str], dict[str, str]]:
+    """The words that start a client, and the variables that they need."""
+    program = installed(client)
+    if how is Start.RUN:
+        home = str(folder / "mlx-stack")
+        return [*CLI, "run", client, "--url", url, "--"], {"MLX_STACK_HOME": home}
+    options, variables = by_hand(client, url, folder / "home")
+    return [program, *options], variables
+
+
+def project(folder: Path) -> Path:
+    """Where a client works; its home lies beside it."""
+    place = folder / "project"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    """Variables of a client, of which nothing is this machine's but the programs."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(home), "NO_COLOR": "1", **QUIET, **variables}
+
+
+def by_hand(client: str, url: str, home: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Options and variables of a client whose settings a person wrote into their home."""
+    local = {"baseURL": f"{url}/v1", "apiKey": "x"}
+    match client:
+        case "claude":
+            return (), claude_variables(url)
+        case "codex":
+            _write(home / ".codex" / "config.toml", CODEX_CONFIG.format(url=url))
+            return (), {"LOCAL_KEY": "x"}
+        case "opencode":
+            images = {"input": ["text", "image"], "output": ["text"]}
+            provider = {
+                "npm": "@ai-sdk/openai-compatible",
+                "options": local,
+                "models": {"local-model": {"attachment": True, "modalities": images}},
+            }
+            settings = json.dumps({"provider": {"local": provider}})
+            _write(home / ".config" / "opencode" / "opencode.json", settings)
+            return ("--model", "local/local-model"), {}
+        case "pi":
+            model = {"id": "local-model", "input": ["text", "image"], "contextWindow": N_CTX}
+            provider = {
+                "baseUrl": local["baseURL"],
+                "apiKey": local["apiKey"],
+                "api": "openai-completions",
+                "models": [model],
+            }
+            settings = json.dumps({"providers": {"local": provider}})
+            _write(home / ".pi" / "agent" / "models.json", settings)
+            return ("--provider", "local", "--model", "local-model"), {}
+    return (), {
+        "OPENAI_BASE_URL": local["baseURL"],
+        "OPENAI_API_KEY": local["apiKey"],
+        "OPENAI_MODEL": "local-model",
+    }
+
+
+def claude_variables(url: str) -> dict[str, str]:
+    """The variables with which Claude Code finds a service."""
+    models = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
+    return {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "x",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(N_CTX),
+        **dict.fromkeys(models, "local-model"),
+    }
+
+
 CODEX_CONFIG = """
 model = "local-model"
 model_provider = "local"
@@ -74,63 +201,75 @@ wire_api = "responses"
 """
 
 
-def installed(path: Path) -> str:
-    """The program; skips the test if there is none."""
-    if not path.exists():
-        pytest.skip(f"{path.name} is not installed under {FOLDER}; MLX_STACK_AGENTS names another")
-    return str(path)
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
-def claude(url: str, home: Path, *args: str) -> dict[str, Any]:
-    """What one headless run of Claude Code tells."""
-    told = run(
-        [installed(CLAUDE), "-p", *args, "--output-format", "json", "--allowedTools", "Bash"],
-        home,
-        ANTHROPIC_BASE_URL=url,
-        ANTHROPIC_AUTH_TOKEN="x",
-        ANTHROPIC_MODEL="local-model",
-        ANTHROPIC_DEFAULT_HAIKU_MODEL="local-model",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-        CLAUDE_CODE_MAX_CONTEXT_TOKENS=str(N_CTX),
-    )
-    return dict(json.loads(told.splitlines()[-1]))
+CODEX_EXEC = (
+    "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox",
+)  # fmt: skip
 
 
-def started_by_us(client: str, program: str, live: Running, home: Path) -> list[str]:
-    """The command of `mlx-stack run` for a client, its files written; run it with `variables`."""
-    setup = CLIENTS[client](Endpoint(live.url, "local-model", N_CTX), home / "ours")
-    for path, text in setup.files.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
-    words = [f"{name}={value}" for name, value in setup.variables.items()]
-    return ["env", *words, program, *setup.options]
-
-
-def codex(url: str, home: Path, task: str) -> str:
+def codex(url: str, folder: Path, *arguments: str) -> str:
     """What one headless run of Codex prints."""
-    (home / "config.toml").write_text(CODEX_CONFIG.format(url=url))
-    command = [installed(CODEX), "exec", "--json", "--skip-git-repo-check"]
-    command += ["--dangerously-bypass-approvals-and-sandbox", task]
-    return run(command, home, CODEX_HOME=str(home), LOCAL_KEY="x")
+    return start("codex", url, folder, *CODEX_EXEC, *arguments)
 
 
-def opencode(url: str, home: Path, task: str) -> str:
-    """What one headless run of opencode prints."""
-    program = installed(OPENCODE)
-    opencode_config(url, home, {})
-    return run([program, "run", "--model", "local/local-model", task], home)
+@contextmanager
+def observed(live: Running) -> Iterator[Relay]:
+    """A relay before the service; at the end, no answer was a fault and every tool was held."""
+    with relaying(Relay(live.url)) as relay:
+        yield relay
+    faults = [e for e in relay.exchanges if e.status is not None and e.status >= 500]
+    assert not faults, [(e.path, e.status, bytes(e.answer[:500])) for e in faults]
+    assert generations(relay.exchanges)
+    holds_tools(live)
 
 
-def opencode_config(url: str, home: Path, model: dict[str, Any]) -> None:
-    """Write opencode's configuration of one model at `url`."""
-    config = home / ".config" / "opencode"
-    config.mkdir(parents=True)
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{url}/v1", "apiKey": "x"},
-        "models": {"local-model": model},
-    }
-    (config / "opencode.json").write_text(json.dumps({"provider": {"local": provider}}))
+def generations(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """Requests of an agent that offer tools; others make a title or the like."""
+    posted = (exchange for exchange in exchanges if exchange.method == "POST")
+    generated = (one for one in posted if one.path.partition("?")[0] in GENERATIONS)
+    return [one for one in generated if one.json.get("tools")]
+
+
+def offered(exchange: Exchange) -> dict[str, Any]:
+    """Schema of each tool that a request offers, by its name; those of a namespace too."""
+    return dict(_schemas(exchange.json["tools"]))
+
+
+def _schemas(tools: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for tool in tools:
+        function = tool.get("function", tool)
+        name = function.get("name", tool.get("type"))
+        yield name, function.get("input_schema", function.get("parameters", {}))
+        yield from _schemas(tool.get("tools", ()))
+
+
+def n_cached(exchange: Exchange) -> int:
+    """Tokens of its prompt that were not computed, as the client is told."""
+    return _usage(exchange, "cached_tokens|cache_read_input_tokens")
+
+
+def n_prompt(exchange: Exchange) -> int:
+    """Tokens of its prompt, as the client is told."""
+    n_told = _usage(exchange, "prompt_tokens|input_tokens")
+    # Anthropic's count is of those that were computed.
+    return n_told + (n_cached(exchange) if exchange.path.startswith("/v1/messages") else 0)
+
+
+def _usage(exchange: Exchange, names: str) -> int:
+    return int(re.findall(rf'"(?:{names})":(\d+)', exchange.answer.decode())[-1])
+
+
+def holds_tools(live: Running) -> None:
+    """Every set of tools has its grammar, and none lacks the schema of a whole tool."""
+    text_processor = live.service.text_processor
+    grammars = [one for futures in text_processor._free_calls.values() for one in futures]
+    assert grammars
+    assert all(one.result(PATIENCE_S) is not None for one in grammars)
+    assert all("/" in path for path in text_processor.loose_schemas.paths)
 
 
 def asked(live: Running, n_before: int = 0) -> list[RequestView]:
@@ -145,3 +284,8 @@ def loses_nothing(requests: list[RequestView]) -> None:
     for one in requests:
         assert one.n_cached >= 0.99 * last.get(one.agent, 0), requests
         last[one.agent] = one.n_prompt
+
+
+if __name__ == "__main__":
+    # The folder of a model that follows the script, for `mlx-stack up`.
+    model(Path(sys.argv[1]), SCRIPT)

@@ -1,4 +1,4 @@
-"""A scripted service, and clients of it."""
+"""A scripted service, and clients of it; the tests of real clients are counted."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,15 @@ import openai
 import pytest
 
 from tests.api.running import Running
+from tests.clients import summary
 from tests.clients.lines import SCRIPT
 from tests.clients.stage import playing
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count a real client's test, once; this process alone knows it, not that of all workers."""
+    if "client" in report.keywords and (report.when == "call" or not report.passed):
+        summary.note(report.nodeid, report.outcome)
 
 
 @pytest.fixture(scope="module")

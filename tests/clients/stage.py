@@ -84,17 +84,24 @@ def program(name: str) -> Path:
     return path
 
 
-def run(command: list[str], folder: Path, **env: str) -> str:
-    """What a program prints that ends well; its home is `folder`."""
-    done = subprocess.run(
+def run(command: list[str], folder: Path, typed: str = "", **env: str) -> str:
+    """What a program prints that ends well; its home is `folder`, its input is `typed`."""
+    done = ended(command, folder, typed, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def ended(
+    command: list[str], folder: Path, typed: str = "", **env: str
+) -> "subprocess.CompletedProcess[str]":
+    """The end of a program, good or bad; its home is `folder`, its input is `typed`."""
+    return subprocess.run(
         command,
         cwd=folder,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "NO_COLOR": "1", **env},
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

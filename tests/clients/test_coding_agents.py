@@ -1,99 +1,180 @@
-"""Real coding agents run tool loops against a scripted model; only those that are installed."""
+"""Real coding agents with all their tools: a tool loop, a second turn, an image.
+
+The model is scripted, all else is as people have it: the clients of npm and their default tools,
+the engine, its cache and its grammars.
+"""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from tests.api.running import Running
 from tests.clients.agents import (
-    CODEX,
+    AGAIN,
+    AND_THEN,
+    CODEX_EXEC,
     DONE,
+    MARKER,
     N_CTX,
-    OPENCODE,
-    PI,
-    QWEN,
     SCRIPT,
+    SEEN,
     TASK,
     THOUGHT,
+    Start,
     asked,
-    codex,
+    environment,
+    generations,
     installed,
-    loses_nothing,
-    opencode,
-    started_by_us,
-)  # fmt: skip
-from tests.clients.relay import Relay, relaying
-from tests.clients.stage import playing, run
+    n_cached,
+    n_prompt,
+    observed,
+    offered,
+    project,
+    start,
+)
+from tests.clients.pictures import png
+from tests.clients.stage import playing
 
-pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+pytest.importorskip("PIL")
+pytestmark = [pytest.mark.client, pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+
+class Agent(Struct, frozen=True):
+    """A client: the words of a turn, of the next one and of one with an image; `{}` is its text.
+
+    It offers `tools` by default. `reuse` is the share of a prompt that the next turn repeats.
+    """
+
+    name: str
+    turn: tuple[str, ...]
+    next_turn: tuple[str, ...]
+    image: tuple[str, ...]
+    tools: frozenset[str]
+    reuse: float = 0.99
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+CLAUDE = ("-p", "--dangerously-skip-permissions")
+AGENTS = (
+    Agent(
+        "claude",
+        (*CLAUDE, "{}"),
+        (*CLAUDE, "--continue", "{}"),
+        (*CLAUDE, "look with claude"),
+        # Others are offered once ToolSearch has found them.
+        words("Agent Bash Edit Read ScheduleWakeup Skill ToolSearch Workflow Write"),
+    ),
+    Agent(
+        "codex",
+        (*CODEX_EXEC, "{}"),
+        ("exec", "resume", "--last", *CODEX_EXEC[1:], "{}"),
+        (*CODEX_EXEC, "--image=picture.png", "what is it"),
+        words("exec_command write_stdin update_goal view_image spawn_agent wait_agent close_agent"),
+    ),
+    Agent(
+        "opencode",
+        ("run", "{}"),
+        ("run", "--continue", "{}"),
+        ("run", "look at this", "--file", "picture.png"),
+        words("bash edit glob grep read skill task todowrite webfetch write"),
+    ),
+    Agent(
+        "pi",
+        ("-p", "{}"),
+        ("-p", "--continue", "{}"),
+        ("-p", "@picture.png", "look at this"),
+        words("bash edit read write"),
+    ),
+    Agent(
+        "qwen",
+        ("--yolo", "{}"),
+        ("--yolo", "--continue", "{}"),
+        ("--yolo", "look at @picture.png"),
+        words(
+            "agent edit glob grep_search read_file run_shell_command skill tool_search write_file"
+        ),
+        # It takes the date out of the turn before.
+        reuse=0.9,
+    ),
+)
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("agents"), SCRIPT, n_ctx=N_CTX) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("agents"), SCRIPT, N_CTX, sees=True) as service:
+        yield service
 
 
-def test_codex_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:
-    installed(CODEX)
-    n = len(asked(live))
-    assert DONE in codex(live.url, tmp_path, TASK.format("codex"))
-    assert len(asked(live, n)) == 2
-    loses_nothing(asked(live, n))
+@pytest.mark.parametrize("how", Start, ids=lambda how: how.name.lower())
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_all_tools_run_and_a_second_turn_reuses(
+    live: Running, agent: Agent, how: Start, tmp_path: Path
+) -> None:
+    installed(agent.name)
+    (project(tmp_path) / "notes.txt").write_text(MARKER)
+    with observed(live) as relay:
+        task = [word.format(TASK.format(agent.name)) for word in agent.turn]
+        assert DONE in start(agent.name, relay.url, tmp_path, *task, how=how)
+        call, result = generations(relay.exchanges)
+        question = [word.format(AND_THEN) for word in agent.next_turn]
+        assert AGAIN in start(agent.name, relay.url, tmp_path, *question, how=how)
+        next_turn = generations(relay.exchanges)[2]
+    assert agent.tools <= offered(call).keys()
+    assert MARKER.encode() in result.body, "the client ran the tool"
+    assert all(exchange.json["stream"] for exchange in (call, result, next_turn))
+    assert n_cached(result) >= 0.99 * n_prompt(call)
+    assert n_cached(next_turn) >= agent.reuse * n_prompt(result)
 
 
-def test_codex_dispatches_a_tool_of_a_namespace(live: Running, tmp_path: Path) -> None:
-    installed(CODEX)
-    with relaying(Relay(live.url)) as relay:
-        assert DONE in codex(relay.url, tmp_path, TASK.format("a name"))
-    assert b'"namespace":"multi_agent_v1"' in relay.sent
-    assert b"invalid agent id nobody" in relay.sent, "it was dispatched, and failed on its own"
-
-
-def test_codex_comes_back_after_a_cut_stream(live: Running, tmp_path: Path) -> None:
-    installed(CODEX)
-    n = len(asked(live))
-    with relaying(Relay(live.url, to=b"POST /v1/responses", after=1500, cuts=1)) as relay:
-        assert DONE in codex(relay.url, tmp_path, TASK.format("codex"))
-    assert relay.n_cut == 1
-    cut, again, last = asked(live, n)
-    assert again.n_prompt == cut.n_prompt, "the cut one was sent again"
-    assert again.n_cached > cut.n_cached, "what had been computed of it was kept"
-    loses_nothing([again, last])
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_an_image_is_seen(live: Running, agent: Agent, tmp_path: Path) -> None:
+    installed(agent.name)
+    (project(tmp_path) / "picture.png").write_bytes(png("purple"))
+    n_before = len(asked(live))
+    with observed(live) as relay:
+        said = start(agent.name, relay.url, tmp_path, *agent.image, how=Start.RUN)
+    assert SEEN in said
+    assert asked(live, n_before)[-1].n_images == 1
 
 
 def test_c5_opencode_echoes_the_thoughts_of_its_tool_loop(live: Running, tmp_path: Path) -> None:
-    installed(OPENCODE)
-    n = len(asked(live))
-    with relaying(Relay(live.url)) as relay:
-        assert DONE in opencode(relay.url, tmp_path, TASK.format("opencode"))
-    assert (
-        json.dumps({"reasoning_content": THOUGHT})[1:-1].replace(": ", ":").encode() in relay.sent
-    )
-    loses_nothing(asked(live, n))
+    with observed(live) as relay:
+        assert DONE in start("opencode", relay.url, tmp_path, "run", TASK.format("opencode"))
+    _, result = generations(relay.exchanges)
+    thoughts = [message.get("reasoning_content") for message in result.json["messages"]]
+    assert THOUGHT in thoughts
 
 
 def test_opencode_takes_our_model_in_a_project_with_another(live: Running, tmp_path: Path) -> None:
-    words = started_by_us("opencode", installed(OPENCODE), live, tmp_path)
-    (tmp_path / "opencode.json").write_text('{"model": "anthropic/claude-sonnet-4-5"}')
-    n = len(asked(live))
-    assert DONE in run([*words, "run", TASK.format("opencode")], tmp_path)
-    loses_nothing(asked(live, n))
+    installed("opencode")
+    settings = {"model": "anthropic/claude-sonnet-4-5"}
+    (project(tmp_path) / "opencode.json").write_text(json.dumps(settings))
+    with observed(live) as relay:
+        task = TASK.format("opencode")
+        assert DONE in start("opencode", relay.url, tmp_path, "run", task, how=Start.RUN)
 
 
-def test_pi_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:
-    program = installed(PI)
-    n = len(asked(live))
-    args = started_by_us("pi", program, live, tmp_path)
-    assert DONE in run([*args, "-p", TASK.format("pi")], tmp_path)
-    loses_nothing(asked(live, n))
-
-
-def test_qwen_code_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:
-    program = installed(QWEN)
-    n = len(asked(live))
-    args = started_by_us("qwen", program, live, tmp_path)
-    assert DONE in run([*args, "--yolo", "-p", TASK.format("qwen")], tmp_path)
-    loses_nothing(asked(live, n))
+def test_qwen_code_takes_our_model_though_its_user_has_another(
+    live: Running, tmp_path: Path
+) -> None:
+    installed("qwen")
+    away = {"id": "qwen3-coder-plus", "baseUrl": "http://127.0.0.1:9/v1", "envKey": "AWAY_KEY"}
+    settings = {
+        "model": {"name": "qwen3-coder-plus"},
+        "modelProviders": {"openai": [away]},
+        "security": {"auth": {"selectedType": "openai", "baseUrl": away["baseUrl"]}},
+        "env": {"OPENAI_BASE_URL": away["baseUrl"], "OPENAI_MODEL": away["id"]},
+    }
+    (project(tmp_path) / "notes.txt").write_text(MARKER)
+    folder = Path(environment(tmp_path)["HOME"]) / ".qwen"
+    folder.mkdir()
+    (folder / "settings.json").write_text(json.dumps(settings))
+    with observed(live) as relay:
+        task = TASK.format("qwen")
+        assert DONE in start("qwen", relay.url, tmp_path, "--yolo", task, how=Start.RUN)

@@ -13,7 +13,20 @@ import pytest
 import yaml
 
 from tests.api.running import Running
-from tests.clients.agents import DONE, FOLDER, N_CTX, SCRIPT, TASK, asked, installed, loses_nothing
+from tests.clients.agents import (
+    DONE,
+    N_CTX,
+    SCRIPT,
+    TASK,
+    environment,
+    generations,
+    installed,
+    n_cached,
+    n_prompt,
+    observed,
+    offered,
+    project,
+)
 from tests.clients.stage import playing, run
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -21,7 +34,6 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 DOCS = Path(__file__).parents[2] / "docs" / "clients"
 ADDRESS = "http://127.0.0.1:7109"
 MODEL = "qwen3.6-35b-a3b"
-CN = FOLDER / ".bin" / "cn"
 
 TOOL: Any = {
     "type": "function",
@@ -113,17 +125,19 @@ def test_continue_finds_the_service_with_the_config_of_the_page(live: Running) -
     assert "MARKER" in found
 
 
+@pytest.mark.client
 def test_continue_itself_runs_a_tool_with_the_config_of_the_page(
     live: Running, tmp_path: Path
 ) -> None:
-    program = installed(CN)
-    n = len(asked(live))
+    program = installed("cn")
     config = tmp_path / "config.yaml"
-    text = block("editors.md", "Continue", "yaml")
-    config.write_text(text.replace(ADDRESS, live.url))
-    args = [program, "--config", str(config), "--auto", "-p", TASK.format("continue")]
-    assert DONE in run(args, tmp_path, CONTINUE_TELEMETRY_ENABLED="0")
-    loses_nothing(asked(live, n))
+    with observed(live) as relay:
+        config.write_text(block("editors.md", "Continue", "yaml").replace(ADDRESS, relay.url))
+        words = [program, "--config", str(config), "--auto", "-p", TASK.format("continue")]
+        assert DONE in run(words, project(tmp_path), **environment(tmp_path))
+    call, result = generations(relay.exchanges)
+    assert {"Bash", "MultiEdit", "Read", "Write"} <= offered(call).keys()
+    assert n_cached(result) >= 0.99 * n_prompt(call)
 
 
 def test_open_webui_reaches_the_service_under_the_name_of_docker(live: Running) -> None:

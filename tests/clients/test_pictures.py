@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -11,18 +10,9 @@ import pytest
 pytest.importorskip("PIL")
 
 from tests.api.running import Running
-from tests.clients.agents import (
-    CLAUDE,
-    CODEX,
-    CODEX_CONFIG,
-    N_CTX,
-    OPENCODE,
-    installed,
-    opencode_config,
-)  # fmt: skip
+from tests.clients.agents import N_CTX
 from tests.clients.pictures import AND_NOW, picture_tapes, png
-from tests.clients.scripted import call
-from tests.clients.stage import playing, run
+from tests.clients.stage import playing
 from tests.clients.tapes import Request, Tape
 from tests.patience import PATIENCE_S
 
@@ -30,8 +20,6 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 SEEN, LEFT_OUT, NOTHING_NEW = "I see it.", "It was left out.", "Nothing new."
 SCRIPT = [
-    {"when": "task for claude", "say": call("Read", file_path="picture.png")},
-    {"when": "task for codex", "say": call("view_image", path="picture.png")},
     {"when": r"\[IMG\]", "say": SEEN},
     {"when": "image omitted", "say": LEFT_OUT},
     {"when": re.escape(AND_NOW), "say": NOTHING_NEW},
@@ -100,47 +88,3 @@ def test_a_text_model_leaves_images_of_tools_and_histories_out(blind: Running, t
     else:
         assert LEFT_OUT in answer(reply)
     assert NOTHING_NEW in answer(sent(blind, later))
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    (tmp_path / "picture.png").write_bytes(png("purple"))
-    return tmp_path
-
-
-def codex(url: str, home: Path, *args: str) -> str:
-    (home / "config.toml").write_text(CODEX_CONFIG.format(url=url))
-    command = [installed(CODEX), "exec", "--json", "--skip-git-repo-check"]
-    command += ["--dangerously-bypass-approvals-and-sandbox", *args]
-    return run(command, home, CODEX_HOME=str(home), LOCAL_KEY="x")
-
-
-@pytest.mark.slow
-def test_claude_code_reads_a_picture(seeing: Running, home: Path) -> None:
-    command = [installed(CLAUDE), "-p", "this is the task for claude", "--output-format", "json"]
-    told = run(
-        [*command, "--allowedTools", "Read"],
-        home,
-        ANTHROPIC_BASE_URL=seeing.url,
-        ANTHROPIC_AUTH_TOKEN="x",
-        ANTHROPIC_MODEL="local-model",
-        ANTHROPIC_DEFAULT_HAIKU_MODEL="local-model",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-        CLAUDE_CODE_MAX_CONTEXT_TOKENS=str(N_CTX),
-    )
-    assert json.loads(told.splitlines()[-1])["result"] == SEEN
-
-
-@pytest.mark.slow
-def test_codex_shows_an_attached_picture_and_one_that_it_views(seeing: Running, home: Path) -> None:
-    assert SEEN in codex(seeing.url, home, "--image=picture.png", "what is it")
-    assert SEEN in codex(seeing.url, home, "this is the task for codex")
-
-
-@pytest.mark.slow
-def test_opencode_shows_an_attached_picture(seeing: Running, home: Path) -> None:
-    program = installed(OPENCODE)
-    model = {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
-    opencode_config(seeing.url, home, model)
-    args = ["run", "--model", "local/local-model", "look at this", "-f", "picture.png"]
-    assert SEEN in run([program, *args], home)

@@ -1,6 +1,7 @@
 """Real clients over real sockets against a scripted model in the real engine."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import openai
 import pytest
 
 from tests.api.running import Running
-from tests.clients.agents import started_by_us
+from tests.cli.terminal import CLI
 from tests.clients.lines import CLAUDES, FIXED, FLAT, HELLO, SUNNY, TOOL
 from tests.clients.stage import program, run
 
@@ -109,6 +110,7 @@ def test_a30_anthropic_stream_tool_loop_and_count_tokens(
     assert (second.usage.cache_read_input_tokens or 0) >= n_prompt - 2
 
 
+@pytest.mark.client
 def test_litellm_speaks_to_both_doors(stage: Running, tmp_path: Path) -> None:
     script = Path(__file__).with_name("ask_litellm.py")
     told = run(
@@ -126,6 +128,7 @@ def test_litellm_speaks_to_both_doors(stage: Running, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.client
 def test_c10_aider_edits_a_file(stage: Running, tmp_path: Path) -> None:
     file = tmp_path / "sums.py"
     file.write_text("def add(a, b):\n    return a - b\n")
@@ -137,13 +140,15 @@ def test_c10_aider_edits_a_file(stage: Running, tmp_path: Path) -> None:
     (tmp_path / ".aider.conf.yml").write_text(f"model: gpt-4o\nopenai-api-base: {away}\n")
     run(
         [
-            *started_by_us("aider", str(program("aider")), stage, tmp_path),
+            *CLI, "run", "aider", "--url", stage.url, "--",
             "--yes-always", "--no-git", "--edit-format", "whole", "--no-check-update",
             "--analytics-disable",
             "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty",
             "--no-detect-urls", "--map-tokens", "0", "--message", "please fix add", "sums.py",
         ],
         tmp_path,
+        PATH=f"{program('aider').parent}{os.pathsep}{os.environ['PATH']}",
+        MLX_STACK_HOME=str(tmp_path / "mlx-stack"),
         LITELLM_LOCAL_MODEL_COST_MAP="True",
     )  # fmt: skip
     assert file.read_text() == FIXED

@@ -1,0 +1,50 @@
+"""Tests of real clients that ran: `python -m tests.clients.summary` says how many, and of what.
+
+Each test process adds a line per test to `OUTCOMES`; `--forget` deletes them before a run.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.clients.install import FOLDER, reason_missing, versions
+
+OUTCOMES = Path(sys.prefix, "client-tests")
+PROGRAMS = Path(sys.prefix, "clients", "lib")
+NAMES = {"aider_chat": "aider", "litellm": "litellm"}
+"""Clients in Python, by their packages."""
+
+
+def note(test: str, outcome: str) -> None:
+    """Remember how a test of a client ended; a test that runs again ends anew."""
+    with OUTCOMES.open("a") as file:
+        file.write(f"{outcome} {test}\n")
+
+
+def main() -> None:
+    if "--forget" in sys.argv:
+        OUTCOMES.unlink(missing_ok=True)
+        return
+    lines = OUTCOMES.read_text().splitlines() if OUTCOMES.exists() else []
+    last = dict(reversed(line.split(" ", 1)) for line in lines)
+    counts = Counter(last.values())
+    n_ran = counts.total() - counts["skipped"]
+    failed = f", {counts['failed']} failed" if counts["failed"] else ""
+    names = ", ".join((*versions(FOLDER), *_python_versions())) or "none installed"
+    sys.stdout.write(
+        f"real clients: {n_ran} tests ran{failed}, {counts['skipped']} skipped ({names})\n"
+    )
+    if missing := reason_missing(FOLDER):
+        sys.stdout.write(f"{missing}\n")
+
+
+def _python_versions() -> list[str]:
+    return [
+        f"{name} {path.name.removeprefix(f'{package}-').removesuffix('.dist-info')}"
+        for package, name in NAMES.items()
+        for path in PROGRAMS.glob(f"python*/site-packages/{package}-*.dist-info")
+    ]
+
+
+if __name__ == "__main__":
+    main()
