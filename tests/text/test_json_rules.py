@@ -210,6 +210,20 @@ def test_a_schema_of_endless_depth_is_refused() -> None:
         rules_of(schema)
 
 
+def test_alternatives_that_refer_to_the_whole_end() -> None:
+    circle = {"type": "object", "anyOf": [{"$ref": "#"}] * 10, "properties": {"a": NUMBER}}
+    builder = LarkBuilder({})
+    assert "%json" in builder.grammar(JsonRules(builder, circle).value(circle))
+
+
+def test_alternatives_that_multiply_are_refused() -> None:
+    deep: dict[str, Any] = ABC
+    for _ in range(40):
+        deep = {**ABC, "properties": {"a": deep, "b": NUMBER}, "anyOf": [{"required": ["a"]}, {}]}
+    with pytest.raises(BadRequest, match=r"more than (10000 parts|5000 rules)"):
+        rules_of(deep)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_every_format_has_its_arguments_in_any_order(name: str) -> None:

@@ -31,8 +31,8 @@ ARRAY = frozenset({"type", "items", "minItems", "maxItems"})
 DESCRIBING = frozenset({"if", "dependentSchemas"})
 """Unenforced keywords that may describe other members of the same object."""
 MAX_ALTERNATIVES = 16
-MAX_DEPTH = 8
-"""References that one description of an object follows."""
+MAX_PARTS = 10_000
+"""Parts of schemas that one value may have, each counted as often as something refers to it."""
 
 
 class ObjectShape(Struct, frozen=True):
@@ -56,6 +56,8 @@ class JsonRules:
         self._builder = builder
         self._root = root
         self._references: dict[str, str] = {}
+        self._open: list[str] = []
+        self._n_parts = 0
 
     def value(self, schema: Schema) -> str:
         """Rule of a schema's values. Raises BadRequest for an invalid schema."""
@@ -67,10 +69,17 @@ class JsonRules:
             raise BadRequest(f"tools: the schema is too deep: {error}", "tools") from None
 
     def _value(self, schema: Schema | Literal[True]) -> str:
+        self._count()
         if schema is True:
             return self._plain({})
         parts = self._taken_apart(schema) if _has_order(schema) else ""
         return parts or self._plain(schema)
+
+    def _count(self) -> None:
+        """Count a part. Raises BadRequest for too many: alternatives of alternatives multiply."""
+        self._n_parts += 1
+        if self._n_parts > MAX_PARTS:
+            raise BadRequest(f"tools: a schema has more than {MAX_PARTS} parts", "tools")
 
     def _plain(self, schema: Schema) -> str:
         """Rule of a value that llguidance compiles, or refuses."""
@@ -126,7 +135,7 @@ class JsonRules:
         types = named_types(schema, ("object",))
         if "object" not in types:
             return ""
-        shapes = self._shapes({**schema, "type": "object"}, 0)
+        shapes = self._shapes({**schema, "type": "object"})
         if not shapes or not all(map(_is_writable, shapes)):
             return ""
         forms = [self._object(shape) for shape in shapes]
@@ -154,16 +163,17 @@ class JsonRules:
         colon = self._builder.rule(COLON)
         return self._builder.rule(f"{quoted(_json_text(name))} {colon} {self._value(schema)}")
 
-    def _shapes(self, schema: Any, depth: int) -> list[ObjectShape] | None:
+    def _shapes(self, schema: Any) -> list[ObjectShape] | None:
         """Alternative shapes of an object; None for a schema without rules here."""
+        self._count()
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             return None
         keys = schema.keys() - IGNORED
         self._builder.unenforced |= UNENFORCED & schema.keys()
-        if depth > MAX_DEPTH or not keys <= OBJECT | COMBINED:
+        if not keys <= OBJECT | COMBINED:
             return None
         shape = _own_shape(schema)
-        groups = self._groups(schema, keys & COMBINED, depth + 1)
+        groups = self._groups(schema, keys & COMBINED)
         if shape is None or groups is None:
             return None
         shapes = [shape]
@@ -173,20 +183,16 @@ class JsonRules:
                 return None
         return shapes
 
-    def _groups(
-        self, schema: Schema, keywords: Iterable[str], depth: int
-    ) -> list[list[ObjectShape]] | None:
+    def _groups(self, schema: Schema, keywords: Iterable[str]) -> list[list[ObjectShape]] | None:
         """Groups of shapes that `keywords` add, one shape of each."""
         groups: list[list[ObjectShape]] = []
         for keyword in sorted(keywords):
-            parts = schema[keyword]
-            if keyword == "$ref":
-                parts = [referred(parts, self._root)] if isinstance(parts, str) else None
+            parts = [schema[keyword]] if keyword == "$ref" else schema[keyword]
             if not isinstance(parts, list):
                 return None
             known = []
             for part in parts:
-                shapes = self._shapes(part, depth)
+                shapes = self._target_shapes(part) if keyword == "$ref" else self._shapes(part)
                 if shapes is None:
                     return None
                 known.append(shapes)
@@ -195,6 +201,15 @@ class JsonRules:
                 known = [[shape for shapes in known for shape in shapes]]
             groups += known
         return groups
+
+    def _target_shapes(self, target: Any) -> list[ObjectShape] | None:
+        """Shapes of the target of a reference; None where it contains the reference itself."""
+        if not isinstance(target, str) or target in self._open:
+            return None
+        self._open.append(target)
+        shapes = self._shapes(referred(target, self._root))
+        self._open.pop()
+        return shapes
 
 
 def are_exclusive(parts: Sequence[Any]) -> bool:
@@ -287,10 +302,10 @@ def _joined(first: ObjectShape, second: ObjectShape) -> ObjectShape:
     members = {**first.members}
     for name, schema in second.members.items():
         known = members.get(name, {})
-        is_more = known in ({}, True) or known == schema
-        members[name] = schema if is_more else {"allOf": [known, schema]}
-        if schema in ({}, True) and known not in ({}, True):
-            members[name] = known
+        if known in ({}, True) or known == schema:
+            members[name] = schema
+        elif schema not in ({}, True):
+            members[name] = {"allOf": [known, schema]}
     limits = [limit for limit in (first.n_max, second.n_max) if limit is not None]
     return ObjectShape(
         members,
