@@ -150,7 +150,7 @@ async def test_a_fault_in_a_definition_is_placed_there(text_processor: TextProce
 
 
 def large(name: str, n: int) -> Tool:
-    properties = {f"a long name for member {i} of a large object": CITY for i in range(n)}
+    properties = {f"a long name for member {i} of the {name} object": CITY for i in range(n)}
     return Tool(name, "", {"type": "object", "properties": properties})
 
 
