@@ -1,6 +1,8 @@
 """A grammar state that took tokens back goes on as if they had never come."""
 
+import json
 from random import Random
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
@@ -8,12 +10,23 @@ from llguidance import LLMatcher
 from mlxstack.demo import MODEL_DIR
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, GrammarState
+from mlxstack.text.grammar.json_rules import JsonRules
+from mlxstack.text.grammar.lark_builder import LarkBuilder
 from tests.text.test_forced import tokens_in
 
 pytestmark = pytest.mark.slow
 SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9},
 "kinds": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3}},
 "required": ["name", "kinds"], "additionalProperties": false}"""
+
+
+ORDERED = LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False})
+
+
+def unordered(schema: dict[str, Any]) -> str:
+    """Grammar of an object whose members come in any order, as in a call."""
+    builder = LarkBuilder({})
+    return LLMatcher.grammar_from_lark(builder.grammar(JsonRules(builder, schema).value(schema)))
 
 
 def allowed(mask: bytes | None, n_vocab: int) -> list[int]:
@@ -26,15 +39,14 @@ def allowed(mask: bytes | None, n_vocab: int) -> list[int]:
     "more", [{}, {"is_in_thinking": True, "budget": 6}, {"opens": {3}, "escapes": {4}}], ids=str
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_rewound_it_is_as_before(seed: int, more: dict[str, object]) -> None:
+@pytest.mark.parametrize("grammar", [ORDERED, unordered(json.loads(SCHEMA))], ids=["json", "call"])
+def test_rewound_it_is_as_before(grammar: str, seed: int, more: dict[str, object]) -> None:
     from mlx_lm.utils import load_tokenizer
 
     tokenizer, random = load_tokenizer(MODEL_DIR), Random(seed)
     n_vocab = tokenizer.vocab_size
     compiler = GrammarCompiler(tokenizer, n_vocab)
-    rules = compiler.compile(
-        LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}), "schema"
-    )
+    rules = compiler.compile(grammar, "schema")
     eos = frozenset(tokenizer.eos_token_ids)
     layout = ConstraintLayout(
         n_vocab, eos, closes=(5, 6), forbidden=((8, 9),), **{k: _frozen(v) for k, v in more.items()}
@@ -61,9 +73,7 @@ def test_forced_tokens_may_come_in_this_order() -> None:
 
     tokenizer = load_tokenizer(MODEL_DIR)
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    rules = compiler.compile(
-        LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}), "schema"
-    )
+    rules = compiler.compile(ORDERED, "schema")
     layout = ConstraintLayout(tokenizer.vocab_size, frozenset(tokenizer.eos_token_ids))
     state = GrammarConstraint(layout, rules).start()
     forced = state.forced_tokens()

@@ -42,6 +42,7 @@ class LarkBuilder:
         self._rules: list[str] = []
         self._names: dict[str, str] = {}
         self._defined: set[str] = set()
+        self._sets: dict[tuple[Any, ...], str] = {}
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
         self._cuts = re.compile(f"({names})" if names else "(?!)")
 
@@ -128,6 +129,9 @@ class LarkBuilder:
         repeatable += [others] if others else []
         if n_max == 0 or not (counted or repeatable):
             return '""'
+        known = (*ordered, between, others, n_min, n_max)
+        if known in self._sets:
+            return self._sets[known]
         following, ending = self.reserve(), self.reserve()
         forms = [
             f"{member.rule} {ending}::set_bit({bit}) %if bit_clear({bit})"
@@ -142,7 +146,8 @@ class LarkBuilder:
             is_complete = f"and({is_complete}, bit_count_ge([0:{n}], {n_min}))"
         self.complete(f"{ending}::_", f'"" %if {is_complete} | {between} {following}::_{more}')
         is_optional = not n_required and not n_min
-        return self.rule(f"{following}::0" + (' | ""' if is_optional else ""))
+        self._sets[known] = self.rule(f"{following}::0" + (' | ""' if is_optional else ""))
+        return self._sets[known]
 
     def scalar(self, schema: Schema, root: Schema) -> str:
         """Rule of the numbers and constants of a schema, or ""."""
