@@ -81,7 +81,7 @@ class ClientSetup(Struct, frozen=True):
 
 
 def claude(service: Endpoint, folder: Path) -> ClientSetup:
-    """Claude Code, with the context size and without what runs on Anthropic's servers.
+    """Claude Code, without what runs on Anthropic's servers.
 
     That is WebSearch, and the check of actions in auto mode: it asks before them instead.
     Variables of a user's settings go before the environment, those of `--settings` before both.
@@ -211,7 +211,7 @@ def pi(service: Endpoint, folder: Path) -> ClientSetup:
 
 
 def qwen(service: Endpoint, folder: Path) -> ClientSetup:
-    """qwen-code: an OpenAI endpoint, and the size and input of its unknown model.
+    """qwen-code: an OpenAI endpoint, context size and kinds of input.
 
     Settings of the system go before those of user and project.
     """

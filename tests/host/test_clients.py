@@ -81,6 +81,12 @@ def test_clients_know_whether_the_model_takes_images(tmp_path: Path, accepts_ima
     told = setup("aider", tmp_path, service)
     about = json.loads(told.files[told.variables["AIDER_MODEL_METADATA_FILE"]])
     assert about["openai/local"]["supports_vision"] is accepts_images
+    told = setup("qwen", tmp_path, service)
+    settings = json.loads(told.files[told.variables["QWEN_CODE_SYSTEM_SETTINGS_PATH"]])
+    assert settings["model"]["generationConfig"] == {
+        "contextWindowSize": 65536,
+        "modalities": {"image": accepts_images},
+    }
 
 
 @pytest.mark.parametrize("client", CLIENTS)
