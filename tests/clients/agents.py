@@ -113,8 +113,8 @@ def claude_of_node_20() -> str:
 
 def start(client: str, url: str, folder: Path, *arguments: str, how: Start = Start.BY_HAND) -> str:
     """What one headless run of a client prints, in the project of `folder`."""
-    words, variables = command(client, url, folder, how)
-    return run([*words, *arguments], project(folder), **environment(folder, **variables))
+    argv, variables = command(client, url, folder, how)
+    return run([*argv, *arguments], project(folder), **environment(folder, **variables))
 
 
 def command(client: str, url: str, folder: Path, how: Start) -> tuple[list[str], dict[str, str]]:

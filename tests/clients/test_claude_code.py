@@ -71,10 +71,10 @@ def test_c2_a_tool_loop_goes_on_and_loses_nothing(live: Running, tmp_path: Path)
 
 def test_all_tools_of_the_version_for_an_older_node_are_held(live: Running, tmp_path: Path) -> None:
     """npm installs 2.1.197 with Node.js 20: it defers no tools, and has `propertyNames` twice."""
-    words = [claude_of_node_20(), *HEADLESS, TASK.format("claude")]
+    argv = [claude_of_node_20(), *HEADLESS, TASK.format("claude")]
     with observed(live) as relay:
         variables = environment(tmp_path, **claude_variables(relay.url))
-        told = run(words, project(tmp_path), **variables)
+        told = run(argv, project(tmp_path), **variables)
     assert json.loads(told.splitlines()[-1])["result"] == DONE
     for exchange in generations(relay.exchanges):
         assert len(offered(exchange)) >= 20
@@ -85,13 +85,13 @@ def test_all_tools_of_the_version_for_an_older_node_are_held(live: Running, tmp_
 def test_all_tools_without_tool_search_are_held(live: Running, tmp_path: Path) -> None:
     """An editor's extension asks for permissions and answers over pipes."""
     options = ("-p", "--input-format=stream-json", "--output-format=stream-json", "--verbose")
-    words, variables = command("claude", live.url, tmp_path, Start.BY_HAND)
+    argv, variables = command("claude", live.url, tmp_path, Start.BY_HAND)
     message = {"role": "user", "content": TASK.format("claude")}
     with observed(live) as relay:
         variables |= claude_variables(relay.url) | {"ENABLE_TOOL_SEARCH": "false"}
-        words += [*options, "--permission-prompt-tool=stdio"]
+        argv += [*options, "--permission-prompt-tool=stdio"]
         told = run(
-            words,
+            argv,
             project(tmp_path),
             json.dumps({"type": "user", "message": message}),
             **environment(tmp_path, **variables),
@@ -110,10 +110,10 @@ def test_a_person_types_two_turns_and_allows_a_command(live: Running, tmp_path: 
         "projects": {str(place): {"hasTrustDialogAccepted": True}},
     }
     with observed(live) as relay:
-        words, variables = command("claude", relay.url, tmp_path, Start.RUN)
+        argv, variables = command("claude", relay.url, tmp_path, Start.RUN)
         variables = environment(tmp_path, **variables)
         (tmp_path / "home" / ".claude.json").write_text(json.dumps(known))
-        pane = Pane(place, words, variables)
+        pane = Pane(place, argv, variables)
         try:
             pane.shows("manual mode")
             pane.write("task for a file")

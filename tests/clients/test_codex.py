@@ -66,9 +66,9 @@ def test_codex_sees_a_picture_that_it_views(live: Running, tmp_path: Path) -> No
 
 def test_a_full_context_is_final(tmp_path: Path) -> None:
     with playing(tmp_path / "small", SCRIPT, n_ctx=4096) as small:
-        words, variables = command("codex", small.url, tmp_path, Start.BY_HAND)
-        words += [*CODEX_EXEC, TASK.format("codex")]
-        told = ended(words, project(tmp_path), **environment(tmp_path, **variables))
+        argv, variables = command("codex", small.url, tmp_path, Start.BY_HAND)
+        argv += [*CODEX_EXEC, TASK.format("codex")]
+        told = ended(argv, project(tmp_path), **environment(tmp_path, **variables))
         assert asked(small) == []
     assert "turn.failed" in told.stdout
     assert "ran out of room" in told.stdout

@@ -43,20 +43,20 @@ pytestmark = [pytest.mark.client, pytest.mark.mlx, pytest.mark.net, pytest.mark.
 
 
 class Agent(Struct, frozen=True):
-    """A client: the words of a turn, of the next one and of one with an image; `{}` is its text.
+    """A client: arguments of its first turn, its second one, and one with an image; `{}` is text.
 
     It offers `tools` by default. `reuse` is the share of a prompt that the next turn repeats.
     """
 
     name: str
-    turn: tuple[str, ...]
-    next_turn: tuple[str, ...]
+    first: tuple[str, ...]
+    second: tuple[str, ...]
     image: tuple[str, ...]
     tools: frozenset[str]
     reuse: float = 0.99
 
 
-def words(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
@@ -68,35 +68,35 @@ AGENTS = (
         (*CLAUDE, "--continue", "{}"),
         (*CLAUDE, "look with claude"),
         # Others are offered once ToolSearch has found them.
-        words("Agent Bash Edit Read ScheduleWakeup Skill ToolSearch Workflow Write"),
+        names("Agent Bash Edit Read ScheduleWakeup Skill ToolSearch Workflow Write"),
     ),
     Agent(
         "codex",
         (*CODEX_EXEC, "{}"),
         ("exec", "resume", "--last", *CODEX_EXEC[1:], "{}"),
         (*CODEX_EXEC, "--image=picture.png", "what is it"),
-        words("exec_command write_stdin update_goal view_image spawn_agent wait_agent close_agent"),
+        names("exec_command write_stdin update_goal view_image spawn_agent wait_agent close_agent"),
     ),
     Agent(
         "opencode",
         ("run", "{}"),
         ("run", "--continue", "{}"),
         ("run", "look at this", "--file", "picture.png"),
-        words("bash edit glob grep read skill task todowrite webfetch write"),
+        names("bash edit glob grep read skill task todowrite webfetch write"),
     ),
     Agent(
         "pi",
         ("-p", "{}"),
         ("-p", "--continue", "{}"),
         ("-p", "@picture.png", "look at this"),
-        words("bash edit read write"),
+        names("bash edit read write"),
     ),
     Agent(
         "qwen",
         ("--yolo", "{}"),
         ("--yolo", "--continue", "{}"),
         ("--yolo", "look at @picture.png"),
-        words(
+        names(
             "agent edit glob grep_search read_file run_shell_command skill tool_search write_file"
         ),
         # It takes the date out of the turn before.
@@ -119,17 +119,17 @@ def test_all_tools_run_and_a_second_turn_reuses(
     installed(agent.name)
     (project(tmp_path) / "notes.txt").write_text(MARKER)
     with observed(live) as relay:
-        task = [word.format(TASK.format(agent.name)) for word in agent.turn]
+        task = [word.format(TASK.format(agent.name)) for word in agent.first]
         assert DONE in start(agent.name, relay.url, tmp_path, *task, how=how)
         call, result = generations(relay.exchanges)
-        question = [word.format(AND_THEN) for word in agent.next_turn]
+        question = [word.format(AND_THEN) for word in agent.second]
         assert AGAIN in start(agent.name, relay.url, tmp_path, *question, how=how)
-        next_turn = generations(relay.exchanges)[2]
+        second = generations(relay.exchanges)[2]
     assert agent.tools <= offered(call).keys()
     assert MARKER.encode() in result.body, "the client ran the tool"
-    assert all(exchange.json["stream"] for exchange in (call, result, next_turn))
+    assert all(exchange.json["stream"] for exchange in (call, result, second))
     assert n_cached(result) >= 0.99 * n_prompt(call)
-    assert n_cached(next_turn) >= agent.reuse * n_prompt(result)
+    assert n_cached(second) >= agent.reuse * n_prompt(result)
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)

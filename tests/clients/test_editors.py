@@ -133,8 +133,8 @@ def test_continue_itself_runs_a_tool_with_the_config_of_the_page(
     config = tmp_path / "config.yaml"
     with observed(live) as relay:
         config.write_text(block("editors.md", "Continue", "yaml").replace(ADDRESS, relay.url))
-        words = [program, "--config", str(config), "--auto", "-p", TASK.format("continue")]
-        assert DONE in run(words, project(tmp_path), **environment(tmp_path))
+        argv = [program, "--config", str(config), "--auto", "-p", TASK.format("continue")]
+        assert DONE in run(argv, project(tmp_path), **environment(tmp_path))
     call, result = generations(relay.exchanges)
     assert {"Bash", "MultiEdit", "Read", "Write"} <= offered(call).keys()
     assert n_cached(result) >= 0.99 * n_prompt(call)
