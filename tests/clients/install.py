@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PINNED = Path(sys.prefix, "agents")
@@ -27,7 +28,9 @@ CLIENTS = {
 }
 """Names that people know, by package."""
 REMEDY = "install Node.js with npm, check its registry (npm ping), and type: make programs"
-QUIET = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error", "--fetch-retries=1")
+QUIET = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+# With its own patience npm tries for minutes, package by package.
+ASK = ("view", "opencode-ai", "version", "--fetch-retries=0", "--fetch-timeout=20000")
 
 
 def main() -> None:
@@ -58,7 +61,9 @@ def install(folder: Path, *, is_newest: bool) -> str | None:
         shutil.copy(Path(__file__).with_name(name), folder / name)
     # `npm ci` wants the packages of every platform in the lock, also those that no platform of a
     # developer could fetch; `npm install` keeps to the lock as well.
-    command = [npm, "install", *QUIET, "--prefer-offline", "--prefix", str(folder)]
+    is_online = _said([npm, *ASK], folder, os.environ) is None
+    source = "--prefer-offline" if is_online else "--offline"
+    command = [npm, "install", *QUIET, source, "--prefix", str(folder)]
     environment = dict(os.environ)
     if is_newest:
         (folder / "package-lock.json").unlink()
@@ -66,6 +71,23 @@ def install(folder: Path, *, is_newest: bool) -> str | None:
         # npm takes older versions of packages that need a newer Node.js than its own.
         path = f"{PINNED / 'node_modules' / '.bin'}{os.pathsep}{environment['PATH']}"
         environment["PATH"] = path
+    problem = _said(command, folder, environment)
+    if problem is None:
+        _link_node(folder / "node_modules")
+        return None
+    return f"npm says: {problem}" if is_online else "npm does not reach its registry"
+
+
+def _link_node(modules: Path) -> None:
+    """Link the Node.js of this platform, which npm 9 does not do."""
+    link = modules / ".bin" / "node"
+    for program in modules.glob("node-*/bin/node"):
+        if not link.exists():
+            link.symlink_to(program)
+
+
+def _said(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str | None:
+    """The error of a command of npm; None without one."""
     done = subprocess.run(
         command, env=environment, cwd=folder, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, check=False,
@@ -73,7 +95,7 @@ def install(folder: Path, *, is_newest: bool) -> str | None:
     if done.returncode == 0:
         return None
     lines = [line for line in done.stderr.splitlines() if "A complete log" not in line]
-    return f"npm says: {' '.join(lines[-1:])}"
+    return " ".join(lines[-1:])
 
 
 def versions(folder: Path) -> list[str]:
