@@ -11,6 +11,7 @@ from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, Slo
 from tests.api.running import Running
 from tests.gateway.in_front import WAYS, running_behind
 from tests.gateway.site import Site, serving, write_presets
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -101,7 +102,7 @@ def test_members_that_do_not_run_are_listed_without_instances(site: Site) -> Non
         assert model["loaded_instances"] == []
         assert model["max_context_length"] > 0 and model["size_bytes"] > 0
     body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    httpx.post(f"{site.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    httpx.post(f"{site.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).raise_for_status()
     after = {model["key"]: model for model in models(site.url)}
     assert after["demo"]["loaded_instances"][0]["config"]["context_length"] == 1024
     assert after["tiny"] == before["tiny"]
