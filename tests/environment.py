@@ -31,7 +31,6 @@ KEPT = {
     "MLX_STACK_BIN",
     "MLX_STACK_CAPTURES",
     "MLX_STACK_CLIENTS",
-    "MLX_STACK_CODEX",
     "MLX_STACK_FORMATS",
     # Folders that the processes of one run share.
     "TESTS_HOMES",
