@@ -104,7 +104,7 @@ CALLS = (
     ),
     Mutant(
         "the input of a custom tool follows its grammar", "text/grammar/tool_inputs.py",
-        '"pattern": f"^(?:{pattern})$"', '"description": pattern',
+        '"pattern": f"^(?:{whole_text(pattern)})$"', '"description": pattern',
         "tests/text/test_tool_inputs.py::test_an_input_follows_its_grammar",
     ),
 )  # fmt: skip

@@ -1,12 +1,15 @@
 """The input of a custom tool follows its grammar, where a regular expression can hold it."""
 
 import json
+import re
+from random import Random
 
 import pytest
 
 from mlxstack.core.conversation import InputGrammar, Tool
 from mlxstack.text.grammar.lark_pattern import NoPattern, lark_pattern
 from mlxstack.text.grammar.tool_inputs import pattern_of, with_patterns
+from tests.text.call_walks import walker_of
 from tests.text.test_json_rules import is_value, rules_of
 
 SCHEMA = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -32,6 +35,7 @@ eof_line: "*** End of File" LF
 %import common.LF
 """
 """The grammar of Codex's `apply_patch` (openai/codex, apply_patch.lark)."""
+MOMENT = r"^(?P<day>[0-9]{1,2})(?:st|nd)? at (?P<hour>[1-9])(?:AM|PM)$|^now|never$"
 SUM = """
 start: NUMBER ("+" NUMBER)~1..2
 %ignore WS
@@ -49,6 +53,11 @@ UPDATED = (
 )
 CASES: dict[str, tuple[InputGrammar, list[str], list[str]]] = {
     "expression": (InputGrammar("regex", "[ab]{3}|x"), ["aba", "x"], ["ab", "abab", "xa", ""]),
+    "anchors": (
+        InputGrammar("regex", MOMENT),
+        ["2nd at 1AM", "12 at 9PM", "now", "never"],
+        ["12 at 9PM.", "now or never", "at"],
+    ),
     "any case": (InputGrammar("regex", "(?i)select .+"), ["SELECT 1", "select a"], ["drop a"]),
     "patch": (
         InputGrammar("lark", PATCH),
@@ -78,6 +87,18 @@ def test_an_input_follows_its_grammar(
     rules = rules_of(tool.parameters)
     assert [text for text in texts if not is_value(rules, json.dumps({"input": text}))] == []
     assert [text for text in others if is_value(rules, json.dumps({"input": text}))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["coder", "gemma4", "pythonic", "kimi_k2"])
+def test_an_input_follows_its_grammar_in_each_format(name: str) -> None:
+    walker, grammar = walker_of(name), InputGrammar("regex", MOMENT)
+    tools, left_out = with_patterns([Tool("wait", "", SCHEMA, input_grammar=grammar)])
+    assert left_out == ()
+    for seed in range(6):
+        text = walker.walk(walker.forced(tools, is_single=True), Random(seed))
+        (call,) = walker.read(walker.output_format.forced_opening + text, tools).tool_calls
+        assert re.fullmatch(MOMENT, call.arguments["input"])
 
 
 @pytest.mark.parametrize(

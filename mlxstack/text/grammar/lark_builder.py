@@ -263,12 +263,23 @@ def escaped(text: str) -> str:
     return "\n".join(map(re.escape, text.split("\n")))
 
 
+def whole_text(expression: str) -> str:
+    """Regular expression of texts that another one matches as a whole, without its anchors."""
+    return "|".join(_unanchored(way)[0] for way in _ways(expression))
+
+
 def _searched(pattern: str) -> str:
     """Search expression of `pattern` as a match of the whole text."""
-    before = "" if pattern.startswith("^") else ANYTHING
+    inner, is_start, is_end = _unanchored(pattern)
+    return f"{'' if is_start else ANYTHING}(?:{inner}){'' if is_end else ANYTHING}"
+
+
+def _unanchored(pattern: str) -> tuple[str, bool, bool]:
+    """The pattern without `^` and `$` around it, and whether it had each."""
+    is_start = pattern.startswith("^")
     is_end = re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     inner = pattern.removeprefix("^")
-    return f"{before}(?:{inner[:-1] if is_end else inner}){'' if is_end else ANYTHING}"
+    return inner[:-1] if is_end else inner, is_start, is_end
 
 
 def _ways(pattern: str) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import InputGrammar, Tool
+from mlxstack.text.grammar.lark_builder import whole_text
 from mlxstack.text.grammar.lark_pattern import NoPattern, lark_pattern
 
 log = logging.getLogger("mlxstack.service")
@@ -24,7 +25,7 @@ def with_patterns(tools: Iterable[Tool]) -> tuple[tuple[Tool, ...], tuple[str, .
             made.append(tool)
             continue
         (name, schema), *_ = tool.parameters["properties"].items()
-        properties = {name: {**schema, "pattern": f"^(?:{pattern})$"}}
+        properties = {name: {**schema, "pattern": f"^(?:{whole_text(pattern)})$"}}
         made.append(replace(tool, parameters={**tool.parameters, "properties": properties}))
     return tuple(made), tuple(left_out)
 
