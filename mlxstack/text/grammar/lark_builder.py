@@ -264,7 +264,7 @@ def escaped(text: str) -> str:
 
 
 def whole_text(expression: str) -> str:
-    """Regular expression of texts that another one matches as a whole, without its anchors."""
+    """Regular expression for whole texts, without anchors."""
     return "|".join(_unanchored(way)[0] for way in _ways(expression))
 
 
@@ -275,7 +275,7 @@ def _searched(pattern: str) -> str:
 
 
 def _unanchored(pattern: str) -> tuple[str, bool, bool]:
-    """The pattern without `^` and `$` around it, and whether it had each."""
+    """Pattern without anchors, and whether it had `^` and `$`."""
     is_start = pattern.startswith("^")
     is_end = re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     inner = pattern.removeprefix("^")
