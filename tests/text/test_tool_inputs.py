@@ -2,9 +2,12 @@
 
 import json
 import re
+from contextlib import suppress
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlxstack.core.conversation import InputGrammar, Tool
 from mlxstack.text.grammar.lark_pattern import NoPattern, lark_pattern
@@ -36,6 +39,19 @@ eof_line: "*** End of File" LF
 """
 """The grammar of Codex's `apply_patch` (openai/codex, apply_patch.lark)."""
 MOMENT = r"^(?P<day>[0-9]{1,2})(?:st|nd)? at (?P<hour>[1-9])(?:AM|PM)$|^now|never$"
+ESCAPED = r'start: "a\"b\n\\\d\xe9"'
+PIECES = [
+    *'()[]|?*+~.{}:"/\\\n #',
+    "a",
+    "start",
+    "TOK",
+    "0",
+    "..",
+    "->",
+    "%ignore",
+    "%import ",
+    "common.",
+]
 SUM = """
 start: NUMBER ("+" NUMBER)~1..2
 %ignore WS
@@ -89,6 +105,22 @@ def test_an_input_follows_its_grammar(
     assert [text for text in others if is_value(rules, json.dumps({"input": text}))] == []
 
 
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+def test_any_text_is_a_grammar_or_named(definition: str) -> None:
+    with suppress(NoPattern):
+        lark_pattern(f"start: {definition}")
+
+
+def test_strings_have_escapes() -> None:
+    rules = rules_of({"type": "string", "pattern": f"^(?:{lark_pattern(ESCAPED)})$"})
+    assert is_value(rules, json.dumps('a"b\n\\\\dé', ensure_ascii=False))
+
+
+def test_a_rule_is_read_once() -> None:
+    rules = [f"a{i}: a{i + 1} a{i + 1}" for i in range(60)]
+    assert lark_pattern("\n".join(["start: a0", *rules, "a60:"])) == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coder", "gemma4", "pythonic", "kimi_k2"])
 def test_an_input_follows_its_grammar_in_each_format(name: str) -> None:
@@ -112,6 +144,10 @@ def test_an_input_follows_its_grammar_in_each_format(name: str) -> None:
         ("start: X\n%declare X", "%declare is not supported"),
         ('begin: "a"', "start is not defined"),
         ("start: )", "Unexpected token"),
+        ("start: " + "(" * 5000 + '"a"' + ")" * 5000, "too deep"),
+        ('start: "a"' + " " * 20_000, "more than 20000 characters"),
+        ("start: /" + "\\" * 5001, "No terminal matches"),
+        ('start: "' + "\\" * 5001, "No terminal matches"),
         ('start: a a a a\na: b b b b b b b b\nb: c c c c c c c c\nc: "' + "x" * 99 + '"', "20000"),
     ],
 )

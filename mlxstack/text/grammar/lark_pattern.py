@@ -7,6 +7,7 @@ enforces regular expressions and no grammars. The notation is read by lark's own
 
 import ast
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,16 @@ from lark.visitors import Interpreter
 from mlxstack.text.grammar.lark_builder import escaped
 
 MAX_CHARS = 20_000
-"""Characters of the expression."""
-MAX_DEPTH = 50
+"""Characters of a grammar, and of its expression."""
 LIBRARY = Path(lark.__file__).parent / "grammars"
 FLAGS = "ismx"
+ESCAPES = "\\'\"abfnrtvxuUN01234567"
+"""Characters after the backslash of an escape."""
+LINEAR = {
+    "REGEXP": r"REGEXP: /\/(?!\/)(\\.|[^\/\\])*\/[imslux]*/",
+    "%import common.ESCAPED_STRING -> _STRING": r'_STRING: /"(\\.|[^"\\\n])*"/',
+}
+"""Lines in place of those of lark's grammar whose expressions can take exponential time."""
 WITHOUT_LOOKAROUND = {"ESCAPED_STRING": r'"(?:[^"\\\n]|\\.)*"'}
 """Terminals of Lark's library whose definition has lookaround."""
 
@@ -35,16 +42,21 @@ class NoPattern(ValueError):
 
 def lark_pattern(definition: str) -> str:
     """Regular expression that matches the whole texts of rule `start`. Raises NoPattern."""
+    if len(definition) > MAX_CHARS:
+        raise NoPattern(f"it has more than {MAX_CHARS} characters")
     try:
-        tree = _reader().parse(definition + "\n")
+        return _Grammar(_reader().parse(definition + "\n")).rule("start")
     except lark.exceptions.LarkError as error:
         raise NoPattern(str(error).partition("\n")[0]) from None
-    return _Grammar(tree).rule("start")
+    except RecursionError:
+        raise NoPattern("it is too deep") from None
 
 
 @cache
 def _reader() -> Lark:
-    return Lark.open(str(LIBRARY / "lark.lark"), parser="lalr")
+    lines = (LIBRARY / "lark.lark").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(LINEAR.get(line.partition(":")[0], line) for line in lines)
+    return Lark(text, parser="lalr")
 
 
 @cache
@@ -63,6 +75,7 @@ class _Grammar(Interpreter[Any, str]):
     def __init__(self, tree: Node) -> None:
         self._known: dict[str, Node] = {}
         self._open: list[str] = []
+        self._expressions: dict[tuple[str, bool], str] = {}
         self._is_in_terminal = False
         self._ignored = ""
         ignored = []
@@ -87,10 +100,10 @@ class _Grammar(Interpreter[Any, str]):
         return self.visit(node.children[0])
 
     def expansions(self, node: Node) -> str:
-        return f"(?:{'|'.join(map(self.visit, node.children))})"
+        return f"(?:{_joined('|', map(self.visit, node.children))})"
 
     def expansion(self, node: Node) -> str:
-        return "".join(map(self.visit, node.children))
+        return _joined("", map(self.visit, node.children))
 
     def maybe(self, node: Node) -> str:
         return f"(?:{self.visit(node.children[0])})?"
@@ -118,7 +131,13 @@ class _Grammar(Interpreter[Any, str]):
 
     def _named(self, name: str) -> str:
         """Expression of a rule or a terminal."""
-        if name in self._open or len(self._open) > MAX_DEPTH:
+        place = (name, self._is_in_terminal)
+        if place not in self._expressions:
+            self._expressions[place] = self._defined(name)
+        return self._expressions[place]
+
+    def _defined(self, name: str) -> str:
+        if name in self._open:
             raise NoPattern(f"{name} refers to itself")
         node = self._known.get(name) or _library().get(name)
         if node is None:
@@ -132,8 +151,6 @@ class _Grammar(Interpreter[Any, str]):
         else:
             expression = self.visit(node.children[-1])
         self._open.pop()
-        if len(expression) > MAX_CHARS:
-            raise NoPattern(f"its expression has more than {MAX_CHARS} characters")
         return expression
 
     def _terminal(self, node: Node) -> str:
@@ -180,5 +197,22 @@ def _literal(text: str) -> str:
     return f"(?{kept}:{expression})"
 
 
+def _joined(separator: str, expressions: Iterable[str]) -> str:
+    """Expressions in a row. Raises NoPattern before they fill the memory."""
+    parts = list(expressions)
+    if sum(map(len, parts)) > MAX_CHARS:
+        raise NoPattern(f"its expression has more than {MAX_CHARS} characters")
+    return separator.join(parts)
+
+
 def _unquoted(text: str) -> str:
-    return str(ast.literal_eval(text))
+    """Text of a string in Python's notation; other escapes mean themselves."""
+
+    def read(escape: re.Match[str]) -> str:
+        return escape[0] if escape[1] in ESCAPES else "\\" + escape[0]
+
+    known = re.sub(r"\\(.)", read, text)
+    try:
+        return str(ast.literal_eval(known))
+    except (SyntaxError, ValueError) as error:
+        raise NoPattern(f"{text} is no string: {error}") from None
