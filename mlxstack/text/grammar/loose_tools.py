@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -47,13 +48,26 @@ class ToolLoosener:
         for tool, part in zip(tools, parts, strict=True):
             paths = [f"{tool.name}{lost.path}" for lost in part.left_out]
             left_out += paths if len(paths) <= MAX_PATHS else [tool.name]
-        problem = self._probe()
         by_size = sorted(range(len(tools)), key=lambda index: _size(tools[index], calls))
-        while by_size and _problem(replace(calls, tools=tuple(tools)), problem) is not None:
-            largest = by_size.pop()
-            tools[largest] = replace(tools[largest], parameters={})
-            left_out.append(tools[largest].name)
-        return replace(calls, tools=tuple(tools)), tuple(left_out)
+        problem = self._probe()
+
+        def with_smallest(n: int) -> ForcedCalls:
+            """Calls with the schemas of the `n` smallest tools."""
+            bare = set(by_size[n:])
+            kept = (
+                replace(tool, parameters={}) if index in bare else tool
+                for index, tool in enumerate(tools)
+            )
+            return replace(calls, tools=tuple(kept))
+
+        def is_too_large(n: int) -> bool:
+            return _problem(with_smallest(n), problem) is not None
+
+        n_kept = len(tools)
+        if is_too_large(n_kept):
+            n_kept = bisect_left(range(1, n_kept), x=True, key=is_too_large)
+            left_out += [tools[index].name for index in sorted(by_size[n_kept:])]
+        return with_smallest(n_kept), tuple(left_out)
 
     def _part(self, tool: Tool, calls: ForcedCalls) -> Enforceable:
         key = repr((tool.name, tool.parameters, calls.marks.forced))
