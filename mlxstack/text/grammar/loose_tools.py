@@ -67,7 +67,7 @@ class ToolLoosener:
         if is_too_large(n_kept):
             n_kept = bisect_left(range(1, n_kept), x=True, key=is_too_large)
             left_out += [tools[index].name for index in sorted(by_size[n_kept:])]
-        return with_smallest(n_kept), tuple(left_out)
+        return with_smallest(n_kept), tuple(dict.fromkeys(left_out))
 
     def _part(self, tool: Tool, calls: ForcedCalls) -> Enforceable:
         key = repr((tool.name, tool.parameters, calls.marks.forced))
