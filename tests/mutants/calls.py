@@ -98,8 +98,9 @@ CALLS = (
     ),
     Mutant(
         "lengths that take minutes to compile are not counted", "text/grammar/lark_builder.py",
-        "if isinstance(most, int) and most > MAX_LENGTH:", "if False:",
-        "tests/text/test_forced.py::test_a_text_without_practical_bound_compiles",
+        "most > MAX_MOST and not is_before_letters", "False",
+        "tests/text/test_free_calls.py::"
+        "test_long_texts_compile_and_what_is_not_counted_is_named",
     ),
     Mutant(
         "the input of a custom tool follows its grammar", "text/grammar/tool_inputs.py",

@@ -259,15 +259,6 @@ def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
             assert call_grammar(ForcedCalls(tools, marks, is_single=True))
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4"])
-def test_a_text_without_practical_bound_compiles(name: str, chatml: Any) -> None:
-    schema = {"type": "object", "properties": {"x": {"type": "string", "maxLength": 20_000}}}
-    calls = ForcedCalls((Tool("f", "", schema),), marks_of(name, nameless(chatml)), is_single=True)
-    grammar = call_grammar(calls)
-    assert grammar.unenforced == {"maxLength"}
-    assert GrammarCompiler(chatml, len(chatml)).compile(grammar.text, "tools") is not None
-
-
 def test_deep_arguments_are_no_call_rather_than_an_error() -> None:
     deep = "[" * 900 + "]" * 900
     for name in ("json_tools", "qwen3_coder", "glm47"):

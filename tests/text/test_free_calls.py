@@ -13,7 +13,9 @@ from mlxstack.service.parts.generation_options import GenerationOptions, ToolCho
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.call_reader import trigger_marks
 from mlxstack.text.formats.description import first_mark
+from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from tests.text.call_walks import (
     ALL,
     EVERY,
@@ -243,3 +245,19 @@ async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> No
 def test_a_brace_is_no_mark_of_a_call() -> None:
     made = walker_of("bare_json").output_format
     assert made.call_tokens and not made.mark_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "unenforced"), [("coder", set()), ("gemma4", {"minLength", "maxLength"})]
+)
+def test_long_texts_compile_and_what_is_not_counted_is_named(
+    name: str, unenforced: set[str]
+) -> None:
+    walker = walker_of(name)
+    bounded = {"type": "string", "minLength": 200, "maxLength": 500_000}
+    tool = Tool("f", "", {"type": "object", "properties": {"x": bounded}})
+    grammar = call_grammar(
+        ForcedCalls((tool,), walker.output_format.free_call_marks[0], is_single=True)
+    )
+    assert grammar.unenforced == unenforced
+    assert GrammarCompiler(walker.tokenizer, len(walker.tokenizer)).compile(grammar.text, "tools")

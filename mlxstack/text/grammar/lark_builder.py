@@ -17,8 +17,12 @@ MAX_COUNTED = 63
 """Members of an object whose number is bounded, by bits of llguidance's parameter of a rule."""
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
-MAX_LENGTH = 1000
-"""Characters of a text between marks that are counted; llguidance takes minutes for more."""
+MAX_LEAST, MAX_MOST = 100, 1000
+"""Bounds of the length of a text before a special token, in characters.
+
+llguidance takes seconds to compile larger ones, and minutes for 500,000; of a text before letters
+it takes milliseconds.
+"""
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
 OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9_-]{1,40}/"}
 
@@ -174,9 +178,9 @@ class LarkBuilder:
             if not fit:
                 return ""
             return f"{self.rule(' | '.join(map(quoted, fit)))} {self.literal(closes)}"
-        patterns = list(self._wanted(schema))
         # Letters of the mark belong to the lexeme, which else would be as long as it can.
         head = self._cuts.split(closes)[0]
+        patterns = list(self._wanted(schema, is_before_letters=head == closes))
         ending = escaped(head)
         known = [f"/{_slashed(f'(?:{one}){ending}')}/" for one in patterns or [ANYTHING]]
         unwanted = [f"~/{_slashed(f'(?:{one}){ending}')}/" for one in avoided]
@@ -196,13 +200,13 @@ class LarkBuilder:
         self._rules.append(f"{name}: /(?s:.+)/{rest}")
         return f"{name}?"
 
-    def _wanted(self, schema: Schema) -> Iterable[str]:
+    def _wanted(self, schema: Schema, *, is_before_letters: bool) -> Iterable[str]:
         """Regular expressions of which a text matches each."""
         least, most = schema.get("minLength"), schema.get("maxLength")
-        if isinstance(least, int) and least > MAX_LENGTH:
-            least = MAX_LENGTH
+        if isinstance(least, int) and least > MAX_LEAST and not is_before_letters:
+            least = MAX_LEAST
             self.unenforced.add("minLength")
-        if isinstance(most, int) and most > MAX_LENGTH:
+        if isinstance(most, int) and most > MAX_MOST and not is_before_letters:
             most = None
             self.unenforced.add("maxLength")
         if isinstance(least, int) or isinstance(most, int):
