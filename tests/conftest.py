@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests import environment
 
 # Before a module of the package or of the hub's client reads a variable.
-environment.leave()
+environment.isolate()
 
 from tests import forked  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402

@@ -1,7 +1,7 @@
 """Environment of a test process, without settings, home and caches of its user.
 
 A variable of theirs would change the behavior of a command, and a test could write to their home.
-`leave` replaces both; child processes inherit the new ones.
+`isolate` replaces both; child processes inherit the new ones.
 """
 
 import atexit
@@ -57,7 +57,7 @@ KEPT_PREFIXES = (
     "VECLIB_",
 )
 FIXED = {"LANG": "C.UTF-8", "TERM": "xterm", "TZ": "UTC"}
-"""The same for everybody who runs the tests."""
+"""Equal on every machine."""
 HOMES = "TESTS_HOMES"
 """Variable with the folder of the homes, one for each test process."""
 
@@ -72,7 +72,7 @@ def _is_kept(name: str) -> bool:
     return name in KEPT or name.startswith(KEPT_PREFIXES)
 
 
-def leave() -> None:
+def isolate() -> None:
     """Give this process an environment and an empty home of its own, deleted at its end."""
     if HOMES not in os.environ:
         os.environ[HOMES] = tempfile.mkdtemp(prefix="tests-homes-")

@@ -42,7 +42,7 @@ def run(
 ) -> int:
     """Run pytest, then each failed test alone; return an exit code of pytest.
 
-    `ports` are taken meanwhile, and nobody may call them.
+    `ports` are taken meanwhile; no test may connect to them.
     """
     flaky.unlink(missing_ok=True)
     with (

@@ -43,7 +43,7 @@ def test_fails(n):
 LEAVES = """
 from tests import environment
 
-environment.leave()
+environment.isolate()
 """
 TRACES = (
     ("(HOME / 'presets/demo.yaml').read_text()", "presets/demo.yaml was read"),

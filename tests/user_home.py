@@ -144,7 +144,7 @@ class User:
 
 
 def variables(home: Path, url: str) -> dict[str, str]:
-    """Variables of the user's shell, which a test must not obey."""
+    """Variables of the user's shell, which must not change a test."""
     services = ("ANTHROPIC_BASE_URL", "HF_ENDPOINT", "OPENAI_API_BASE", "OPENAI_BASE_URL")
     proxies = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "http_proxy", "https_proxy")
     return {
@@ -192,7 +192,7 @@ def beside(home: Path, ports: Sequence[int] = PORTS) -> Iterator[User]:
                     user.taken.append(port)
             user.watch(f"http://{HOST}:{_start_listener(listeners, 0, calls)}")
             yield user
-        # Those who called have been heard by now.
+        # The listeners have ended, and with them every connection.
         user.look("the end")
 
 

@@ -29,7 +29,7 @@ PREFIX = b"access-control-"
 def cors_middleware(server: ServerSpec, app: App) -> App:
     """Answer preflights of pages that `host_rules` let in.
 
-    They may read all answers. Litestar's own CORS knows the Origin only, while the rules depend on
+    They may read all answers. Litestar's own CORS checks the Origin only, while the rules depend on
     the Host too. Names are in title case, since some clients look for them in plain dictionaries.
     """
     check = host_rules(server)
@@ -87,7 +87,7 @@ def _preflight_headers(headers: Headers, origin: bytes) -> list[tuple[bytes, byt
         (b"Access-Control-Allow-Methods", METHODS.encode()),
         (b"Access-Control-Allow-Headers", ", ".join(sorted(names)).encode("latin-1")),
         (b"Access-Control-Max-Age", str(MAX_AGE_S).encode()),
-        # Chromium asks for leave to reach a private network.
+        # Chromium sends a preflight before requests to a private network.
         (b"Access-Control-Allow-Private-Network", b"true"),
     ]
 

@@ -28,8 +28,9 @@ def tool(
     """
     form = form or {}
     inner = form.get("grammar")
-    given = inner if isinstance(inner, dict) else form
-    syntax, definition = given.get("syntax"), given.get("definition")
+    notation = inner if isinstance(inner, dict) else form
+    syntax = notation.get("syntax")
+    definition = notation.get("definition")
     lines = [text or ""]
     grammar = None
     if isinstance(definition, str) and definition:

@@ -113,7 +113,9 @@ def test_a_model_whose_template_writes_no_calls_is_forced_to_their_json_form(
         body = chat_body(tools=TOOLS, tool_choice="required", max_tokens=400)
         choice = http.post(CHAT, json=body).raise_for_status().json()["choices"][0]
         assert choice["finish_reason"] == "tool_calls", choice
-        for call in choice["message"]["tool_calls"]:
+        calls = choice["message"]["tool_calls"]
+        assert calls
+        for call in calls:
             assert call["function"]["name"] in {one["function"]["name"] for one in TOOLS}
             assert isinstance(json.loads(call["function"]["arguments"]), dict)
         assert chat(http, "hi", tools=TOOLS)["choices"]

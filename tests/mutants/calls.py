@@ -98,7 +98,7 @@ CALLS = (
     ),
     Mutant(
         "lengths that take minutes to compile are not counted", "text/grammar/lark_builder.py",
-        "most > MAX_MOST and not is_before_letters", "False",
+        "schema if head == closes else self._countable(schema)", "schema",
         "tests/text/test_free_calls.py::"
         "test_long_texts_compile_and_what_is_not_counted_is_named",
     ),

@@ -177,12 +177,10 @@ def _keywords_of(warning: str) -> set[str]:
     if warning.startswith(LEFT_OUT):
         keywords, _ = json.JSONDecoder().raw_decode(warning, len(LEFT_OUT))
         return set(keywords)
-    return {
-        keyword
-        for beginning, keywords in APPROXIMATED.items()
-        if warning.startswith(beginning)
-        for keyword in keywords
-    }
+    for beginning, approximated in APPROXIMATED.items():
+        if warning.startswith(beginning):
+            return set(approximated)
+    return set()
 
 
 def error_reason(rules: LLMatcher) -> str:

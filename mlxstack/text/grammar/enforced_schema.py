@@ -97,9 +97,10 @@ def with_definitions(schema: Schema, root: Schema) -> Schema:
     targets = references(schema)
     if not targets:
         return schema
-    known: Schema = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    if all(one.startswith(("#/$defs/", "#/definitions/")) for one in targets | references(known)):
-        return {**known, **schema}
+    inherited: Schema = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    targets |= references(inherited)
+    if all(target.startswith(("#/$defs/", "#/definitions/")) for target in targets):
+        return {**inherited, **schema}
 
     def moved(part: Schema) -> Schema:
         target = part.get("$ref")

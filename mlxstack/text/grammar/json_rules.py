@@ -19,7 +19,8 @@ from mlxstack.text.grammar.enforced_schema import ANNOTATIONS, NAMES, UNENFORCED
 from mlxstack.text.grammar.lark_builder import MAX_COUNTED, LarkBuilder, MemberRule, quoted
 from mlxstack.text.schema_types import Schema, named_types, referred
 
-COLON, COMMA = "/: ?/", "/, ?/"
+COLON = "/: ?/"
+COMMA = "/, ?/"
 CHARACTER = r'(?:\\(?:["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F\x7F])'
 """Regular expression of one character of a JSON string."""
 IGNORED = ANNOTATIONS | UNENFORCED | {"$schema", "$defs", "definitions"}
@@ -110,22 +111,24 @@ class JsonRules:
     def _either(self, keyword: str, parts: Any) -> str:
         if not isinstance(parts, list) or not all(isinstance(part, dict | bool) for part in parts):
             return ""
-        self._tell_inexact(keyword, parts)
+        self._report_inexact(keyword, parts)
         return self._builder.either(self._value(part) for part in parts if part is not False)
 
-    def _tell_inexact(self, keyword: str, parts: list[Any]) -> None:
+    def _report_inexact(self, keyword: str, parts: list[Any]) -> None:
         """Name `oneOf` unenforced where a value may be of several parts."""
         if keyword == "oneOf" and not are_exclusive(parts):
             self._builder.unenforced.add(keyword)
 
     def _array(self, schema: Schema) -> str:
-        n_min, n_max = schema.get("minItems", 0), schema.get("maxItems")
+        n_min = schema.get("minItems", 0)
+        n_max = schema.get("maxItems")
         are_counts = _is_count(n_min) and (n_max is None or (_is_count(n_max) and n_max >= n_min))
         if not are_counts or not isinstance(schema.get("items"), dict):
             return ""
         if n_max == 0:
             return self._builder.rule('"[" "]"')
-        item, comma = self._value(schema["items"]), self._builder.rule(COMMA)
+        item = self._value(schema["items"])
+        comma = self._builder.rule(COMMA)
         n_more = "" if n_max is None else n_max - 1
         items = f"{item} ({comma} {item}){{{max(0, n_min - 1)},{n_more}}}"
         return self._builder.rule(f'"[" {items} "]"' if n_min else f'"[" ({items})? "]"')
@@ -145,7 +148,8 @@ class JsonRules:
         return self._builder.either(forms)
 
     def _object(self, shape: ObjectShape) -> str:
-        colon, comma = self._builder.rule(COLON), self._builder.rule(COMMA)
+        colon = self._builder.rule(COLON)
+        comma = self._builder.rule(COMMA)
         members = [
             MemberRule(self._member(name, schema), is_required=name in shape.required)
             for name, schema in shape.members.items()
@@ -190,16 +194,16 @@ class JsonRules:
             parts = [schema[keyword]] if keyword == "$ref" else schema[keyword]
             if not isinstance(parts, list):
                 return None
-            known = []
+            alternatives = []
             for part in parts:
                 shapes = self._target_shapes(part) if keyword == "$ref" else self._shapes(part)
                 if shapes is None:
                     return None
-                known.append(shapes)
+                alternatives.append(shapes)
             if keyword in ("anyOf", "oneOf"):
-                self._tell_inexact(keyword, parts)
-                known = [[shape for shapes in known for shape in shapes]]
-            groups += known
+                self._report_inexact(keyword, parts)
+                alternatives = [list(itertools.chain.from_iterable(alternatives))]
+            groups += alternatives
         return groups
 
     def _target_shapes(self, target: Any) -> list[ObjectShape] | None:
@@ -218,11 +222,9 @@ def are_exclusive(parts: Sequence[Any]) -> bool:
     if len(schemas) < len(parts) or not schemas:
         return len(parts) < 2
     constants = [_constants(part) for part in schemas]
-    shared = [name for name in constants[0] if all(name in known for known in constants)]
-    choices = [
-        list(map(_types, schemas)),
-        *([known[name] for known in constants] for name in shared),
-    ]
+    shared = set(constants[0]).intersection(*constants[1:])
+    choices = [list(map(_types, schemas))]
+    choices += [[values[name] for values in constants] for name in shared]
     return any(
         all(first.isdisjoint(second) for first, second in itertools.combinations(sets, 2))
         for sets in choices
@@ -238,7 +240,8 @@ def _types(schema: Schema) -> frozenset[str]:
 
 def _constants(schema: Schema) -> dict[str, frozenset[str]]:
     """Values as JSON of the required members that have listed ones."""
-    members, required = schema.get("properties"), schema.get("required")
+    members = schema.get("properties")
+    required = schema.get("required")
     if not isinstance(members, dict) or not isinstance(required, list):
         return {}
     listed = {
@@ -274,10 +277,12 @@ def _is_writable(shape: ObjectShape) -> bool:
 
 def _own_shape(schema: Schema) -> ObjectShape | None:
     """Shape that the keywords of an object itself describe."""
-    members, required = schema.get("properties", {}), schema.get("required", [])
+    members = schema.get("properties", {})
+    required = schema.get("required", [])
     others = schema.get("additionalProperties", {} if DESCRIBING & schema.keys() else None)
-    n_min, n_max = schema.get("minProperties", 0), schema.get("maxProperties")
-    is_known = (
+    n_min = schema.get("minProperties", 0)
+    n_max = schema.get("maxProperties")
+    is_valid = (
         isinstance(members, dict)
         and all(isinstance(part, dict | bool) for part in members.values())
         and isinstance(required, list)
@@ -286,7 +291,7 @@ def _own_shape(schema: Schema) -> ObjectShape | None:
         and _is_count(n_min)
         and (n_max is None or _is_count(n_max))
     )
-    if not is_known or any(members.get(name) is False for name in required):
+    if not is_valid or any(members.get(name) is False for name in required):
         return None
     allowed = {name: part for name, part in members.items() if part is not False}
     described = {**allowed, **{name: {} for name in required if name not in allowed}}
@@ -301,11 +306,11 @@ def _joined(first: ObjectShape, second: ObjectShape) -> ObjectShape:
     """Shape of an object that has both."""
     members = {**first.members}
     for name, schema in second.members.items():
-        known = members.get(name, {})
-        if known in ({}, True) or known == schema:
+        other = members.get(name, {})
+        if other in ({}, True) or other == schema:
             members[name] = schema
         elif schema not in ({}, True):
-            members[name] = {"allOf": [known, schema]}
+            members[name] = {"allOf": [other, schema]}
     limits = [limit for limit in (first.n_max, second.n_max) if limit is not None]
     return ObjectShape(
         members,
@@ -326,6 +331,6 @@ def _json_text(text: str) -> str:
 
 def _other_names(names: Iterable[str]) -> str:
     """Terminal of a JSON string that is none of these."""
-    known = " | ".join(quoted(_json_text(name)) for name in names)
+    excluded = " | ".join(quoted(_json_text(name)) for name in names)
     anything = f'/"{CHARACTER}*"/'
-    return f"{anything} & ~({known})" if known else anything
+    return f"{anything} & ~({excluded})" if excluded else anything

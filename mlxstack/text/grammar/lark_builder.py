@@ -17,11 +17,12 @@ MAX_COUNTED = 63
 """Members of an object whose number is bounded, by bits of llguidance's parameter of a rule."""
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
-MAX_LEAST, MAX_MOST = 100, 1000
-"""Bounds of the length of a text before a special token, in characters.
+MAX_MIN_LENGTH = 100
+MAX_MAX_LENGTH = 1000
+"""Lengths that are enforced before a special token, in characters.
 
-llguidance takes seconds to compile larger ones, and minutes for 500,000; of a text before letters
-it takes milliseconds.
+llguidance compiles larger ones for seconds, and 500,000 for minutes; before a mark in letters it
+takes milliseconds.
 """
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
 OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9_-]{1,40}/"}
@@ -126,17 +127,19 @@ class LarkBuilder:
         # The bits of the required members are the lowest.
         ordered = sorted(members, key=lambda member: not member.is_required)
         counted = ordered[:MAX_COUNTED]
-        n, n_required = len(counted), sum(member.is_required for member in members)
+        n = len(counted)
+        n_required = sum(member.is_required for member in members)
         if n_required > n:
             return self.rule(listed(members, between))
         repeatable = [member.rule for member in ordered[MAX_COUNTED:]]
         repeatable += [others] if others else []
         if n_max == 0 or not (counted or repeatable):
             return '""'
-        known = (*ordered, between, others, n_min, n_max)
-        if known in self._sets:
-            return self._sets[known]
-        following, ending = self.reserve(), self.reserve()
+        key = (*ordered, between, others, n_min, n_max)
+        if key in self._sets:
+            return self._sets[key]
+        following = self.reserve()
+        ending = self.reserve()
         forms = [
             f"{member.rule} {ending}::set_bit({bit}) %if bit_clear({bit})"
             for bit, member in enumerate(counted)
@@ -150,8 +153,8 @@ class LarkBuilder:
             is_complete = f"and({is_complete}, bit_count_ge([0:{n}], {n_min}))"
         self.complete(f"{ending}::_", f'"" %if {is_complete} | {between} {following}::_{more}')
         is_optional = not n_required and not n_min
-        self._sets[known] = self.rule(f"{following}::0" + (' | ""' if is_optional else ""))
-        return self._sets[known]
+        self._sets[key] = self.rule(f"{following}::0" + (' | ""' if is_optional else ""))
+        return self._sets[key]
 
     def scalar(self, schema: Schema, root: Schema) -> str:
         """Rule of the numbers and constants of a schema, or ""."""
@@ -180,7 +183,7 @@ class LarkBuilder:
             return f"{self.rule(' | '.join(map(quoted, fit)))} {self.literal(closes)}"
         # Letters of the mark belong to the lexeme, which else would be as long as it can.
         head = self._cuts.split(closes)[0]
-        patterns = list(self._wanted(schema, is_before_letters=head == closes))
+        patterns = list(self._wanted(schema if head == closes else self._countable(schema)))
         ending = escaped(head)
         known = [f"/{_slashed(f'(?:{one}){ending}')}/" for one in patterns or [ANYTHING]]
         unwanted = [f"~/{_slashed(f'(?:{one}){ending}')}/" for one in avoided]
@@ -200,15 +203,20 @@ class LarkBuilder:
         self._rules.append(f"{name}: /(?s:.+)/{rest}")
         return f"{name}?"
 
-    def _wanted(self, schema: Schema, *, is_before_letters: bool) -> Iterable[str]:
+    def _countable(self, schema: Schema) -> Schema:
+        """Schema with the lengths that are enforced before a special token."""
+        countable = dict(schema)
+        if isinstance(schema.get("minLength"), int) and schema["minLength"] > MAX_MIN_LENGTH:
+            countable["minLength"] = MAX_MIN_LENGTH
+            self.unenforced.add("minLength")
+        if isinstance(schema.get("maxLength"), int) and schema["maxLength"] > MAX_MAX_LENGTH:
+            del countable["maxLength"]
+            self.unenforced.add("maxLength")
+        return countable
+
+    def _wanted(self, schema: Schema) -> Iterable[str]:
         """Regular expressions of which a text matches each."""
         least, most = schema.get("minLength"), schema.get("maxLength")
-        if isinstance(least, int) and least > MAX_LEAST and not is_before_letters:
-            least = MAX_LEAST
-            self.unenforced.add("minLength")
-        if isinstance(most, int) and most > MAX_MOST and not is_before_letters:
-            most = None
-            self.unenforced.add("maxLength")
         if isinstance(least, int) or isinstance(most, int):
             yield f"(?s:.){{{least or 0},{'' if most is None else most}}}"
         pattern = schema.get("pattern")

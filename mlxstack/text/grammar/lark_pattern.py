@@ -73,7 +73,7 @@ class _Grammar(Interpreter[Any, str]):
     """
 
     def __init__(self, tree: Node) -> None:
-        self._known: dict[str, Node] = {}
+        self._definitions: dict[str, Node] = {}
         self._open: list[str] = []
         self._expressions: dict[tuple[str, bool], str] = {}
         self._is_in_terminal = False
@@ -82,7 +82,7 @@ class _Grammar(Interpreter[Any, str]):
         for node in tree.children:
             match node.data:
                 case "rule" | "token":
-                    self._known[str(node.children[0]).lstrip("!?")] = node
+                    self._definitions[str(node.children[0]).lstrip("!?")] = node
                 case "import" | "multi_import":
                     self._import(node)
                 case "ignore":
@@ -139,15 +139,15 @@ class _Grammar(Interpreter[Any, str]):
     def _defined(self, name: str) -> str:
         if name in self._open:
             raise NoPattern(f"{name} refers to itself")
-        node = self._known.get(name) or _library().get(name)
+        node = self._definitions.get(name) or _library().get(name)
         if node is None:
             raise NoPattern(f"{name} is not defined")
         if any(parameter is not None for parameter in node.children[1].children):
             raise NoPattern(f"{name} has parameters")
         self._open.append(name)
         if node.data == "token":
-            known = WITHOUT_LOOKAROUND.get(str(node.children[0]))
-            expression = (known or self._terminal(node.children[-1])) + self._gap
+            replaced = WITHOUT_LOOKAROUND.get(str(node.children[0]))
+            expression = (replaced or self._terminal(node.children[-1])) + self._gap
         else:
             expression = self.visit(node.children[-1])
         self._open.pop()
@@ -173,7 +173,7 @@ class _Grammar(Interpreter[Any, str]):
         for name, original in named.items():
             if original not in _library():
                 raise NoPattern(f"common.{original} does not exist")
-            self._known[name] = _library()[original]
+            self._definitions[name] = _library()[original]
 
 
 def _repeated(expression: str, operator: list[str]) -> str:
@@ -211,8 +211,8 @@ def _unquoted(text: str) -> str:
     def read(escape: re.Match[str]) -> str:
         return escape[0] if escape[1] in ESCAPES else "\\" + escape[0]
 
-    known = re.sub(r"\\(.)", read, text)
+    python_text = re.sub(r"\\(.)", read, text)
     try:
-        return str(ast.literal_eval(known))
+        return str(ast.literal_eval(python_text))
     except (SyntaxError, ValueError) as error:
         raise NoPattern(f"{text} is no string: {error}") from None

@@ -19,7 +19,7 @@ log = logging.getLogger("mlxstack.service")
 MAX_KNOWN = 256
 MAX_SETS = 16
 MAX_PATHS = 20
-"""Named parts of one tool; more are told by the name of the tool."""
+"""Named parts of one tool; where there are more, the tool alone is named."""
 
 Source = tuple[Tool, ...] | ResponseConstraint
 
@@ -27,7 +27,7 @@ Source = tuple[Tool, ...] | ResponseConstraint
 class ToolLoosener:
     """Finds the enforceable part of each tool's schema, once per tool. Thread-safe.
 
-    `probe` gives a function that says why a grammar does not compile, in bounded time.
+    `probe` gives a function that returns why a grammar does not compile, in bounded time.
     """
 
     def __init__(self, probe: Callable[[], Callable[[str], str | None]]) -> None:

@@ -14,20 +14,21 @@ log = logging.getLogger("mlxstack.service")
 
 def with_patterns(tools: Iterable[Tool]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """Tools with the patterns of their grammars, and paths of grammars without."""
-    made, left_out = list[Tool](), list[str]()
+    enforced: list[Tool] = []
+    left_out: list[str] = []
     for tool in tools:
         if tool.input_grammar is None:
-            made.append(tool)
+            enforced.append(tool)
             continue
         pattern = pattern_of(tool.input_grammar)
         if pattern is None:
             left_out.append(f"{tool.name}/format")
-            made.append(tool)
+            enforced.append(tool)
             continue
         (name, schema), *_ = tool.parameters["properties"].items()
         properties = {name: {**schema, "pattern": f"^(?:{whole_text(pattern)})$"}}
-        made.append(replace(tool, parameters={**tool.parameters, "properties": properties}))
-    return tuple(made), tuple(left_out)
+        enforced.append(replace(tool, parameters={**tool.parameters, "properties": properties}))
+    return tuple(enforced), tuple(left_out)
 
 
 def pattern_of(grammar: InputGrammar) -> str | None:

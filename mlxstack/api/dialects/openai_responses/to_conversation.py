@@ -303,18 +303,19 @@ def _asked_in_parts(
 ) -> Message:
     """Message of the user whose parts stand among the items."""
     texts: list[str] = []
-    found_images: list[ImagePart] = []
+    shown_images: list[ImagePart] = []
     for i, part in places:
         at = f"{field}[{i}]"
         if images.accepts_images and part["type"] in KINDS:
-            found = images.new(part, at) if is_new else images.earlier(part)
-            if isinstance(found, ImagePart):
-                found_images.append(found)
-                found = found.mark
-            texts.append(found)
+            image = images.new(part, at) if is_new else images.earlier(part)
+            if isinstance(image, ImagePart):
+                shown_images.append(image)
+                texts.append(image.mark)
+            else:
+                texts.append(image)
         else:
             texts.append(read([_whole_part(part, at)], at))
-    return Message(Role.USER, "\n".join(texts), images=tuple(found_images))
+    return Message(Role.USER, "\n".join(texts), images=tuple(shown_images))
 
 
 def _whole_part(part: Item, at: str) -> Item:
