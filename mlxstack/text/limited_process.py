@@ -32,6 +32,8 @@ LEAST_S = 0.001
 """Shortest limit; a timer of no time would be none."""
 NO_MEMORY = 77
 """Exit status of a child whose allocation was refused."""
+OF_INTERPRETER = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
+"""Variables that a child gets: those with which Python finds its libraries and the local time."""
 
 
 class Overrun(Exception):
@@ -93,8 +95,12 @@ class LimitedProcess:
             # Without `close_fds` CPython may use posix_spawn, which copies no memory map.
             # Descriptors of Python are not inherited anyway.
             command = [sys.executable, "-m", self._module, str(self._max_bytes)]
+            # A template that leaves its sandbox finds no key of the user.
+            variables = {name: os.environ[name] for name in OF_INTERPRETER if name in os.environ}
             with end:
-                self._process = subprocess.Popen(command, stdin=end.fileno(), close_fds=False)
+                self._process = subprocess.Popen(
+                    command, stdin=end.fileno(), close_fds=False, env=variables
+                )
             weakref.finalize(self, _kill, self._process)
             if self._opening is not None:
                 self._pipe.send_bytes(self._opening)

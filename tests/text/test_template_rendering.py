@@ -1,11 +1,13 @@
 """Rendering a chat template takes bounded time and memory, whatever its author wrote."""
 
 import datetime
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jinja2
+import psutil
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
@@ -15,6 +17,7 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.rendering import renderers as template_rendering
 from mlxstack.text.rendering.jinja_environment import compiled
 from mlxstack.text.rendering.renderers import RENDERERS, TemplateRefusal, TemplateRenderers
+from tests import forked
 from tests.patience import PATIENCE_S
 from tests.text.conftest import CHATML
 from tests.text.formats import Format, made_tokenizer
@@ -87,6 +90,20 @@ def test_a_process_that_is_gone_is_replaced(renderers: TemplateRenderers) -> Non
     child.kill()
     child.wait()
     assert renderers.render("{{ 2 }}", {}) == "2"
+
+
+def test_the_process_of_a_template_has_no_variables_of_the_user(
+    renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    # A forked process would have the variables of another one.
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", forked.EXECUTE)
+    assert renderers.render("{{ 1 }}", {}) == "1"
+    child: Any = renderers._idle[0]._process
+    variables = psutil.Process(child.pid).environ()
+    assert "HF_TOKEN" not in variables
+    # CPython sets the locale itself where no variable names it.
+    assert variables.keys() <= {*limited_process.OF_INTERPRETER, "LC_CTYPE"}
 
 
 def test_the_text_is_that_of_the_template(renderers: TemplateRenderers) -> None:
