@@ -24,7 +24,7 @@ class AnswerPrinter:
     """
 
     def __init__(self) -> None:
-        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        is_terminal = sys.stdout.isatty()
         self._console = _console() if is_terminal else None
         self._rest = ""
         self._column = 0

@@ -1,10 +1,10 @@
 """The `mlx-stack` command: its verbs and its errors."""
 
-import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer._click.exceptions import NoArgsIsHelpError, UsageError
@@ -38,17 +38,19 @@ from mlxstack.cli.commands import (
     verify,
 )
 from mlxstack.cli.exit_codes import Exit, Misuse, PipeClosed, exit_of
+from mlxstack.cli.output import note, say
+from mlxstack.cli.streams import prepare_streams
 from mlxstack.cli.verbs import VerbApp
 from mlxstack.control.restart_policy import launchd_code, take_launchd_flag
 from mlxstack.core.errors import StackError, Unauthorized
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 HELP = "Serve one local model to many coding agents."
 FIRST = "First session: up demo, chat, tui; then up MODEL, run claude."
 NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
+
+ROOT = "/"
+"""Folder of a command whose own was deleted: every computer has it."""
 
 NEAR = 60
 """Characters that are shown around one that cannot be encoded."""
@@ -125,7 +127,7 @@ app = VerbApp(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mlx-stack {__version__}")
+        say(f"mlx-stack {__version__}")
         raise typer.Exit
 
 
@@ -158,8 +160,12 @@ def main() -> None:
     for name in [name for name in os.environ if name.startswith("HF_") and not os.environ[name]]:
         del os.environ[name]
     is_launchd = take_launchd_flag(os.environ)
+    prepare_streams()
     try:
+        _leave_deleted_folder()
         _run()
+    except PipeClosed:
+        sys.exit(Exit.PIPE_CLOSED)
     except SystemExit as end:
         if is_launchd and isinstance(end.code, int):
             sys.exit(launchd_code(end.code))
@@ -168,7 +174,6 @@ def main() -> None:
 
 def _run() -> None:
     """Run a verb; errors become one stderr line and exit code."""
-    sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
     # As Ctrl-C does, so that unfinished work is undone.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -177,58 +182,33 @@ def _run() -> None:
         why.show()
         sys.exit(Exit.USAGE)
     except UsageError as why:
-        typer.echo(f"error: {_one_line(why)}", err=True)
+        note(f"error: {_one_line(why)}")
         sys.exit(Exit.USAGE)
     except typer.Abort:
         sys.exit(Exit.INTERRUPTED)
     except (Misuse, StackError, ConnectionError) as why:
-        typer.echo(f"error: {why}{_hint(why)}", err=True)
+        note(f"error: {why}{_hint(why)}")
         sys.exit(exit_of(why))
     except OSError as why:
         where = f"{why.filename}: " if why.filename else ""
         remedy = "`mlx-stack doctor` checks folders, disk and ports"
-        typer.echo(f"error: {where}{why.strerror or why}; {remedy}", err=True)
+        note(f"error: {where}{why.strerror or why}; {remedy}")
         sys.exit(Exit.FAILED)
     except UnicodeEncodeError as why:
         near = why.object[max(0, why.start - NEAR) : why.end + NEAR]
-        typer.echo(f"error: {near!r} is not valid UTF-8", err=True)
+        note(f"error: {near!r} is not valid UTF-8")
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
-    except PipeClosed:
-        sys.exit(Exit.PIPE_CLOSED)
 
 
-class PipeWriter(io.FileIO):
-    """Output to a pipe, which raises PipeClosed once it is closed."""
-
-    def write(self, data: "ReadableBuffer", /) -> int:
-        """Write to the descriptor. Raises PipeClosed where nothing reads it any more."""
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            # Drop the buffer, so that the interpreter reports nothing at its exit.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            raise PipeClosed from None
-
-
-def _tolerant(stream: TextIO) -> TextIO:
-    """Escape unencodable characters; exit quietly on a closed pipe."""
-    if not isinstance(stream, io.TextIOWrapper):
-        return stream
+def _leave_deleted_folder() -> None:
+    """Change to the root folder if the current folder was deleted."""
     try:
-        raw = PipeWriter(stream.fileno(), "wb", closefd=False)
-    except OSError:
-        stream.reconfigure(errors="backslashreplace")
-        return stream
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding=stream.encoding,
-        errors="backslashreplace",
-        line_buffering=stream.line_buffering,
-    )
+        Path.cwd()
+    except OSError as why:
+        os.chdir(ROOT)
+        note(f"warning: the current folder is not there ({why.strerror}); paths begin at {ROOT}")
 
 
 def _one_line(error: UsageError) -> str:

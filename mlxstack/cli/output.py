@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from json import dumps
 from typing import TYPE_CHECKING
 
 import typer
 
-from mlxstack.core.formatting import printable
+from mlxstack.core.formatting import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,12 +37,36 @@ def as_json(value: object) -> None:
     """Print `value` as indented JSON; unknown types become text."""
     import msgspec
 
-    typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
+    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    typer.echo(escaped_json(text))
 
 
-def note(text: str) -> None:
-    """A line for people, on stderr."""
-    typer.echo(text, err=True)
+def escaped_json(text: str) -> str:
+    """JSON of the same values, without characters that control a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else dumps(c)[1:-1] for c in text)
+
+
+def say(text: str, nl: bool = True) -> None:
+    """Lines on stdout, without control characters."""
+    typer.echo(printable_lines(text), nl=nl)
+
+
+def note(text: str, *, is_dim: bool = False) -> None:
+    """A line for people, on stderr, without control characters."""
+    shown = printable_lines(text)
+    typer.echo(typer.style(shown, dim=True) if is_dim else shown, err=True)
+
+
+def emit(text: str) -> None:
+    """Text for a shell or a file; only on a terminal without control characters."""
+    typer.echo(printable_lines(text) if sys.stdout.isatty() else text, nl=False)
+
+
+def confirm(
+    question: str, *, default: bool = False, err: bool = False, abort: bool = False
+) -> bool:
+    """Ask on the terminal. Raises Abort, with `abort` also for a no."""
+    return typer.confirm(printable_lines(question), default=default, err=err, abort=abort)
 
 
 def table(
@@ -55,7 +80,7 @@ def table(
     """
     from rich.console import Console
 
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_terminal = sys.stdout.isatty()
     console = Console(width=None if is_terminal else PIPE_WIDTH, highlight=False)
     body = [[_cell(value) for value in row] for row in rows]
     for line in layout(list(headings), body, console.width, least):
@@ -66,7 +91,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
     """Print names with a text each, as a table without heads."""
     from rich.console import Console
 
-    width = Console().width if sys.stdout is not None and sys.stdout.isatty() else PIPE_WIDTH
+    width = Console().width if sys.stdout.isatty() else PIPE_WIDTH
     for line in layout(["", ""], [[_cell(name), _cell(text)] for name, text in rows], width)[1:]:
         typer.echo(line.plain)
 
@@ -104,8 +129,8 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
     if not console.is_terminal:
         yield seldom(lambda now: note(f"{what}: {now}"), LINE_S, time.monotonic())
         return
-    with console.status(Text(what)) as status:
-        yield lambda now: status.update(Text(f"{what}: {now[:100]}"))
+    with console.status(Text(printable(what))) as status:
+        yield lambda now: status.update(Text(printable(f"{what}: {now[:100]}")))
 
 
 def seldom(

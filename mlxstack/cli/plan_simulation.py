@@ -3,12 +3,11 @@
 import random
 from pathlib import Path
 
-import typer
 from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxstack.cli.output import table
+from mlxstack.cli.output import say, table
 from mlxstack.config.presets import read_struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
@@ -95,13 +94,13 @@ def outcome(scenario: Scenario) -> Outcome:
 def show_outcome(found: Outcome) -> None:
     """The waits by priority, and the totals."""
     report, scenario = found.report, found.scenario
-    typer.echo(
+    say(
         f"{scenario.workload.n_agents} agents, {scenario.machine.n_slots} slots: "
         f"{report.n_asks} requests in {report.span_s:.0f} s, "
         f"the machine busy for {report.busy_s:.0f} s"
     )
     machine = scenario.machine
-    typer.echo(
+    say(
         f"prefill {machine.prefill_tps:.0f} tokens/s, a decode step {machine.step_s * 1000:.1f} ms "
         f"and {machine.row_s * 1000:.1f} ms for each row; "
         "seconds until a slot, and until the first token:"
@@ -109,7 +108,7 @@ def show_outcome(found: Outcome) -> None:
     waits = [(w.priority.name, w.n_asks, *_texts(w.waited), *_texts(w.ttft)) for w in report.waits]
     table(HEADS, waits)
     reused = 1 - report.n_computed / report.n_prompt if report.n_prompt else 0.0
-    typer.echo(
+    say(
         f"{found.tps:.0f} tokens/s while busy; {reused:.0%} of {report.n_prompt} prompt tokens "
         f"reused; {report.n_warm} requests found their own slot warm; "
         f"{report.n_refused} met a full queue; longest silence {report.longest_silence_s:.2f} s"

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import typer
 from msgspec import Struct
 
-from mlxstack.cli.output import facts, table
+from mlxstack.cli.output import facts, say, table
 from mlxstack.cli.units import size
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
@@ -33,14 +32,14 @@ class PlanRow(Struct, frozen=True):
 
 def show_spec(spec: Spec) -> None:
     """The geometry of one model."""
-    typer.echo(f"{spec.model} ({spec.architecture}, {spec.n_layers} layers)")
-    typer.echo(f"from {_source(spec)}")
+    say(f"{spec.model} ({spec.architecture}, {spec.n_layers} layers)")
+    say(f"from {_source(spec)}")
     headings = ("KIND", "LAYERS", "NUMBERS", "HEADS x DIM", "WINDOW", "PER TOKEN", "CONSTANT")
     table(headings, [_kind(one) for one in spec.kinds], ("NUMBERS",))
-    typer.echo(f"growth   {size(spec.growth_bytes)} a token")
-    typer.echo(f"windows  {size(spec.window_bytes)}")
-    typer.echo(f"KV at 4k {size(spec.kv_bytes_4k)}")
-    typer.echo(f"weights  {size(spec.weights_bytes)}, {spec.weights_from}")
+    say(f"growth   {size(spec.growth_bytes)} a token")
+    say(f"windows  {size(spec.window_bytes)}")
+    say(f"KV at 4k {size(spec.kv_bytes_4k)}")
+    say(f"weights  {size(spec.weights_bytes)}, {spec.weights_from}")
 
 
 def show_forecast(found: Forecast) -> None:
@@ -67,14 +66,14 @@ def show_forecast(found: Forecast) -> None:
     lines.append(("wanted", _fit_text(found)))
     facts(lines)
     if keeps_kv:
-        typer.echo()
+        say("")
         _show_contexts(found)
-        typer.echo()
+        say("")
         _show_matrix(found)
     if keeps_kv and any(_is_beyond(spec, row.n_ctx) for row in found.contexts):
-        typer.echo(f"\n* longer than the {tokens(spec.n_trained)} tokens of the model's training")
+        say(f"\n* longer than the {tokens(spec.n_trained)} tokens of the model's training")
     if memory.half_bytes > 2:
-        typer.echo("\nMLX computes on a CPU here, in float32; --memory plans for a Mac")
+        say("\nMLX computes on a CPU here, in float32; --memory plans for a Mac")
 
 
 def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list[PlanRow]:
@@ -209,7 +208,7 @@ def show_ranking(
     rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int, shows_all: bool
 ) -> None:
     """The ranking, then the line that starts the best one."""
-    typer.echo(
+    say(
         f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
         f"({size(memory.usable)} for models of {size(memory.total)}; {RESERVE} % of it kept free)"
     )
@@ -222,11 +221,11 @@ def show_ranking(
     if cells:
         table(ADVICE_HEADS, cells, ADVICE_LEAST)
     if not fitting:
-        typer.echo("no preset fits; try fewer --agents or a shorter --ctx")
+        say("no preset fits; try fewer --agents or a shorter --ctx")
     if n_hidden := len(rows) - len(shown):
-        typer.echo(f"{n_hidden} more do not fit: `--all` shows them")
+        say(f"{n_hidden} more do not fit: `--all` shows them")
     if fitting:
-        typer.echo(f"\n{fitting[0].command}")
+        say(f"\n{fitting[0].command}")
 
 
 def show_reasons(derived: DerivedPreset) -> None:

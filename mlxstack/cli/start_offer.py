@@ -5,11 +5,10 @@ import os
 import subprocess
 import sys
 
-import typer
 from msgspec import Struct
 
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import note
+from mlxstack.cli.output import confirm, note
 from mlxstack.cli.target import ServiceTarget, membership, target
 from mlxstack.client.errors import Unreachable
 from mlxstack.config import presets
@@ -69,7 +68,7 @@ def running_or_offered(home: Home, purpose: str) -> ServiceTarget:
     size = f"{offer.n_agents} x {tokens(AGENT_TOKENS)} tokens"
     question = f"No service is running. Start {offer.preset} ({size}) for {purpose}?"
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    if not (is_terminal and typer.confirm(question, default=True, err=True)):
+    if not (is_terminal and confirm(question, default=True, err=True)):
         raise Unreachable(f"no service is running; start one with `{offer.command}`")
     return target(home, start(offer.preset, *offer.options), None)
 

@@ -4,9 +4,9 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
-import typer
 from msgspec import Struct
 
+from mlxstack.cli.output import say
 from mlxstack.cli.target import ServiceTarget
 from mlxstack.client.client import Client
 from mlxstack.tui.actions.action import LocalActions
@@ -43,4 +43,4 @@ async def print_pages(where: ServiceTarget, every_s: float) -> None:
     width = shutil.get_terminal_size((120, 40)).columns
     async with Client(where.url, where.api_key, member=where.member) as client:
         async for page in pages(LiveFeed(client), width, every_s):
-            typer.echo(f"{page}\n")
+            say(f"{page}\n")

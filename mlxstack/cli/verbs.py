@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from mlxstack.cli.exit_codes import Exit
-from mlxstack.cli.output import as_json
+from mlxstack.cli.output import as_json, say
 from mlxstack.cli.service_request import Name, ServiceOptions, Url
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -98,6 +98,6 @@ def _print(result: VerbResult, is_json: bool) -> None:
     elif callable(result.shown):
         result.shown()
     elif result.shown:
-        typer.echo(result.shown)
+        say(result.shown)
     if result.code:
         raise typer.Exit(result.code)

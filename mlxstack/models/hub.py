@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
+from mlxstack.host.installer import install_command
 from mlxstack.models import hub_answers
 from mlxstack.models.model_files import CONFIG, INDEX, SHARD, SINGLE, is_whole, read_object
 from mlxstack.models.weight_download import (
@@ -47,6 +49,9 @@ BESIDE_CONFIG = ("generation_config.json", "chat_template.jinja")
 N_NEAR = 3
 BYTES_BAR = "Reconstructing"
 """The bar of the hub's client that counts bytes."""
+
+PROXIES = ("all_proxy", "http_proxy", "https_proxy")
+OF_HTTP = ("http://", "https://")
 
 DISK_RESERVE = 2**30
 """Bytes of the disk that a download leaves free."""
@@ -215,6 +220,13 @@ def _refusal(model: str, error: BaseException) -> SetupError:
             text = f"{constants.ENDPOINT} answers {status} for {model}; try again later"
         case OSError() if error.errno == errno.ENOSPC:
             text = f"the disk of {cache_folder()} is full; `mlx-stack rm` makes room"
+        case ImportError() | ValueError() if proxies := _unusable_proxies(error):
+            text = (
+                f"{model} cannot be downloaded through {' and '.join(proxies)}: a SOCKS proxy "
+                f"needs the package socksio, which `{install_command('socks')}` installs in the "
+                f"clone; or `unset {' '.join(proxies)}`, or name an HTTP proxy there "
+                "(http://host:port)"
+            )
         case _ if _is_offline(error):
             return _offline(model)
         case errors.EntryNotFoundError():
@@ -222,6 +234,13 @@ def _refusal(model: str, error: BaseException) -> SetupError:
         case _:
             text = f"{model}: {' '.join(str(error).split())}"
     return SetupError(text)
+
+
+def _unusable_proxies(error: BaseException) -> list[str]:
+    """Variables with the proxies for which httpx makes no client."""
+    is_proxy = "socksio" in str(error) or "proxy" in str(error).lower()
+    named = (name for name in os.environ if is_proxy and name.lower() in PROXIES)
+    return sorted(name for name in named if not os.environ[name].startswith(OF_HTTP))
 
 
 def _is_offline(error: BaseException) -> bool:

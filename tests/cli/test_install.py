@@ -137,3 +137,24 @@ def test_a_service_is_uninstalled_though_its_preset_is_gone(shell: Shell, by: st
     done = shell.run("uninstall", by, **env)
     assert done.returncode == 0, done.stderr
     assert not unit_of(shell).exists()
+
+
+def test_a_unit_finds_models_and_the_network_as_the_shell_does(shell: Shell) -> None:
+    kept = {
+        "XDG_CACHE_HOME": str(shell.folder / "cache"),
+        "HF_HUB_CACHE": str(shell.folder / "hub"),
+        "https_proxy": "http://proxy.example:3128",
+        "NO_PROXY": "localhost",
+        "SSL_CERT_FILE": "/etc/ssl/own.pem",
+    }
+    relative = {"HF_HOME": "models"}
+    secret = {"ALL_PROXY": "http://me:secret@proxy.example:3128"}
+    done = shell.run("install", str(shell.preset), "--print", **kept, **relative, **secret)
+    lines = done.stdout.splitlines()
+    assert {f'Environment="{name}={value}"' for name, value in kept.items()} <= set(lines)
+    assert f'Environment="HF_HOME={shell.folder / "models"}"' in lines
+    assert "secret" not in done.stdout
+    assert "ALL_PROXY" in done.stderr
+    env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    assert shell.run("install", str(shell.preset), **env, **secret).returncode == 0
+    assert f'Environment="ALL_PROXY={secret["ALL_PROXY"]}"' in unit_of(shell).read_text()

@@ -159,6 +159,16 @@ def test_an_empty_address_of_the_hub_is_none(tmp_path: Path) -> None:
     assert "https://huggingface.co cannot be reached" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["ALL_PROXY", "https_proxy"])
+def test_a_socks_proxy_is_refused_by_the_variable_with_a_remedy(tmp_path: Path, name: str) -> None:
+    away = {name: "socks4://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
+    done = run(tmp_path, "pull", hub.MODEL, **away)
+    assert done.returncode == 5
+    assert f"through {name}: " in done.stderr
+    assert f"`unset {name}`" in done.stderr
+    assert "'.[socks]'" in done.stderr
+
+
 def test_an_earlier_download_is_named_where_the_newest_is_unknown(tmp_path: Path) -> None:
     with hub.serving(model_files()) as here:
         env = here.env(tmp_path / "hf")

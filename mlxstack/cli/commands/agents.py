@@ -6,8 +6,9 @@ import typer
 
 from mlxstack.cli.agent_names import Found, groups, id_of, labels_of
 from mlxstack.cli.completion import agent_names
-from mlxstack.cli.output import table
+from mlxstack.cli.output import say, table
 from mlxstack.cli.service_request import ServiceOptions, path_of
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.errors import NotFound
@@ -69,6 +70,7 @@ def history(agent: AgentId, service: ServiceOptions) -> VerbResult:
 
 
 @app.command("rm")
+@finishes()
 def remove(
     agent: AgentId,
     service: ServiceOptions,
@@ -87,6 +89,7 @@ def remove(
 
 
 @app.command()
+@finishes()
 def fork(
     agent: AgentId,
     new: Annotated[str, typer.Argument(help="The id of the new agent.")],
@@ -98,6 +101,7 @@ def fork(
 
 
 @app.command()
+@finishes()
 def move(
     agent: AgentId,
     to: Annotated[str, typer.Option("--to", help="URL of the peer, as in `server.peers`.")],
@@ -111,6 +115,7 @@ def move(
 
 
 @app.command()
+@finishes()
 def rewind(
     agent: AgentId,
     n_messages: Annotated[int, typer.Argument(help="Number of messages to keep.")],
@@ -122,6 +127,7 @@ def rewind(
 
 
 @app.command()
+@finishes()
 def pin(
     agent: AgentId,
     service: ServiceOptions,
@@ -133,6 +139,7 @@ def pin(
 
 
 @app.command()
+@finishes()
 def priority(
     agent: AgentId,
     level: Annotated[str, typer.Argument(help="high, normal or low.")],
@@ -175,14 +182,14 @@ def _show(found: Found) -> None:
     table(HEADS, [_row(found, found["name"] or found["id"])])
     kept = found["bytes"]
     places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
-    typer.echo(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
+    say(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
     if found["n_drafted"]:
-        typer.echo(f"drafts: {found['n_accepted']} of {found['n_drafted']} tokens accepted")
+        say(f"drafts: {found['n_accepted']} of {found['n_drafted']} tokens accepted")
     if found["miss"]:
-        typer.echo(f"last miss: {_reason(found['miss'])}")
+        say(f"last miss: {_reason(found['miss'])}")
     for state in found["states"]:
         details = f"{state['n_tokens']} tokens, {size(state['n_bytes'])}, {state['place']}"
-        typer.echo(f"{state['model']}: {details}")
+        say(f"{state['model']}: {details}")
     headings = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
     table(headings, [_turn(turn) for turn in reversed(found["turns"])])
 

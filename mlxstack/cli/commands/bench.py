@@ -11,7 +11,7 @@ import typer
 
 from mlxstack.cli.commands import measure
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import as_json, note
+from mlxstack.cli.output import as_json, note, say
 from mlxstack.cli.verbs import Json, VerbApp
 from mlxstack.core.errors import Unsupported
 
@@ -167,7 +167,7 @@ def _print(report: "BenchReport", *, is_markdown: bool) -> None:
     from mlxstack.bench.dev.report import markdown, show
 
     if is_markdown:
-        typer.echo(markdown(report))
+        say(markdown(report))
     else:
         show(report, Console(width=None if sys.stdout.isatty() else 160))
 

@@ -8,8 +8,9 @@ import typer
 
 from mlxstack.cli.commands import gc as sweeps
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OlderThan
-from mlxstack.cli.output import as_json, table
+from mlxstack.cli.output import as_json, say, table
 from mlxstack.cli.service_request import ServiceOptions, path_of
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import Json, VerbApp, VerbResult
 from mlxstack.core.agent_labels import MOST_CHARS
 from mlxstack.core.formatting import age, printable, share, size
@@ -30,7 +31,7 @@ def status(service: ServiceOptions, json: Json = False, watch: Watch = False) ->
     """Show budget, entries, hit rates and top prefixes."""
     while True:
         view = _look(service)
-        as_json(view) if json else typer.echo(render(view))
+        as_json(view) if json else say(render(view))
         if not watch:
             return
         time.sleep(WATCH_S)
@@ -62,6 +63,7 @@ def why(
 
 
 @app.command()
+@finishes()
 def warm(
     prefix: PrefixName,
     file: Annotated[Path, typer.Argument(help="A text file; .json: messages of a chat.")],
@@ -75,6 +77,7 @@ def warm(
 
 
 @app.command()
+@finishes()
 def unpin(prefix: PrefixName, service: ServiceOptions) -> VerbResult:
     """Unpin a named prefix."""
     path = path_of("cache", "prefixes", prefix)
@@ -83,6 +86,7 @@ def unpin(prefix: PrefixName, service: ServiceOptions) -> VerbResult:
 
 
 @app.command()
+@finishes()
 def clear(service: ServiceOptions) -> VerbResult:
     """Drop KV in memory that is neither in use nor pinned."""
     done = service.post("/cache/clear", {})
@@ -90,6 +94,7 @@ def clear(service: ServiceOptions) -> VerbResult:
 
 
 @app.command()
+@finishes()
 def gc(
     service: ServiceOptions,
     max_bytes: MaxBytes = None,

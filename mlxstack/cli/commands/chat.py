@@ -64,12 +64,12 @@ def chat(
     where = _service(one_name(model, name), url)
     start_member(where)
     session = ChatSession(where, agent, system, max_tokens)
-    if prompt is None and not (sys.stdin is None or sys.stdin.isatty()):
+    if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
     if prompt is None:
         asyncio.run(_talk(session))
     elif not prompt.strip():
-        raise Misuse("the prompt is empty")
+        raise Misuse("the prompt is empty; give it with -p, or on the standard input")
     else:
         asyncio.run(_answer_once(session, prompt))
 
@@ -131,7 +131,7 @@ async def _turn(session: "ChatSession", text: str) -> None:
     turn = await _streamed(session, text)
     is_plain = "NO_COLOR" in os.environ
     summary = textwrap.fill(turn.summary, max(20, shutil.get_terminal_size().columns))
-    note(summary if is_plain else typer.style(summary, dim=True))
+    note(summary, is_dim=not is_plain)
 
 
 async def _command(session: "ChatSession", line: str) -> bool:

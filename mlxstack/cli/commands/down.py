@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.completion import service_argument, service_option
-from mlxstack.cli.output import as_json, note
+from mlxstack.cli.output import as_json, note, say
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import Json
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ ENDS = {
 }
 
 
+@finishes()
 def down(
     names: Annotated[list[str] | None, service_argument("Services to stop (default: all).")] = None,
     named: Annotated[list[str] | None, service_option("Service to stop.")] = None,
@@ -40,7 +42,7 @@ def down(
     chosen = _chosen(home, names)
     alive = {state.plan.name for state in services.running(home)}
     if not (chosen or json):
-        typer.echo("nothing is running")
+        say("nothing is running")
     ends, idle = {}, []
     for name in chosen:
         # A gateway has stopped its members already.
@@ -50,7 +52,7 @@ def down(
             continue
         ends[name] = end
         if not json:
-            typer.echo(f"{name} {ENDS[end]}")
+            say(f"{name} {ENDS[end]}")
     if json:
         as_json({"services": [{"name": name, "end": end} for name, end in ends.items()]})
     if idle:

@@ -12,7 +12,7 @@ import typer
 from mlxstack.cli.commands.up import Model
 from mlxstack.cli.completion import preset_names
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import note
+from mlxstack.cli.output import emit, note
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.verbs import VerbResult
 
@@ -46,7 +46,7 @@ def env(client: Client, service: ServiceOptions) -> VerbResult:
 
     setup = _setup(client, _running(client, service))
     _warn(setup)
-    return VerbResult(setup, lambda: typer.echo(as_shell(setup), nl=False))
+    return VerbResult(setup, lambda: emit(as_shell(setup)))
 
 
 def run(

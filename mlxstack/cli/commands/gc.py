@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.output import note
+from mlxstack.cli.output import note, say
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.units import bytes_of, seconds_of
 from mlxstack.cli.verbs import VerbResult
@@ -48,11 +48,11 @@ def collect(sweep: "CollectGarbage", service: ServiceOptions) -> VerbResult:
 def _show(swept: "GCResult") -> None:
     """Print deleted files, or those of a dry run."""
     for victim in swept.victims:
-        typer.echo(f"{size(victim.n_bytes):>10}  {victim.reason:<6} {victim.title}")
+        say(f"{size(victim.n_bytes):>10}  {victim.reason:<6} {victim.title}")
     n_bytes = sum(victim.n_bytes for victim in swept.victims)
     verb = "would be deleted" if swept.is_dry else "deleted"
     left = f"{size(swept.n_after)} of {size(swept.n_before)} remain"
-    typer.echo(f"{len(swept.victims)} files, {size(n_bytes)} {verb}; {left}")
+    say(f"{len(swept.victims)} files, {size(n_bytes)} {verb}; {left}")
     for line in swept.skipped:
         note(f"kept {line}")
 

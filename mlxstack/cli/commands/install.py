@@ -12,17 +12,27 @@ import typer
 from mlxstack.cli.commands.up import Set
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import failed_if
-from mlxstack.cli.output import note
+from mlxstack.cli.output import emit, note
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mlxstack.config.presets import LoadedPreset
     from mlxstack.control.service_units import ServiceUnit
     from mlxstack.core.preset import Preset
 
-KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "MLX_STACK_MEMORY")
+PLACES = (
+    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_XET_CACHE", "HF_TOKEN_PATH",
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+)  # fmt: skip
+"""Variables with the place of models, caches and certificates."""
+PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+KEPT_VARIABLES = (
+    "PATH", *PLACES, *PROXIES, *map(str.lower, PROXIES), "HF_ENDPOINT", "HF_HUB_OFFLINE",
+    "HF_HUB_DISABLE_XET", "TRANSFORMERS_OFFLINE", "MLX_STACK_MEMORY", "MLX_STACK_CPU",
+)  # fmt: skip
+"""Variables of the shell that a unit, which has none of them, gets."""
 SECRETS = ("HF_TOKEN", "MLX_STACK_PEER_KEY", "MLX_STACK_SERVER_API_KEYS")
 """Variables for the unit's file, which only its owner reads, and not for `--print`."""
 
@@ -36,6 +46,7 @@ Named = Annotated[str, preset_argument("A preset's name, or a path to one.")]
 Service = Annotated[str, preset_argument("The service's name, or its preset.")]
 
 
+@finishes("show")
 def install(
     preset: Named,
     show: Annotated[bool, typer.Option("--print", help="Print the unit only.")] = False,
@@ -43,11 +54,11 @@ def install(
 ) -> VerbResult:
     """Start a preset at every login, by launchd or systemd."""
     loaded = _loaded(preset, sets or [])
-    unit = _unit(preset, sets or [], loaded, () if show else SECRETS)
+    unit = _unit(preset, sets or [], loaded, is_printed=show)
     if show:
-        if left := [name for name in SECRETS if name in os.environ]:
+        if left := [name for name in (*SECRETS, *KEPT_VARIABLES) if _is_secret(name)]:
             note(f"without {', '.join(left)}, which only the installed file holds")
-        return VerbResult(unit, lambda: typer.echo(unit.text, nl=False))
+        return VerbResult(unit, lambda: emit(unit.text))
     _write(unit, loaded.preset)
     failed = _first_failure(unit.start)
     if unit.remark:
@@ -62,6 +73,7 @@ def install(
     return VerbResult(facts, told, failed_if(failed is not None))
 
 
+@finishes()
 def uninstall(service: Service) -> VerbResult:
     """Stop an installed service and remove its unit."""
     unit = _installed(service)
@@ -135,7 +147,7 @@ def _installed(wanted: str) -> "ServiceUnit":
 
 
 def _unit(
-    preset: str, sets: list[str], loaded: "LoadedPreset", secrets: "Sequence[str]"
+    preset: str, sets: list[str], loaded: "LoadedPreset", *, is_printed: bool
 ) -> "ServiceUnit":
     """Unit of `up`, with paths relative to where it was installed."""
     from mlxstack.config.presets import from_anywhere, variables
@@ -145,8 +157,8 @@ def _unit(
 
     home, server = home_from(os.environ), loaded.preset.server
     over = [name for name in variables() if name in os.environ]
-    kept = [*KEPT_VARIABLES, *secrets, *(name for name in over if name not in SECRETS)]
-    env = {name: os.environ[name] for name in kept if name in os.environ}
+    kept = [name for name in (*KEPT_VARIABLES, *SECRETS, *over) if name in os.environ]
+    env = {name: _kept_value(name) for name in kept if not (is_printed and _is_secret(name))}
     up = (sys.executable, "-m", "mlxstack.cli.main", "up", from_anywhere(preset), "--foreground")
     job = LoginJob(
         name=loaded.preset.name,
@@ -157,6 +169,19 @@ def _unit(
         stop_s=server.drain_s + SAVING_S,
     )
     return unit_of(job, os.environ)
+
+
+def _is_secret(name: str) -> bool:
+    """Whether a variable is set and may hold a secret."""
+    value = os.environ.get(name)
+    is_proxy = name.upper() in PROXIES
+    return value is not None and (name in SECRETS or (is_proxy and "@" in value))
+
+
+def _kept_value(name: str) -> str:
+    """Value of a variable for a unit, with an absolute path."""
+    value = os.environ[name]
+    return str(Path(value).expanduser().absolute()) if name in PLACES and value else value
 
 
 def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import note
+from mlxstack.cli.output import note, say
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbResult
 
 Tier = Annotated[str, typer.Option("--tier", help="Priority of its requests: high, normal or low.")]
@@ -15,6 +16,7 @@ Salt = Annotated[
 N_BYTES = 24
 
 
+@finishes()
 def key(tier: Tier = "normal", salt: Salt = "") -> VerbResult:
     """Create an API key. Only its hash goes into the preset; store the key itself."""
     import secrets
@@ -30,7 +32,7 @@ def key(tier: Tier = "normal", salt: Salt = "") -> VerbResult:
 
     def show() -> None:
         note("the key, shown only now:")
-        typer.echo(made)
+        say(made)
         note("for the preset, under server.api_keys:")
         more = f", salt: {salt!r}" if salt else ""
         note(f"  - {{key: '{held.key}', tier: {tier}{more}}}")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mlxstack.cli.completion import service_argument, service_option
+from mlxstack.cli.output import say
 from mlxstack.cli.verbs import Json
 
 
@@ -34,4 +35,4 @@ def logs(
     path = home.log_file(known_service(home, one_name(name, named)).plan.name)
     ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
     for line in chain(files.tail(path, n_lines), ahead):
-        typer.echo(dumps({"line": line}) if json else line if verbose else shortened(line))
+        say(dumps({"line": line}) if json else line if verbose else shortened(line))

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from mlxstack.cli.commands.up import Model
-from mlxstack.cli.output import note, table
+from mlxstack.cli.output import note, say, table
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.verbs import VerbResult
 
@@ -55,15 +55,15 @@ def bench(service: ServiceOptions, model: Model = None, seconds: Seconds = 60.0)
 
 
 def _show(found: "ServiceSpeed") -> None:
-    typer.echo(f"{found.model} at {found.url}: {found.n_slots} slots x {found.n_ctx} tokens")
-    typer.echo()
+    say(f"{found.model} at {found.url}: {found.n_slots} slots x {found.n_ctx} tokens")
+    say("")
     headings = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN COLD", "WARM", "REUSED", "NEW")
     table(headings, [_prompt_row(one) for one in found.prompts])
-    typer.echo()
+    say("")
     rows = [(one.n_agents, f"{one.total_tps:.1f}", f"{one.each_tps:.1f}") for one in found.agents]
     table(("AGENTS", "DECODE, ALL", "EACH"), rows)
-    typer.echo()
-    typer.echo(f"Rates are tokens per second. Measured in {found.seconds:.0f} s.")
+    say("")
+    say(f"Rates are tokens per second. Measured in {found.seconds:.0f} s.")
     if found.n_busy:
         note(f"warning: {found.n_busy} slots were busy with other requests")
 

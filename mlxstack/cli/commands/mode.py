@@ -7,7 +7,8 @@ import typer
 
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import Exit, failed_if
-from mlxstack.cli.output import note, spinner, table
+from mlxstack.cli.output import note, say, spinner, table
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbApp, VerbResult
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def show_status() -> VerbResult:
     state, url = (str(front.state), front.url) if front is not None else ("stopped", "")
 
     def show() -> None:
-        typer.echo(f"Mode: {active.name}, {state}, {url}")
+        say(f"Mode: {active.name}, {state}, {url}")
         table(("MEMBER", "STATE"), states.items())
 
     # A member that is stopped is started by its first request.
@@ -85,6 +86,7 @@ def show_status() -> VerbResult:
 
 
 @app.command("switch")
+@finishes()
 def switch_mode(name: Name) -> VerbResult:
     """Run the members of a mode at one address, and stop all others.
 
@@ -102,6 +104,7 @@ def switch_mode(name: Name) -> VerbResult:
 
 
 @app.command("create")
+@finishes()
 def create_mode(
     name: Annotated[str, typer.Argument(help="How it is to be called.")],
     presets: Annotated[list[str], preset_argument("Its members.")],

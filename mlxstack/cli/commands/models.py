@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxstack.cli.output import note, table
+from mlxstack.cli.output import confirm, note, table
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbResult
 from mlxstack.core.formatting import tokens
@@ -68,6 +69,7 @@ def _show(found: list[dict[str, Any]]) -> None:
             note(f"{one['name']} is unreadable: {one['fault']}{remedy}")
 
 
+@finishes()
 def rm(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name of `mlx-stack models`.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -91,7 +93,7 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise Misuse("there is no terminal to ask on; `--yes` deletes without asking")
-        typer.confirm(f"Delete {found.name} ({size(found.n_bytes)}) from {found.path}?", abort=True)
+        confirm(f"Delete {found.name} ({size(found.n_bytes)}) from {found.path}?", abort=True)
     n_freed = delete(found)
     told = f"{found.name} is deleted, {size(n_freed)} are free again"
     return VerbResult({"model": found.name, "path": found.path, "n_freed": n_freed}, told)

@@ -7,7 +7,8 @@ import typer
 
 from mlxstack.cli.commands.up import Ctx, KvBits, Set, Slots
 from mlxstack.cli.completion import preset_argument
-from mlxstack.cli.output import as_json, note, table
+from mlxstack.cli.output import as_json, note, say, table
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.formatting import tokens
@@ -58,6 +59,7 @@ def show_preset(
 
 
 @app.command("new")
+@finishes()
 def new_preset(
     name: Annotated[str, typer.Argument(help="The name of the new preset.")],
     source: Annotated[str, typer.Option("--from", metavar="MODEL", help="What it serves.")],
@@ -76,12 +78,13 @@ def new_preset(
     def show() -> None:
         if written.derived is not None:
             show_reasons(written.derived)
-        typer.echo(f"{written.path} is written; `mlx-stack up {name}` starts it")
+        say(f"{written.path} is written; `mlx-stack up {name}` starts it")
 
     return VerbResult({"preset": name, "path": written.path}, show)
 
 
 @app.command("rm")
+@finishes()
 def remove_preset(name: Annotated[str, preset_argument("Its name.")]) -> VerbResult:
     """Delete a preset of your own, or one that `up` derived.
 
@@ -128,7 +131,7 @@ def _show(listings: "Sequence[PresetListing]") -> None:
     for one in listings:
         if one.error is not None:
             note(f"warning: {one.error}")
-    typer.echo("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")
+    say("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")
 
 
 def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:

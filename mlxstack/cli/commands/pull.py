@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.output import note, seldom
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 LINE_S = 2.0
 
 
+@finishes()
 def pull(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to download.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,

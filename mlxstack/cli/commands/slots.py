@@ -8,6 +8,7 @@ from mlxstack.cli.commands import gc as sweeps
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OfAgent, OlderThan
 from mlxstack.cli.output import table
 from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.formatting import age
 
@@ -30,6 +31,7 @@ def show(service: ServiceOptions) -> VerbResult:
 
 
 @app.command()
+@finishes()
 def save(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Write the context of a slot to a file."""
     done = service.ask(lambda client: _save(client, slot, filename))
@@ -49,6 +51,7 @@ async def _save(client: "Client", slot: int, filename: str) -> dict[str, Any]:
 
 
 @app.command()
+@finishes()
 def restore(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Load the context of a file into a slot."""
     done = service.post(f"/slots/{slot}?action=restore", {"filename": filename})
@@ -58,6 +61,7 @@ def restore(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbRe
 
 
 @app.command()
+@finishes()
 def erase(slot: SlotId, service: ServiceOptions) -> VerbResult:
     """Empty a slot."""
     done = service.post(f"/slots/{slot}?action=erase", {})
@@ -65,6 +69,7 @@ def erase(slot: SlotId, service: ServiceOptions) -> VerbResult:
 
 
 @app.command()
+@finishes()
 def gc(
     service: ServiceOptions,
     max_bytes: MaxBytes = None,

@@ -8,7 +8,7 @@ import typer
 from mlxstack.cli.commands import tui
 from mlxstack.cli.completion import service_argument, service_option
 from mlxstack.cli.exit_codes import Exit, Misuse
-from mlxstack.cli.output import as_json, table
+from mlxstack.cli.output import as_json, say, table
 from mlxstack.cli.verbs import Json, VerbResult
 from mlxstack.core.formatting import age
 
@@ -57,7 +57,7 @@ def status(
         return
     found = _surveyed(name, show_all)
     if line:
-        typer.echo(line_of(found))
+        say(line_of(found))
         return
     if json:
         as_json(found)
@@ -112,18 +112,18 @@ def _print(found: "SystemStatus", show_all: bool) -> None:
     from mlxstack.core.formatting import size
 
     memory = f"{size(found.memory_bytes)}, {size(found.memory_available_bytes)} available"
-    typer.echo(f"Device: {found.device}, {found.n_cores} cores")
-    typer.echo(f"Memory: {memory}")
-    typer.echo(f"Mode:   {found.mode}")
+    say(f"Device: {found.device}, {found.n_cores} cores")
+    say(f"Memory: {memory}")
+    say(f"Mode:   {found.mode}")
     members = {one.name for front in found.services for one in front.members}
     alone = [one for one in found.services if one.name not in members]
     shown = [one for one in alone if show_all or one.state != "stopped"]
     if not shown:
         n_stopped = len(alone)
         stopped = f" ({n_stopped} stopped; --all lists them)" if n_stopped else ""
-        typer.echo(f"\nno service runs{stopped}; start one with `mlx-stack up demo`")
+        say(f"\nno service runs{stopped}; start one with `mlx-stack up demo`")
         return
-    typer.echo()
+    say("")
     rows = [row for one in shown for row in _rows(one, found.services)]
     table(HEADS, rows, LEAST)
 

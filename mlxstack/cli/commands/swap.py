@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxstack.cli.output import table
+from mlxstack.cli.output import say, table
 from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbResult
 
@@ -16,6 +17,7 @@ LONGEST_S = 7200.0
 LOAD = "/v1/models/load"
 
 
+@finishes()
 def swap(
     preset: Annotated[str, typer.Argument(metavar="MODEL", help="What to serve next.")],
     service: ServiceOptions,
@@ -94,7 +96,7 @@ def _show(report: dict[str, Any]) -> None:
     rows = [(s["name"], f"{s['ms']:.1f}", s["n_bytes"], _what(s)) for s in report["steps"]]
     table(("STEP", "MS", "BYTES", "WHAT"), rows)
     held = report["active_bytes"]
-    typer.echo(
+    say(
         f"{report['before']} was changed for {report['model']}; "
         f"MLX held {size(held['after_unload'])} between them, "
         f"{size(held['before_load'])} before the first was loaded"

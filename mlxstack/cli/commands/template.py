@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxstack.cli.completion import preset_argument
-from mlxstack.cli.output import as_json, table
+from mlxstack.cli.output import as_json, escaped_json, say, table
 from mlxstack.cli.verbs import Json
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _each(file: Path, work: Line) -> None:
         except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
             found = {"error": f"the line makes no sense: {error!r}"}
         # A lone surrogate, which JSON can spell, is no UTF-8.
-        typer.echo(msgspec.json.encode(found, enc_hook=str).decode())
+        say(escaped_json(msgspec.json.encode(found, enc_hook=str).decode()))
 
 
 def _lines(file: Path) -> Iterator[str]:

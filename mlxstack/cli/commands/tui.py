@@ -86,6 +86,7 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
 def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -> None:
     """Serve the page; the dashboards find the key in their environment."""
+    from mlxstack.host.installer import install_command
     from mlxstack.host.services import KEY_VARIABLE
 
     try:
@@ -93,22 +94,12 @@ def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -
     except ModuleNotFoundError as why:
         raise SetupError(
             f"--web needs {why.name}, which is not installed; in the clone, run "
-            f"`{_installer()} '.[web]'`"
+            f"`{install_command('web')}`"
         ) from why
     api_key = where.api_key if where is not None else None
     if api_key is not None:
         os.environ[KEY_VARIABLE] = api_key
     web_dashboard.serve(options, port, api_key)
-
-
-def _installer() -> str:
-    """Command that installs into this environment, by the files of its maker."""
-    prefix = Path(sys.prefix)
-    if (prefix / "uv-receipt.toml").exists():
-        return "uv tool install"
-    if (prefix / "pipx_metadata.json").exists():
-        return "pipx install --force"
-    return f"{sys.executable} -m pip install"
 
 
 def watch(url: str | None, key: str | None, name: str | None, every_s: float) -> None:

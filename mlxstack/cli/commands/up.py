@@ -11,7 +11,8 @@ import typer
 
 from mlxstack.cli.completion import preset_argument, preset_names, service_argument, service_option
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
-from mlxstack.cli.output import as_json, note, spinner
+from mlxstack.cli.output import as_json, note, say, spinner
+from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import tokens_of
 from mlxstack.cli.verbs import Json
 
@@ -76,6 +77,7 @@ HostsOption = Annotated[
 ]
 
 
+@finishes("foreground", "dry_run")
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     models: Annotated[
         list[str] | None,
@@ -164,7 +166,7 @@ def _is_member(home: "Home", wanted: "StartRequest", loaded: "LoadedPreset", jso
         as_json(_facts(Started(found.gateway, 0.0)))
     else:
         plan = found.gateway.plan
-        typer.echo(f"{found.member} is a member of `{plan.name}` at {plan.url}, started on request")
+        say(f"{found.member} is a member of `{plan.name}` at {plan.url}, started on request")
     return True
 
 
@@ -198,7 +200,7 @@ def _up_one(
     if options.json:
         as_json(_facts(there))
     else:
-        typer.echo(f"{found.plan.name} is already running at {found.plan.url}")
+        say(f"{found.plan.name} is already running at {found.plan.url}")
     if remedy := _difference(found, preset, request.sets):
         note(f"warning: its settings differ; {remedy}")
 
@@ -306,10 +308,11 @@ def _tell_gateway(started: "Started", json: bool) -> None:
         as_json(_facts(started))
         return
     first, *others = plan.preset.split(", ")
-    typer.echo(f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s")
-    typer.echo(f"  {first} answers requests without a model; others: {', '.join(others) or 'none'}")
+    say(f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s")
+    say(f"  {first} answers requests without a model; others: {', '.join(others) or 'none'}")
 
 
+@finishes()
 def restart(
     name: Annotated[str | None, service_argument("Service (default: the only one).")] = None,
     named: Annotated[str | None, service_option("Service (default: the only one).")] = None,
@@ -355,7 +358,7 @@ def _report(started: "Started", preset: "Preset", json: bool) -> None:
         as_json(_facts(started) | notes)
         return
     agents = "1 agent" if plan.n_slots == 1 else f"{plan.n_slots} agents"
-    typer.echo(
+    say(
         f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s "
         f"({agents} at once, {tokens(plan.n_ctx)} tokens of context each)"
     )
@@ -368,7 +371,7 @@ def _report(started: "Started", preset: "Preset", json: bool) -> None:
     is_base = props.is_base_model and preset.kind is ServiceKind.CHAT
     if is_base:
         note("warning: a base model: it continues text and answers no chat (no chat template)")
-    typer.echo(f"Try it:\n  {_curl(plan, preset, is_base)}")
+    say(f"Try it:\n  {_curl(plan, preset, is_base)}")
 
 
 def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) -> str:
@@ -402,7 +405,7 @@ def _claimed(plan: "ServiceSpec") -> "Supervisor":
 def _echo(line: str) -> None:
     """Print a log line; where nothing reads it, stop the service."""
     try:
-        typer.echo(line)
+        say(line)
     except PipeClosed:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -442,9 +445,9 @@ def _show_resolved(loaded: "LoadedPreset", json: bool) -> None:
         as_json(loaded)
         return
     builtins = msgspec.to_builtins(loaded.preset)
-    typer.echo(yaml.safe_dump(builtins, sort_keys=False, allow_unicode=True), nl=False)
+    say(yaml.safe_dump(builtins, sort_keys=False, allow_unicode=True), nl=False)
     for key, origin in loaded.origins.items():
-        typer.echo(f"# {key}: {origin}")
+        say(f"# {key}: {origin}")
 
 
 def _show_reasons(derived: "DerivedPreset") -> None:

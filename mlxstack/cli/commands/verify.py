@@ -7,7 +7,7 @@ import typer
 
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import failed_if
-from mlxstack.cli.output import note, table
+from mlxstack.cli.output import note, say, table
 from mlxstack.cli.units import seconds_of
 from mlxstack.cli.verbs import VerbResult
 
@@ -69,20 +69,20 @@ def _show_soak(found: "SoakReport") -> None:
         ("new panic reports", panics),
     ]
     table(("CHECK", "FOUND"), rows)
-    typer.echo(f"{'Sound' if found.is_sound else 'FAULTY'}, soaked for {found.seconds:.0f} s.")
+    say(f"{'Sound' if found.is_sound else 'FAULTY'}, soaked for {found.seconds:.0f} s.")
 
 
 def _show(found: "VerifyReport") -> None:
     here = found.conditions
     versions = ", ".join(f"{name} {version}" for name, version in here.versions.items())
-    typer.echo(f"{found.preset}: {here.model}")
-    typer.echo(f"{here.machine}; {versions}; {here.day}")
-    typer.echo()
+    say(f"{found.preset}: {here.model}")
+    say(f"{here.machine}; {versions}; {here.day}")
+    say("")
     table(("", "CHECK", "FOUND"), [(c.verdict, c.subject, c.detail) for c in found.checks])
-    typer.echo()
+    say("")
     table(("ROWS", "STEP"), [(n, f"{ms:.1f} ms") for n, ms in found.step_ms.items()])
-    typer.echo()
+    say("")
     rows = [(n, f"{tps:.0f} tokens/s") for n, tps in found.prefill_tps.items()]
     table(("PROMPT", "PREFILL"), rows)
-    typer.echo()
-    typer.echo(f"{'Sound' if found.is_sound else 'FAULTY'}, verified in {found.seconds:.0f} s.")
+    say("")
+    say(f"{'Sound' if found.is_sound else 'FAULTY'}, verified in {found.seconds:.0f} s.")
