@@ -34,6 +34,7 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServiceKind, Speculation
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home
@@ -117,10 +118,17 @@ class EngineProbe:
         files = SlotFileFolder(home / "slots")
         self.engine = EngineCore(preset, DiskKVStore(home / "kv"), files, self._deliver)
 
-    def submit(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> str:
+    def submit(
+        self,
+        tokens: Sequence[int],
+        n: int = N_ANSWER,
+        checkpoint_positions: tuple[int, ...] = (),
+        **more: Any,
+    ) -> str:
         """Begin a greedy request of exactly `n` tokens."""
-        known = {"sampling": GREEDY, "arrived": time.monotonic(), **more}
-        request = Request(next(self._ids), tuple(tokens), n, **known)
+        prompt = PromptTokens(tuple(tokens), checkpoint_positions=checkpoint_positions)
+        options = {"sampling": GREEDY, "arrived": time.monotonic(), **more}
+        request = Request(next(self._ids), prompt, n, **options)
         self._events[request.id] = []
         self.engine.submit(request)
         return request.id
@@ -305,7 +313,7 @@ class Verifier:
         )
         self._probe.response(first)
         expected = self.head + self.random_tokens(N_OWN)
-        early = Request("verify-early", expected, 0, slot=0, display_name="verify")
+        early = Request("verify-early", PromptTokens(expected), 0, slot=0, display_name="verify")
         self._probe.engine.begin_early(early, first)
         n_begun = self._probe.until_begun(0)
         later = expected + self.random_tokens(N_NEW)

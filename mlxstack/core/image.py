@@ -1,16 +1,18 @@
 """Images of a conversation, and their ranges in a tokenized prompt.
 
-Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`, so that
-block hashes, prefix index, KV files and slot files tell images apart as they tell tokens apart. No
-vocabulary reaches 2^30. The model is never given such an id.
+Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`. No
+vocabulary reaches 2^30, and the model is never given such an id. 30 bits are too few to tell images
+apart: block hashes and comparisons of tokens look at the digests of the ranges too.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 FIRST_VIRTUAL = 1 << 30
 """Smallest virtual token id."""
@@ -61,8 +63,8 @@ class ImageSize(Struct, frozen=True):
         return self.rows * self.columns
 
 
-class ImageSpan(Struct, frozen=True):
-    """Range `[start, end)` of a prompt with an image's features.
+class ImageRange(Struct, frozen=True):
+    """Range `[start, end)` of tokens with an image's features.
 
     Tokens of the model's own, such as the ends of rows, may stand between virtual ones. `digest`
     identifies encoded bytes, size, parameters of the processor and weights of the tower.
@@ -71,8 +73,17 @@ class ImageSpan(Struct, frozen=True):
     start: int
     end: int
     digest: bytes
+
+
+class ImageSpan(ImageRange, frozen=True):
+    """Range of a prompt with what computes its features: size and encoded bytes."""
+
     size: ImageSize
     data: bytes = b""
+
+    def moved(self, n_tokens: int) -> "ImageSpan":
+        """The span after `n_tokens` more tokens."""
+        return replace(self, start=self.start + n_tokens, end=self.end + n_tokens)
 
 
 def n_computed(images: Iterable[ImageSpan], n_cached: int) -> int:
@@ -147,7 +158,26 @@ def text_tokens(tokens: Iterable[int]) -> list[int]:
     return [token for token in tokens if token < FIRST_VIRTUAL]
 
 
-def whole_images(spans: Iterable[ImageSpan], start: int, end: int) -> int:
+def same_until(own: Sequence[ImageRange], other: Sequence[ImageRange], n_tokens: int) -> int:
+    """First of `n_tokens` equal ids that belong to different images; `n_tokens` if none do.
+
+    Both are ascending. An image that begins within the tokens differs from none.
+    """
+    for mine, theirs in zip_longest(own, other):
+        start = min(span.start for span in (mine, theirs) if span is not None)
+        if start >= n_tokens:
+            break
+        is_same = (
+            mine is not None
+            and theirs is not None
+            and (mine.start, mine.end, mine.digest) == (theirs.start, theirs.end, theirs.digest)
+        )
+        if not is_same:
+            return start
+    return n_tokens
+
+
+def whole_images(spans: Iterable[ImageRange], start: int, end: int) -> int:
     """End near `end` of a range that cuts no image."""
     cut = next((span for span in spans if span.start < end < span.end), None)
     if cut is None:
@@ -155,6 +185,6 @@ def whole_images(spans: Iterable[ImageSpan], start: int, end: int) -> int:
     return cut.start if cut.start > start else cut.end
 
 
-def reuse_cut(spans: Iterable[ImageSpan], n_tokens: int) -> int:
+def reuse_cut(spans: Iterable[ImageRange], n_tokens: int) -> int:
     """Longest prefix of at most `n_tokens` tokens that ends in no image."""
     return next((span.start for span in spans if span.start < n_tokens < span.end), n_tokens)

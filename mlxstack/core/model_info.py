@@ -12,7 +12,8 @@ class Identity(Struct, frozen=True):
     `weights` is a digest of the weight files; `kv` describes the cache of every layer as the
     engine built it (kinds, heads, dims, dtype). `code` is a digest of the model's own code and of
     settings beside its config.json, `mlx_lm` the version that computes it, `kv_format` the version
-    of the KV files: releases with different formats never meet each other's files. The tokenizer
+    of the KV files, and of images for a model that takes them: releases with different formats
+    never meet each other's files. The tokenizer
     has no place here: the keys are made of tokens.
     """
 

@@ -6,6 +6,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlxstack.core.commands import CollectGarbage, GCResult
+from mlxstack.core.image import ImageRange
 
 CallSoon = Callable[[Callable[[], None]], None]
 """Runs a function on the thread that it belongs to, soon."""
@@ -128,7 +129,7 @@ class Constraint(Protocol):
 
 
 class Manifest(Struct, frozen=True):
-    """Saved context: its tokens and, in order, their KV files.
+    """Saved context: its tokens, the ranges of their images and, in order, their KV files.
 
     `model` is the name of the model for display; `salt` the tenant of the tokens.
     """
@@ -140,6 +141,7 @@ class Manifest(Struct, frozen=True):
     n_bytes: int = 0
     model: str = ""
     salt: str = ""
+    images: tuple[ImageRange, ...] = ()
 
 
 class SlotFileStore(Protocol):

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.image import ImageSpan
 from mlxstack.core.ports import Constraint
+from mlxstack.core.prompt_tokens import PromptTokens
 
 
 class Priority(IntEnum):
@@ -41,22 +42,20 @@ class SamplingParams(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A tokenized prompt and its generation parameters.
+    """A tokenized prompt with its images, and its generation parameters.
 
     `slot` pins the request to a slot. `agent` names an explicit agent, whose requests run one after
     another; `session_hint` is a client's own name for the conversation, which may say where to look
     first but never delays a request; `display_name` is the explicit agent, or the name derived from
-    the conversation. `checkpoint_positions` are ascending token positions.
-    `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
-    `client` is the program that sent it, to learn what clients send back.
+    the conversation. `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates
+    tenants' caches. `client` is the program that sent it, to learn what clients send back.
     `is_first_turn`: the conversation holds no answer yet. `prediction` is the answer that the
     client expects, to draft from. `request_id` is the id of the HTTP request, for the log.
-    `is_for_peer`: another service asked for its KV, so no third one is asked for it. `images` are
-    the ranges of `tokens` that hold images, ascending; virtual ids stand nowhere else.
+    `is_for_peer`: another service asked for its KV, so no third one is asked for it.
     """
 
     id: str
-    tokens: tuple[int, ...]
+    prompt: PromptTokens
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
     eos: frozenset[int] = frozenset()
@@ -68,8 +67,6 @@ class Request(Struct, frozen=True):
     is_first_turn: bool = False
     priority: Priority = Priority.NORMAL
     use_cache: bool = True
-    checkpoint_positions: tuple[int, ...] = ()
-    images: tuple[ImageSpan, ...] = ()
     salt: str = ""
     prediction: tuple[int, ...] = ()
     request_id: str = ""
@@ -78,9 +75,24 @@ class Request(Struct, frozen=True):
     deadline: float | None = None
     is_for_peer: bool = False
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Token ids of the prompt, virtual ones in the ranges of its images."""
+        return self.prompt.tokens
+
+    @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """Ranges of the prompt's images, ascending."""
+        return self.prompt.images
+
+    @property
+    def checkpoint_positions(self) -> tuple[int, ...]:
+        """Ascending token positions worth a checkpoint."""
+        return self.prompt.checkpoint_positions
+
 
 def with_image_ends(request: Request) -> Request:
     """The request with a checkpoint position at the end of each image."""
     ends = {image.end for image in request.images}
     positions = tuple(sorted(ends.union(request.checkpoint_positions)))
-    return replace(request, checkpoint_positions=positions)
+    return replace(request, prompt=replace(request.prompt, checkpoint_positions=positions))

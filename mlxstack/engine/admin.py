@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pin_of
 from mlxstack.core.errors import NotFound
+from mlxstack.core.prompt_tokens import PromptTokens, TokenRow
 from mlxstack.core.status import CacheView, PrefixView
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats
@@ -21,7 +22,6 @@ from mlxstack.policy.kv.retention import PinnedPrefixName
 MOST_AGENTS = 8
 """Agents named per shared prefix."""
 
-Tokens = tuple[int, ...]
 T = TypeVar("T")
 
 
@@ -52,9 +52,9 @@ class PrefixCacheAdmin:
         """Locate the KV of each agent's last prompt beside the slots."""
         return self._run(lambda loop: tuple(loop.slot_kv.lookup.locate(agent) for agent in agents))
 
-    def pin(self, name: str, tokens: Tokens, salt: str = "") -> Future[PinnedPrefix]:
+    def pin(self, name: str, prompt: PromptTokens, salt: str = "") -> Future[PinnedPrefix]:
         """Pin the longest known part of these tokens under `name`."""
-        return self._run(lambda loop: _pin(loop.slot_kv, name, tokens, salt))
+        return self._run(lambda loop: _pin(loop.slot_kv, name, prompt, salt))
 
     def pin_known(self, name: str, prefix_id: str) -> Future[PinnedPrefix]:
         """Pin the prefix with this id in `CacheView`; may raise NotFound."""
@@ -78,13 +78,15 @@ class PrefixCacheAdmin:
         """
         return self._run(lambda loop: FreedBytes(_release_agent(loop.slot_kv, agent, is_kept)))
 
-    def shared_prefixes(self) -> Future[tuple[Tokens, ...]]:
+    def shared_prefixes(self) -> Future[tuple[PromptTokens, ...]]:
         """List the prefixes that several conversations share, also from before a restart."""
-        return self._run(lambda loop: tuple(prefix.tokens for prefix in loop.slot_kv.learned))
+        return self._run(
+            lambda loop: tuple(PromptTokens(prefix.tokens) for prefix in loop.slot_kv.learned)
+        )
 
-    def retain(self, tokens: Tokens) -> Future[None]:
+    def retain(self, prompt: PromptTokens) -> Future[None]:
         """Park the known part of a shared prefix; protect it from eviction."""
-        return self._run(lambda loop: _park_nearest(loop.slot_kv, tokens, ""))
+        return self._run(lambda loop: _park_nearest(loop.slot_kv, prompt, ""))
 
     def clear(self) -> Future[FreedBytes]:
         """Evict parked KV from memory, neither in use nor pinned."""
@@ -107,10 +109,10 @@ def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
     return freed
 
 
-def _pin(slot_kv: SlotKVManager, name: str, tokens: Tokens, salt: str) -> PinnedPrefix:
+def _pin(slot_kv: SlotKVManager, name: str, row: TokenRow, salt: str) -> PinnedPrefix:
     """Pin tokens; a live context that begins with them is parked first."""
-    _park_nearest(slot_kv, tokens, salt)
-    known = slot_kv.lookup.kept(tokens, salt, slot_kv.slots[0])
+    _park_nearest(slot_kv, row, salt)
+    known = slot_kv.lookup.kept(row, salt, slot_kv.slots[0])
     return _add_pin(slot_kv, PinnedPrefixName(name, known.keys, known.position, time.monotonic()))
 
 
@@ -125,7 +127,7 @@ def _pin_agent(slot_kv: SlotKVManager, agent: str) -> PinnedPrefix:
     last = slot_kv.lookup.last(agent)
     if last is None:
         return PinnedPrefix(pin_of(agent), 0, 0)
-    return _pin(slot_kv, pin_of(agent), tuple(last.tokens), last.salt)
+    return _pin(slot_kv, pin_of(agent), last, last.salt)
 
 
 def _add_pin(slot_kv: SlotKVManager, name: PinnedPrefixName) -> PinnedPrefix:
@@ -150,9 +152,9 @@ def _release_agent(slot_kv: SlotKVManager, agent: str, is_kept: bool) -> int:
     return prefix_cache.release(keys)
 
 
-def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
+def _park_nearest(slot_kv: SlotKVManager, row: TokenRow, salt: str) -> None:
     """Park the live context with the longest common prefix, if any."""
-    n_common, nearest = slot_kv.nearest(tokens, salt)
+    n_common, nearest = slot_kv.nearest(row, salt)
     if nearest is not None and n_common:
         slot_kv.park(nearest)
 

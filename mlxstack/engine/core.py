@@ -40,6 +40,7 @@ from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, Manifest, SlotFileStore
 from mlxstack.core.preset import KVSpec, Preset, Speculation
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
@@ -180,13 +181,13 @@ class EngineCore:
         """Collect garbage on disk, sparing files in use. The future raises StackErrors."""
         return self._await(lambda: self._disk_tier.writing.collect(wanted))
 
-    def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]:
+    def match_kv(self, prompt: PromptTokens, salt: str) -> Future[int]:
         """Number of cached tokens at the prompt's start."""
-        return self._do(lambda _: self._exchange.match(tokens, salt))
+        return self._do(lambda _: self._exchange.match(prompt, salt))
 
-    def export_kv(self, tokens: tuple[int, ...], salt: str) -> Future[Manifest]:
+    def export_kv(self, prompt: PromptTokens, salt: str) -> Future[Manifest]:
         """Write the first tokens' cached KV to disk. The future raises StackErrors."""
-        return self._begin(lambda done: self._exchange.export(tokens, salt, done))
+        return self._begin(lambda done: self._exchange.export(prompt, salt, done))
 
     def import_kv(self, manifest: Manifest) -> Future[int]:
         """Import KV files of a service; their tokens. The future raises Damaged."""

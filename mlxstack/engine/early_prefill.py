@@ -11,7 +11,7 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.prefill import prefill_chunk
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats
-from mlxstack.policy.kv.prefix_index import common_prefix
+from mlxstack.policy.kv.prefix_index import common_tokens
 from mlxstack.policy.scheduling import scheduler_state
 from mlxstack.policy.scheduling.early_history import (
     EarlyHistory,
@@ -110,7 +110,7 @@ class EarlyPrefill:
         if prompt is None or prompt.request.salt != request.salt or not request.use_cache:
             return None
         del self.begun[_name(request)]
-        n_common = min(common_prefix(prompt.request.tokens, request.tokens), n_cached)
+        n_common = min(common_tokens(prompt.request, request), n_cached)
         use = EarlyUse(prompt.n_begun, max(0, min(n_common, prompt.end) - prompt.start))
         return self._count(request, use) if use.n_begun else None
 

@@ -31,6 +31,7 @@ from mlxstack.core.preset import (
     ServerSpec,
     SlotSpec,
 )
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.host.home import Home
 from mlxstack.policy import remote_prefill
 from mlxstack.service.parts import peers
@@ -560,7 +561,7 @@ def test_files_that_are_not_of_the_tokens_or_the_model_are_not_used(pair: Pair) 
     identity = pair.here.service.facts.identity.key()
     engine = pair.here.service.generator
     pair.ask(tokens, cache_prompt=True)
-    manifest = engine.export_kv(tuple(tokens), "").result(PATIENCE_S)
+    manifest = engine.export_kv(PromptTokens(tuple(tokens)), "").result(PATIENCE_S)
     assert manifest.tokens == tuple(tokens) and len(manifest.segments) >= 2
     lies = (
         structs.replace(manifest, tokens=tuple(other)),

@@ -21,7 +21,9 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
+from mlxstack.core.image import ImageSpan
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
@@ -85,10 +87,19 @@ class Driver:
         self._ids = (f"ask-{n}" for n in itertools.count())
         self._n_submitted = 0
 
-    def submit(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> str:
+    def submit(
+        self,
+        tokens: tuple[int, ...],
+        n: int = 16,
+        *,
+        images: tuple[ImageSpan, ...] = (),
+        checkpoint_positions: tuple[int, ...] = (),
+        **more: Any,
+    ) -> str:
         # The service names a request after its agent, too.
         more = {"display_name": more.get("agent"), "arrived": time.monotonic(), **more}
-        ask = Request(next(self._ids), tokens, n, **more)
+        prompt = PromptTokens(tokens, images, checkpoint_positions)
+        ask = Request(next(self._ids), prompt, n, **more)
         self.engine.submit(ask)
         self._n_submitted += 1
         return ask.id
@@ -97,9 +108,17 @@ class Driver:
         """Wait until all that was submitted has a slot or is in the queue."""
         wait_until(lambda: self.engine.snapshot().counters.n_asks >= self._n_submitted)
 
-    def expect(self, tokens: tuple[int, ...], after: str, slot: int = 0, **more: Any) -> None:
+    def expect(
+        self,
+        tokens: tuple[int, ...],
+        after: str,
+        slot: int = 0,
+        images: tuple[ImageSpan, ...] = (),
+        **more: Any,
+    ) -> None:
         """Begin the next turn after an ask early."""
-        ask = Request(f"{after}-early", tokens, 0, slot=slot, arrived=time.monotonic(), **more)
+        prompt = PromptTokens(tokens, images)
+        ask = Request(f"{after}-early", prompt, 0, slot=slot, arrived=time.monotonic(), **more)
         self.engine.begin_early(ask, after)
 
     @property

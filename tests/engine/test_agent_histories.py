@@ -20,6 +20,7 @@ from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.errors import NotFound
 from mlxstack.core.preset import KVSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
 from mlxstack.engine.step import EngineLoop
@@ -153,7 +154,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(head=st.sampled_from(HEADS))
     def a_context_is_parked(self, head: tuple[int, ...]) -> None:
-        self.driver.engine.cache.retain(head).result(timeout=PATIENCE_S)
+        self.driver.engine.cache.retain(PromptTokens(head)).result(timeout=PATIENCE_S)
 
     @rule()
     def all_is_written(self) -> None:

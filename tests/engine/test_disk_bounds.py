@@ -9,6 +9,7 @@ import pytest
 from mlxstack.core.commands import CollectGarbage, RestoreSlot, SaveSlot, SlotSaveResult
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.policy.kv.prefix_index import StorageTier
 from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
@@ -104,7 +105,7 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
 def test_c14_what_is_pinned_is_not_swept(model_of: ModelOf, tmp_path: Path) -> None:
     with running(bounded(model_of("tiny"), 10**9, n_slots=1), tmp_path) as driver:
         driver.answer(MINE)
-        driver.engine.cache.pin("mine", MINE).result(PATIENCE_S)
+        driver.engine.cache.pin("mine", PromptTokens(MINE)).result(PATIENCE_S)
         driver.answer(OTHER)
         driver.catch_up()
         grow_old(tmp_path)
@@ -119,7 +120,9 @@ def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: 
     with running(preset, tmp_path) as driver:
         cold = driver.answer(MINE)
     with running(preset, tmp_path) as driver:
-        assert driver.engine.cache.pin("mine", MINE).result(PATIENCE_S).n_tokens >= 256
+        assert (
+            driver.engine.cache.pin("mine", PromptTokens(MINE)).result(PATIENCE_S).n_tokens >= 256
+        )
         for path in (tmp_path / "kv").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
         assert driver.answer(MINE) == cold

@@ -10,6 +10,7 @@ import pytest
 from mlxstack.core.commands import SaveSlot
 from mlxstack.core.engine_events import EarlyUse, Event, KVSource, RequestFinished, TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefillSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
 from mlxstack.engine.step import EngineLoop
@@ -125,10 +126,10 @@ def stepped(driver: Driver, scene: Callable[[EngineLoop, list[Event]], Any]) -> 
 def test_a_newcomer_waits_for_no_second_chunk(driver: Driver, slot: int) -> None:
     ask = answered(driver, f"quiet {slot}")
     expected = HEAD + prompt(700, seed=8 + slot)
-    newcomer = Request("new", prompt(300, seed=7), 4, slot=slot)
+    newcomer = Request("new", PromptTokens(prompt(300, seed=7)), 4, slot=slot)
 
     def scene(loop: EngineLoop, events: list[Event]) -> tuple[int, list[int]]:
-        loop.begin_early(Request("e", expected, 0, slot=0, display_name="quiet"), ask)
+        loop.begin_early(Request("e", PromptTokens(expected), 0, slot=0, display_name="quiet"), ask)
         loop.step(events.extend)
         loop.step(events.extend)
         n_begun = loop.stats.counters.n_early_tokens
@@ -156,9 +157,13 @@ def test_rows_decode_on_between_two_chunks(driver: Driver) -> None:
     expected = HEAD + prompt(800, seed=10)
 
     def scene(loop: EngineLoop, events: list[Event]) -> tuple[list[int], list[int]]:
-        loop.submit(Request("row", prompt(30, seed=9), n_answer, slot=1, use_cache=False))
+        loop.submit(
+            Request("row", PromptTokens(prompt(30, seed=9)), n_answer, slot=1, use_cache=False)
+        )
         loop.step(events.extend)
-        loop.begin_early(Request("e", expected, 0, slot=0, display_name="beside"), ask)
+        loop.begin_early(
+            Request("e", PromptTokens(expected), 0, slot=0, display_name="beside"), ask
+        )
         counts = [loop.stats.counters.n_early_tokens]
         while not any(isinstance(event, RequestFinished) for event in events):
             loop.step(events.extend)
@@ -208,7 +213,7 @@ def test_it_ends_under_memory_pressure(driver: Driver) -> None:
     ask = answered(driver, "pressed", ASKED[3:])
 
     def scene(loop: EngineLoop, events: list[Event]) -> list[bool]:
-        request = Request("e", ASKED[3:100] + NEXT, 0, slot=0, display_name="pressed")
+        request = Request("e", PromptTokens(ASKED[3:100] + NEXT), 0, slot=0, display_name="pressed")
         seen = []
         for pressure in MemoryPressure:
             loop.begin_early(request, ask)

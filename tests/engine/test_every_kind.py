@@ -8,6 +8,7 @@ import pytest
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import build
@@ -101,7 +102,7 @@ def test_d7_what_is_decoding_is_not_evicted(model_of: ModelOf, tmp_path: Path, k
 
 def test_d8_under_pressure_cold_kv_goes_and_pinned_kv_stays(small: Driver) -> None:
     small.answer(HEAD, 2)
-    small.engine.cache.pin("kept", HEAD).result(timeout=PATIENCE_S)
+    small.engine.cache.pin("kept", PromptTokens(HEAD)).result(timeout=PATIENCE_S)
     for n in range(3):
         small.answer(prompt(300, seed=n), 2)
     before = small.engine.cache.stats().result(timeout=PATIENCE_S)
@@ -130,7 +131,7 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
     preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         driver.answer(HEAD, 2, checkpoint_positions=(255,))
-        pinned = driver.engine.cache.pin("kept", HEAD).result(timeout=PATIENCE_S)
+        pinned = driver.engine.cache.pin("kept", PromptTokens(HEAD)).result(timeout=PATIENCE_S)
         assert is_kept(prompt(25, seed=3))
         (shown,) = driver.engine.cache.stats().result(timeout=PATIENCE_S).prefixes
         assert (shown.name, shown.n_hits) == ("kept", 1)

@@ -71,6 +71,6 @@ def test_a_request_that_breaks_leaves_a_traceback_in_the_log(
         caplog.at_level(logging.ERROR, "mlxstack.engine"),
     ):
         with pytest.raises(Broken):
-            driver.finish(driver.submit(("x",) * 20, 5, request_id="req-7"))  # type: ignore[arg-type]
+            driver.finish(driver.submit((1.5,) * 20, 5, request_id="req-7"))  # type: ignore[arg-type]
         (record,) = [r for r in caplog.records if "req-7" in r.getMessage()]
         assert "Traceback" in caplog.text and record.exc_info

@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens, TokenRow
 from mlxstack.core.status import PrefixView
 from mlxstack.engine import core
 from mlxstack.engine.kv.prefix_cache import PrefixCache
@@ -77,7 +78,7 @@ def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
 def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         driver.answer(HEAD, 2)
-        driver.engine.cache.pin("head", HEAD).result(timeout=PATIENCE_S)
+        driver.engine.cache.pin("head", PromptTokens(HEAD)).result(timeout=PATIENCE_S)
         driver.catch_up()
         (head,) = prefixes(driver)
         assert head.places == ("memory", "disk")
@@ -85,7 +86,7 @@ def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> N
 
 def test_d14_without_a_disk_a_prefix_lies_in_memory(one: Driver) -> None:
     one.answer(HEAD, 2)
-    one.engine.cache.pin("head", HEAD).result(timeout=PATIENCE_S)
+    one.engine.cache.pin("head", PromptTokens(HEAD)).result(timeout=PATIENCE_S)
     assert [one.places for one in prefixes(one)] == [("memory",)]
 
 
@@ -124,9 +125,11 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each call has hashed."""
     extend, seen = block_hash.extend, list[int]()
 
-    def counted(chain: block_hash.BlockHashes, tokens: Sequence[int]) -> block_hash.BlockHashes:
-        seen.append(len(tokens))
-        return extend(chain, tokens)
+    def counted(
+        chain: block_hash.BlockHashes, row: TokenRow, end: int | None = None
+    ) -> block_hash.BlockHashes:
+        seen.append(len(row.tokens[chain.n_tokens : end]))
+        return extend(chain, row, end)
 
     monkeypatch.setattr(block_hash, "extend", counted)
     return seen

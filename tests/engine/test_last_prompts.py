@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.slots.prefix_lookup import PROMPT_SHARE, PrefixLookup
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
@@ -26,7 +27,7 @@ def remember(driver: Driver, n_conversations: int) -> PrefixLookup:
     finding = seating_of(driver).lookup
     for number in range(n_conversations):
         tokens = tuple(range(number, number + N_TOKENS))
-        ask = Request(f"ask-{number}", tokens, 1, display_name=f"chat-{number}")
+        ask = Request(f"ask-{number}", PromptTokens(tokens), 1, display_name=f"chat-{number}")
         driver.engine._do(lambda _, ask=ask: finding.remember(ask)).result(WAIT_S)
     return finding
 

@@ -13,6 +13,7 @@ from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, TokenSampled
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.preset import DiskSpec, EvictionPolicy, KVSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.engine.model.cache_adapters import STEP
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.kv.prefix_index_check import check_index
@@ -542,7 +543,9 @@ def test_d10_a_learned_head_survives_a_restart(
             driver.answer(tokens, 2, agent=f"agent-{n}", checkpoint_positions=(256,))
         driver.catch_up()
     with running(preset, tmp_path) as driver:
-        assert driver.engine.cache.shared_prefixes().result(timeout=PATIENCE_S) == (head,)
+        assert driver.engine.cache.shared_prefixes().result(timeout=PATIENCE_S) == (
+            PromptTokens(head),
+        )
         fourth = head + prompt(60, seed=77)
         ask = driver.submit(fourth, agent="agent-4", checkpoint_positions=(256,))
         driver.finish(ask)

@@ -6,6 +6,7 @@ import pytest
 
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.scheduling import chunked_prefill
@@ -19,7 +20,10 @@ PROMPTS = [prompt(n, seed=n) for n in (90, 150, 300, 305)]
 
 def together(driver: Driver) -> list[str]:
     """Ids of requests that the engine gets between two steps."""
-    asks = [Request(f"new-{i}", tokens, 16, use_cache=False) for i, tokens in enumerate(PROMPTS)]
+    asks = [
+        Request(f"new-{i}", PromptTokens(tokens), 16, use_cache=False)
+        for i, tokens in enumerate(PROMPTS)
+    ]
 
     def submit(loop: EngineLoop) -> None:
         for ask in asks:

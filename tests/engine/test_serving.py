@@ -181,16 +181,16 @@ def test_a_prompt_that_breaks_its_prefill_fails_alone(driver: Driver) -> None:
     good = driver.submit(prompt(20, seed=1), 60, use_cache=False)
     driver.until(good, TokenSampled)
     with pytest.raises(Broken):
-        driver.finish(driver.submit(("x",) * 20, 5))  # type: ignore[arg-type]
+        driver.finish(driver.submit((1.5,) * 20, 5))  # type: ignore[arg-type]
     driver.finish(good)
     assert driver.tokens(good) == alone
 
 
 def test_a_broken_turn_fails_its_asks_and_the_engine_goes_on(driver: Driver) -> None:
     alone = driver.cold(prompt(20, seed=1), 5)
-    # Not a tuple of ints: prefill cannot make an array of it.
+    # Not a tuple of ints: no embedding has rows of them.
     with pytest.raises(Broken):
-        driver.finish(driver.submit(("x",) * 20, 5))  # type: ignore[arg-type]
+        driver.finish(driver.submit((1.5,) * 20, 5))  # type: ignore[arg-type]
     assert driver.cold(prompt(20, seed=1), 5) == alone
 
 

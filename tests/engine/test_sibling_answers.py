@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.preset import Speculation
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.decode.ngram_index import ORDER, NgramIndex, extended
 from mlxstack.engine.decode.sibling_answers import (
@@ -27,7 +28,7 @@ RANDOM = SamplingParams(temperature=1.0, seed=7)
 
 def request(head: int = 0, tail: int = 0, salt: str = "", *, use_cache: bool = True) -> Request:
     tokens = HEADS[head] + prompt(5, seed=100 + tail)
-    return Request("one", tokens, 10, salt=salt, use_cache=use_cache)
+    return Request("one", PromptTokens(tokens), 10, salt=salt, use_cache=use_cache)
 
 
 def gram(tokens: tuple[int, ...]) -> int:
@@ -53,7 +54,7 @@ def test_only_siblings_of_the_same_tenant_are_found() -> None:
         place = answers.place(known)
         assert (place is not None) == is_found
     assert said.of(request(salt="a", use_cache=False)) is None
-    assert said.of(Request("short", HEADS[0][:-1], 10, salt="a")) is None
+    assert said.of(Request("short", PromptTokens(HEADS[0][:-1]), 10, salt="a")) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=40))

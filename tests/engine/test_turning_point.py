@@ -6,6 +6,7 @@ import pytest
 
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import KVSpec, Preset, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -86,7 +87,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
 def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
         driver.answer(MINE, 1, checkpoint_positions=(len(MINE) - 1,))
-        pinned = driver.engine.cache.pin("mine", MINE).result(timeout=PATIENCE_S)
+        pinned = driver.engine.cache.pin("mine", PromptTokens(MINE)).result(timeout=PATIENCE_S)
         assert pinned.n_tokens >= 128
         assert pinned.n_bytes > 0
         driver.answer(OTHER, 8)

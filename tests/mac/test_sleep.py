@@ -13,6 +13,7 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.client.types import PropsResponse
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host import sleep
@@ -67,16 +68,16 @@ async def test_the_assertion_is_held_iff_requests_run(program: Path) -> None:
     service = await started()
     assert not service.sleep.is_held
     before = len(children())
-    with service.open(Request("a", (1, 2), 4), service.text_processor):
+    with service.open(Request("a", PromptTokens((1, 2)), 4), service.text_processor):
         assert service.sleep.is_held
-        with service.open(Request("b", (1, 2), 4), service.text_processor):
+        with service.open(Request("b", PromptTokens((1, 2)), 4), service.text_processor):
             assert len(children()) == before + 1
         await asyncio.sleep(2 * LINGER_S)
         assert service.sleep.is_held
     assert service.sleep.is_held, "an agent runs its tools between two requests"
     await until(lambda: not service.sleep.is_held)
     assert len(children()) == before
-    with service.open(Request("c", (1, 2), 4), service.text_processor):
+    with service.open(Request("c", PromptTokens((1, 2)), 4), service.text_processor):
         assert service.sleep.is_held
         await until(lambda: calls(program) == [f"-i -w {os.getpid()}"] * 2)
     await service.stop(0.1)
@@ -86,17 +87,17 @@ async def test_the_assertion_is_held_iff_requests_run(program: Path) -> None:
 async def test_a_program_that_ends_by_itself_is_started_for_the_next_request(program: Path) -> None:
     service = await started()
     ends_at_once(program)
-    with service.open(Request("a", (1, 2), 4), service.text_processor):
+    with service.open(Request("a", PromptTokens((1, 2)), 4), service.text_processor):
         await until(lambda: not service.sleep.is_held)
         runs(program)
-        with service.open(Request("b", (1, 2), 4), service.text_processor):
+        with service.open(Request("b", PromptTokens((1, 2)), 4), service.text_processor):
             assert service.sleep.is_held
     await service.stop(0.1)
 
 
 async def test_nothing_is_held_where_the_preset_says_so(program: Path) -> None:
     service = await started(prevent_sleep=False)
-    with service.open(Request("a", (1, 2), 4), service.text_processor):
+    with service.open(Request("a", PromptTokens((1, 2)), 4), service.text_processor):
         assert not service.sleep.is_held
     await service.stop(0.1)
     assert not calls(program)
@@ -123,7 +124,7 @@ async def test_a_missing_program_is_told_and_requests_run(
 ) -> None:
     monkeypatch.setattr(sleep, "CAFFEINATE", "/nowhere/caffeinate")
     service = await started()
-    with service.open(Request("a", (1, 2), 4), service.text_processor):
+    with service.open(Request("a", PromptTokens((1, 2)), 4), service.text_processor):
         assert not service.sleep.is_held
         assert "/nowhere/caffeinate" in service.sleep.why_not
     await service.stop(0.1)

@@ -10,6 +10,7 @@ import pytest
 from mlxstack.core.engine_events import Event, FinishReason, TokenSampled
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch
@@ -208,8 +209,10 @@ def test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot(
         def deliver(events: tuple[Event, ...]) -> None:
             log.extend(f"{type(event).__name__} {event.request}" for event in events)
 
-        loop.submit(Request("longer", prompt(60), 60, use_cache=False))
-        loop.submit(Request("shorter", prompt(50), 60, use_cache=False, eos=frozenset(eos)))
+        loop.submit(Request("longer", PromptTokens(prompt(60)), 60, use_cache=False))
+        loop.submit(
+            Request("shorter", PromptTokens(prompt(50)), 60, use_cache=False, eos=frozenset(eos))
+        )
         while "RequestFinished shorter" not in log:
             log.append("step")
             loop.step(deliver)

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Priority, Request
 from mlxstack.policy.scheduling.scheduler import (
     Action,
@@ -40,7 +41,7 @@ def ticket(
     """A prompt of 100 tokens unless told otherwise."""
     return Request(
         ask,
-        (0,) * n_prompt,
+        PromptTokens((0,) * n_prompt),
         max_tokens=1,
         slot=pin,
         display_name=name,

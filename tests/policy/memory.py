@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mlxstack.core.prompt_tokens import KeptTokens
 from mlxstack.policy.kv import block_hash, prefix_index
 from mlxstack.policy.kv.prefix_index import (
     CheckpointMeta,
@@ -23,11 +24,11 @@ class Memory:
         self.size = size
 
     def chain(self, tokens: Sequence[int]) -> block_hash.BlockHashes:
-        return block_hash.extend(block_hash.start(SALT, self.size), tokens)
+        return block_hash.extend(block_hash.start(SALT, self.size), KeptTokens(tokens))
 
     def match(self, tokens: Sequence[int], cuts: Sequence[int] = ()) -> PrefixMatch:
         chain = self.chain(tokens)
-        marks = [(at, block_hash.hash_at(chain, tokens, at)) for at in cuts]
+        marks = [(at, block_hash.hash_at(chain, KeptTokens(tokens), at)) for at in cuts]
         return prefix_index.match(self.index, chain.keys, marks)
 
     def save(
@@ -50,7 +51,7 @@ class Memory:
 
     def checkpoint(self, tokens: Sequence[int], n_bytes: int = 1, now: float = 0.0) -> str:
         """A checkpoint at the end of `tokens`, on the segment of the saved path that holds it."""
-        state = block_hash.hash_at(self.chain(tokens), tokens, len(tokens))
+        state = block_hash.hash_at(self.chain(tokens), KeptTokens(tokens), len(tokens))
         holder = self.save(tokens)[-1]
         key = block_hash.checkpoint_key(state)
         self.index.insert(
@@ -68,7 +69,7 @@ class Memory:
         now: float,
     ) -> str:
         chain = self.chain(tokens[:end])
-        key = block_hash.segment_key(block_hash.hash_at(chain, tokens, end), start)
+        key = block_hash.segment_key(block_hash.hash_at(chain, KeptTokens(tokens), end), start)
         keys = chain.keys[start // self.size : end // self.size]
         self.index.insert(SegmentMeta(key, parent, start, end, end - start, keys), place, now)
         return key

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.core.prompt_tokens import KeptTokens
 from mlxstack.policy.kv.block_hash import checkpoint_key, extend, hash_at, salt, segment_key, start
 
 SALT = salt("a" * 32)
 
 
 def hash_blocks(salt: bytes, tokens: Sequence[int], size: int) -> tuple[bytes, ...]:
-    return extend(start(salt, size), tokens).keys
+    return extend(start(salt, size), KeptTokens(tokens)).keys
 
 
 tokens_lists = st.lists(st.integers(0, 2**32 - 1), max_size=60)
@@ -38,10 +39,11 @@ def test_d2_keys_are_the_definition(tokens: list[int], size: int) -> None:
 @given(parts=st.lists(tokens_lists, max_size=5), size=st.integers(1, 16))
 def test_z13_extending_equals_starting_over(parts: list[list[int]], size: int) -> None:
     grown = start(SALT, size)
+    whole: list[int] = []
     for part in parts:
-        grown = extend(grown, part)
-    whole = [token for part in parts for token in part]
-    assert grown == extend(start(SALT, size), whole)
+        whole += part
+        grown = extend(grown, KeptTokens(whole))
+    assert grown == extend(start(SALT, size), KeptTokens(whole))
     assert grown.n_tokens == len(whole)
 
 
@@ -50,15 +52,17 @@ def test_state_at_any_position_is_the_state_of_that_prefix(
     tokens: list[int], size: int, data: st.DataObject
 ) -> None:
     position = data.draw(st.integers(0, len(tokens)))
-    whole = extend(start(SALT, size), tokens)
-    prefix = extend(start(SALT, size), tokens[:position])
-    assert hash_at(whole, tokens, position) == hash_at(prefix, tokens[:position], position)
+    row, first = KeptTokens(tokens), KeptTokens(tokens[:position])
+    whole, prefix = extend(start(SALT, size), row), extend(start(SALT, size), first)
+    assert hash_at(whole, row, position) == hash_at(prefix, first, position)
+    assert prefix == extend(start(SALT, size), row, position)
 
 
 @given(a=tokens_lists, b=tokens_lists)
 def test_states_are_equal_only_for_equal_tokens(a: list[int], b: list[int]) -> None:
-    one, two = extend(start(SALT, 4), a), extend(start(SALT, 4), b)
-    assert (hash_at(one, a, len(a)) == hash_at(two, b, len(b))) == (a == b)
+    rows = KeptTokens(a), KeptTokens(b)
+    states = {hash_at(extend(start(SALT, 4), row), row, len(row.tokens)) for row in rows}
+    assert (len(states) == 1) == (a == b)
 
 
 def test_d2_a_changed_token_changes_its_block_and_all_after() -> None:
@@ -80,7 +84,8 @@ def test_d17_d23_identity_and_tenant_separate() -> None:
 
 
 def test_addresses_depend_on_state_start_and_kind() -> None:
-    state = hash_at(extend(start(SALT, 4), [1, 2, 3]), [1, 2, 3], 3)
+    row = KeptTokens([1, 2, 3])
+    state = hash_at(extend(start(SALT, 4), row), row, 3)
     names = {segment_key(state, 0), segment_key(state, 1), checkpoint_key(state)}
     assert len(names) == 3
     assert all(len(name) == 64 for name in names)

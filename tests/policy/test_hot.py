@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.policy.kv import shared_prefixes
 from mlxstack.policy.kv.block_hash import BlockHashes
@@ -18,7 +19,7 @@ HEAD = [b"system", b"tools"]
 
 def seen(prefixes: SharedPrefixes, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:
     """The prefix that a prompt of these blocks, one token each, makes shared."""
-    request = Request(id="", tokens=tuple(range(len(keys))), max_tokens=1)
+    request = Request(id="", prompt=PromptTokens(tuple(range(len(keys)))), max_tokens=1)
     return prefixes.observe(conversation, BlockHashes(1, b"", tuple(keys)), request)
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Priority, Request
 from mlxstack.policy.scheduling import scheduler_state as desks
 from mlxstack.policy.scheduling.chunked_prefill import (
@@ -106,7 +107,7 @@ class Histories(RuleBasedStateMachine):
         arrived = self.now - late
         ticket = Request(
             ask,
-            (0,) * n_prompt,
+            PromptTokens((0,) * n_prompt),
             max_tokens=1,
             slot=None if pin is None else pin % len(self.desk.slots),
             agent=agent,

@@ -11,6 +11,7 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.engine_events import FinishReason, SlotAssigned, TokenSampled
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, TooLong
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import (
     CollectedResponse,
@@ -279,7 +280,7 @@ async def test_outbox_wakes_the_loop_once_per_turn() -> None:
     def body() -> tuple[int, int]:
         outbox, loop = EventDispatcher(), Counting()
         outbox.bind(loop)
-        queues = [outbox.open(Request(name, (1, 2), 1), str) for name in "abc"]
+        queues = [outbox.open(Request(name, PromptTokens((1, 2)), 1), str) for name in "abc"]
         events = tuple(TokenSampled(name, 1) for name in "abcz")
         before = loop.n_woken
         outbox.deliver(events)

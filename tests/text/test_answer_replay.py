@@ -55,7 +55,7 @@ class Model:
 
         prompt = self.prompt(turns)
         request = Request(
-            id="r", tokens=prompt.tokens, max_tokens=9999,
+            id="r", prompt=prompt, max_tokens=9999,
             eos=frozenset(self.tokenizer.eos_token_ids),
         )  # fmt: skip
         text_processor: Any = SimpleNamespace(

@@ -97,7 +97,7 @@ class Spoken:
     def _answer(self, asked: Conversation, prompt: Prompt, text: str, answer: Answer) -> Message:
         tokens = respelled(self.tokenizer, text, lambda: self.random.randint(1, answer.width))
         eos = frozenset(self.tokenizer.eos_token_ids)
-        request = Request(id="r", tokens=prompt.tokens, max_tokens=9999, eos=eos)
+        request = Request(id="r", prompt=prompt, max_tokens=9999, eos=eos)
         text_processor: Any = SimpleNamespace(
             output_format=self.output_format, prompt_maker=self.prompt_maker
         )

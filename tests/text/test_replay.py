@@ -64,7 +64,7 @@ class Chat:
         """What a client gets for an answer of these tokens."""
         eos = frozenset(self.tokenizer.eos_token_ids)
         salt, name = scope
-        ask = Request("a", prompt.tokens, 9999, eos=eos, salt=salt, display_name=name or None)
+        ask = Request("a", prompt, 9999, eos=eos, salt=salt, display_name=name or None)
         # Answers are not remembered: their prompts would hide those of the calls alone.
         memory = SimpleNamespace(replay=self.prompt_maker.replay, answers=AnswerReplay(max_bytes=0))
         text_processor: Any = SimpleNamespace(output_format=self.voice, prompt_maker=memory)

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import FIRST_VIRTUAL, text_tokens, whole_images, without_virtual
+from mlxstack.core.prompt_tokens import check_images, kept
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.drafter import Drafter
@@ -60,7 +61,7 @@ def prefill_chunk(
         runner.execute(plan)
     context.evaluate()
     took = time.perf_counter() - began
-    context.extend(tokens)
+    context.extend(tokens, kept(request, start, end).images)
     if images is not None and any(image.end == end for image in request.images):
         images.release(request.id)
     if end in request.checkpoint_positions or end == len(request.tokens) - 1:
@@ -87,6 +88,8 @@ def _slot_tokens(
 ) -> SlotTokens:
     tokens = request.tokens[start:end]
     if images is None or not request.images:
+        # MLX reads beyond the embedding for an id without a row.
+        check_images(tokens, ())
         return SlotTokens(context.caches, mx.array(tokens))
     return images.slot_tokens(context.caches, tokens, start, request.images)
 

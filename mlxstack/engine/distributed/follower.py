@@ -17,6 +17,7 @@ from typing import Any
 from mlxstack import __version__
 from mlxstack.core.errors import Broken, SetupError, describe_error
 from mlxstack.core.ports import KVFile
+from mlxstack.core.prompt_tokens import KeptTokens
 from mlxstack.engine import device
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.decode.width_costs import measure_widths
@@ -120,7 +121,7 @@ class Replica:
         sources = load.sources
         part_of = self._read_part if sources.is_from_disk else self._parked.__getitem__
         parts = [part_of(key) for key in (*sources.segments, *sources.checkpoints)]
-        segments.load(self._contexts[load.context], load.tokens, parts, sources)
+        segments.load(self._contexts[load.context], KeptTokens(load.tokens), parts, sources)
 
     def _read_part(self, key: str) -> Segment | StateCheckpoint:
         return segments.part_of(self._disk.take(key))

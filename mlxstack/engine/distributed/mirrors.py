@@ -10,6 +10,7 @@ from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Damaged, StackError
 from mlxstack.core.ports import KVFile, KVFileHeader, KVStore
 from mlxstack.core.preset import PrefixCacheSpec
+from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.kv.prefix_cache import PrefixCache
@@ -54,14 +55,14 @@ class MirroredContext(SlotContext):
 
     def load(
         self,
-        tokens: Sequence[int],
+        row: TokenRow,
         parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[StateCheckpoint],
         sources: KVSources = NO_SOURCES,
     ) -> None:
         """As `SlotContext.load`, on all ranks."""
-        operation = wire.Load(self.number, tuple(tokens), sources)
-        self.group.repeat(operation, lambda: SlotContext.load(self, tokens, parts, checkpoints))
+        operation = wire.Load(self.number, tuple(row.tokens), sources)
+        self.group.repeat(operation, lambda: SlotContext.load(self, row, parts, checkpoints))
 
     clear = _repeated(SlotContext.clear)
     detach = _repeated(SlotContext.detach)

@@ -21,6 +21,7 @@ from mlxstack.core.ports import (
     Manifest,
     SlotFileStore,
 )
+from mlxstack.core.prompt_tokens import TokenRow, kept
 from mlxstack.engine.kv.park import ContextParker, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import parents_first, part_of, record_of
@@ -120,7 +121,7 @@ class DiskTier:
         """
         indexed = self._index(context)
         written = self._begin_writing(indexed)
-        manifest = self._manifest(context.tokens, context.salt, indexed)
+        manifest = self._manifest(context, context.salt, indexed)
 
         def finish() -> SlotSaveResult:
             n_written = written()
@@ -143,7 +144,7 @@ class DiskTier:
         Missing records are written again when the context is stored the next time.
         """
         agent, manifests = context.agent, self._manifests
-        manifest = self._manifest(context.tokens, context.salt, indexed)
+        manifest = self._manifest(context, context.salt, indexed)
 
         def finish() -> None:
             if missing := self._missing(manifest):
@@ -172,12 +173,12 @@ class DiskTier:
             lambda done: self._post(lambda: self._loaded(keys, done.result(), then))
         )
 
-    def export(self, plan: ReusePlan, tokens: tuple[int, ...], salt: str) -> "Future[Manifest]":
+    def export(self, plan: ReusePlan, row: TokenRow, salt: str) -> "Future[Manifest]":
         """Write a plan's KV for these tokens; returns its manifest."""
         segments = tuple(step.key for step in plan.path)
         indexed = IndexedContext(segments, (plan.checkpoint,) if plan.checkpoint else (), ())
         written = self._begin_writing(indexed)
-        manifest = self._manifest(tokens[: plan.position], salt, indexed)
+        manifest = self._manifest(kept(row, 0, plan.position), salt, indexed)
 
         def finish() -> Manifest:
             written()
@@ -244,15 +245,16 @@ class DiskTier:
 
         return written
 
-    def _manifest(self, tokens: Sequence[int], salt: str, indexed: IndexedContext) -> Manifest:
+    def _manifest(self, row: TokenRow, salt: str, indexed: IndexedContext) -> Manifest:
         nodes = self._prefix_cache.index.nodes
         return Manifest(
             identity=self._identity,
-            tokens=tuple(tokens),
+            tokens=tuple(row.tokens),
             segments=indexed.segments,
             checkpoints=indexed.checkpoints,
             n_bytes=sum(nodes[key].record.n_bytes for key in indexed.keys),
             salt=salt,
+            images=tuple(row.images),
         )
 
     def _missing(self, manifest: Manifest) -> list[str]:

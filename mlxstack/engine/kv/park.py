@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from mlxstack.core.ports import CallSoon
+from mlxstack.core.prompt_tokens import kept
 from mlxstack.core.request import Request
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv import segments
@@ -99,7 +100,7 @@ class ContextParker:
         """Index the unknown part of this context, for writing only."""
         context.checkpoint()
         chain = self._prefix_cache.chain_of(context)
-        known = self._prefix_cache.match(chain, context.tokens, self._trail(context))
+        known = self._prefix_cache.match(chain, context, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
         new = self._add_segments(context, chain, known, pieces, now)
         leaf = new[-1] if new else known.path[-1].key if known.path else None
@@ -118,7 +119,7 @@ class ContextParker:
     def index_next(self, context: SlotContext, now: float) -> bool:
         """Index one piece for `index_context`; False when at most one is left."""
         chain = self._prefix_cache.chain_of(context)
-        known = self._prefix_cache.match(chain, context.tokens, self._trail(context))
+        known = self._prefix_cache.match(chain, context, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
         if len(pieces) < 2:
             return False
@@ -138,7 +139,7 @@ class ContextParker:
         checkpoints = (plan.checkpoint,) if plan.checkpoint else ()
         sources = KVSources(tuple(step.key for step in plan.path), checkpoints, fresh.room(n_room))
         parts = map(self._prefix_cache.get, plan.keys)
-        segments.load(fresh, request.tokens[: plan.position], parts, sources)
+        segments.load(fresh, kept(request, 0, plan.position), parts, sources)
         context.take_over(fresh)
         context.assign(request.salt, None)
         if plan.path:
@@ -156,7 +157,7 @@ class ContextParker:
         parent = known.path[-1].key if known.path else None
         size, new = self._prefix_cache.spec.block_size, []
         for start, end in pieces:
-            key = block_hash.segment_key(block_hash.hash_at(chain, context.tokens, end), start)
+            key = block_hash.segment_key(block_hash.hash_at(chain, context, end), start)
             segment = segments.pack(context, start, end)
             names = chain.keys[start // size : end // size]
             record = prefix_index.SegmentMeta(key, parent, start, end, segment.n_bytes, names)
@@ -173,7 +174,7 @@ class ContextParker:
         path: Sequence[PathStep],
         now: float,
     ) -> tuple[str, bool]:
-        state = block_hash.hash_at(chain, context.tokens, part.position)
+        state = block_hash.hash_at(chain, context, part.position)
         key = block_hash.checkpoint_key(state)
         if key in self._prefix_cache.index.nodes:
             return key, False

@@ -6,7 +6,9 @@ Runs on the MLX thread.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
+from mlxstack.core.image import same_until
 from mlxstack.core.preset import PrefixCacheSpec
+from mlxstack.core.prompt_tokens import KeptTokens, TokenRow, kept
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.policy.kv import block_hash, eviction, prefix_index, prefix_index_check
@@ -18,6 +20,7 @@ from mlxstack.policy.kv.prefix_index import (
     PrefixMatch,
     StorageTier,
     common_prefix,
+    common_tokens,
 )
 from mlxstack.policy.kv.retention import Retention
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -49,7 +52,7 @@ class PrefixCache:
         self._transient: set[str] = set()
         self._ends: dict[int, dict[str, int]] = {}
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
-        self._tokens: dict[str, array[int]] = {}
+        self._tokens: dict[str, KeptTokens] = {}
         """Tokens of the segments that were parked here; files do not hold them."""
 
     @property
@@ -90,7 +93,8 @@ class PrefixCache:
     ) -> None:
         """Put a segment of a context, whose tokens are known."""
         self.put(record, part, now, context)
-        self._tokens[record.key] = array("I", context.tokens[part.start : part.end])
+        parked = kept(context, part.start, part.end)
+        self._tokens[record.key] = KeptTokens(array("I", parked.tokens), parked.images)
 
     def mark_write_through(self, keys: Iterable[str]) -> None:
         """These are in memory only to be written."""
@@ -178,9 +182,7 @@ class PrefixCache:
             self._tokens.pop(key, None)
             self._ends.get(prefix_index.end_of(node.record), {}).pop(key, None)
 
-    def match(
-        self, chain: BlockHashes, tokens: Sequence[int], trail: KnownPrefix | None
-    ) -> PrefixMatch:
+    def match(self, chain: BlockHashes, row: TokenRow, trail: KnownPrefix | None) -> PrefixMatch:
         """Longest known prefix, up to the token in its last segment.
 
         A segment beyond the last known block ends before the next block would be full.
@@ -192,46 +194,46 @@ class PrefixCache:
         for end in range(last * size + 1, min((last + 1) * size, chain.n_tokens + 1)):
             if end not in self._ends:
                 continue
-            state = block_hash.hash_at(chain, tokens, end)
+            state = block_hash.hash_at(chain, row, end)
             cuts.append((end, state))
             for key, start in self._ends[end].items():
                 if end > match.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
         return prefix_index.match(self.index, chain.keys, cuts, trail)
 
-    def match_in_block(
-        self, match: PrefixMatch, chain: BlockHashes, tokens: Sequence[int]
-    ) -> PrefixMatch:
+    def match_in_block(self, match: PrefixMatch, chain: BlockHashes, row: TokenRow) -> PrefixMatch:
         """Extend a match into the next block, up to the divergence."""
         nodes, n_full = self.index.nodes, match.covered // self.spec.block_size
         if n_full:
             last = self.index.blocks.get(chain.keys[n_full - 1], ())
             reached = dict.fromkeys(last, n_full * self.spec.block_size)
         else:
-            reached = dict.fromkeys(self._short_segments(chain, tokens), 0)
+            reached = dict.fromkeys(self._short_segments(chain, row), 0)
         if match.path:
             reached[match.path[-1].key] = match.covered
         longest, leaf = match.covered, ""
         queue = list(reached)
         for key in queue:
             if key in self._tokens:
-                start = prefix_index.end_of(nodes[key].record) - len(self._tokens[key])
-                n_common = common_prefix(self._tokens[key], tokens[start : chain.n_tokens])
-                reached[key] = max(reached[key], start + n_common)
+                own = self._tokens[key]
+                start = prefix_index.end_of(nodes[key].record) - len(own.tokens)
+                other = kept(row, start, chain.n_tokens)
+                upto = start + common_prefix(own.tokens, other.tokens)
+                reached[key] = max(reached[key], same_until(own.images, other.images, upto))
                 longest, leaf = max((longest, leaf), (reached[key], key))
             for child in nodes[key].children & self._tokens.keys() - reached.keys():
-                start = prefix_index.end_of(nodes[child].record) - len(self._tokens[child])
+                start = prefix_index.end_of(nodes[child].record) - len(self._tokens[child].tokens)
                 if start <= reached[key]:
                     reached[child] = start
                     queue.append(child)
-        return self.match(chain, tokens, KnownPrefix(leaf, longest)) if leaf else match
+        return self.match(chain, row, KnownPrefix(leaf, longest)) if leaf else match
 
-    def _short_segments(self, chain: BlockHashes, tokens: Sequence[int]) -> Iterator[str]:
+    def _short_segments(self, chain: BlockHashes, row: TokenRow) -> Iterator[str]:
         """Parked contexts of less than a block that begin as these tokens."""
         for end in range(LEAST_PARKED, self.spec.block_size):
             for key, start in self._ends.get(end, {}).items():
-                own = self._tokens.get(key, ()) if start == 0 else ()
-                if common_prefix(own, tokens) >= LEAST_PARKED:
+                own = self._tokens.get(key) if start == 0 else None
+                if own is not None and common_tokens(own, row) >= LEAST_PARKED:
                     empty = BlockHashes(chain.block_size, chain.root)
                     if block_hash.segment_key(block_hash.hash_at(empty, own, end), 0) == key:
                         yield key
@@ -250,22 +252,22 @@ class PrefixCache:
         parked = {key for key, node in self.index.nodes.items() if StorageTier.MEMORY in node.tiers}
         assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
 
-    def chains(self, tokens: Sequence[int], tenant: str) -> tuple[BlockHashes, ...]:
+    def chains(self, row: TokenRow, tenant: str) -> tuple[BlockHashes, ...]:
         """Block hashes of these tokens for this tenant.
 
         Where KV is quantized from a position on, the second one is that of shorter contexts.
         """
-        whole = block_hash.extend(self._root(tenant, self.quantized_start), tokens)
+        whole = block_hash.extend(self._root(tenant, self.quantized_start), row)
         if not self.quantized_start:
             return (whole,)
-        return whole, block_hash.extend(self._root(tenant, 0), tokens[: self.quantized_start - 1])
+        return whole, block_hash.extend(self._root(tenant, 0), row, self.quantized_start - 1)
 
     def chain_of(self, context: SlotContext) -> BlockHashes:
         """Block hashes of a context; only new tokens are hashed."""
         start, known = self._root(context.salt, len(context)), context.chain
         if known is None or known.root != start.root:
             known = start
-        context.chain = block_hash.extend(known, context.tokens[known.n_tokens :])
+        context.chain = block_hash.extend(known, context)
         return context.chain
 
     def _root(self, tenant: str, n_tokens: int) -> BlockHashes:

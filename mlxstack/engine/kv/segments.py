@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
+from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
@@ -89,16 +90,16 @@ def whole(
 
 def load(
     context: SlotContext,
-    tokens: Sequence[int],
+    row: TokenRow,
     parts: Iterable[Segment | StateCheckpoint | None],
     sources: KVSources,
 ) -> None:
-    """Fill an empty context for `tokens` with parked KV, that of `sources`."""
+    """Fill an empty context for the tokens of `row` with parked KV, that of `sources`."""
     known = list(parts)
     packed = [part for part in known if isinstance(part, Segment)]
     checkpoints = [part for part in known if isinstance(part, StateCheckpoint)]
-    spans = whole(context, packed, len(tokens), sources.n_room)
-    context.load(tokens, spans, checkpoints, sources)
+    spans = whole(context, packed, len(row.tokens), sources.n_room)
+    context.load(row, spans, checkpoints, sources)
 
 
 def arrays_of(part: Segment | StateCheckpoint) -> list[mx.array]:

@@ -7,6 +7,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from msgspec import Struct
 
+from mlxstack.core.image import ImageRange
+from mlxstack.core.prompt_tokens import TokenRow, kept
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
 from mlxstack.engine.model.runner import PassStart
@@ -81,7 +83,8 @@ NO_SOURCES = KVSources()
 class SlotContext:
     """Live KV of one slot, changed by the MLX thread only.
 
-    `tokens[i]` is the token whose KV stands at position i. `checkpoints` are ascending and lie
+    `tokens[i]` is the token whose KV stands at position i; `images` are the ranges of the images
+    that begin in them, ascending. `checkpoints` are ascending and lie
     within `tokens`; a context whose layers are all sliceable needs none. `salt` is the tenant of
     these tokens, `agent` the last explicit agent, `n_prompt` the length of its prompt.
     """
@@ -91,6 +94,7 @@ class SlotContext:
         self._caches: list[Any] = cache_factory.make()
         self._stack: StackedRows | None = None
         self.tokens: list[int] = []
+        self.images: tuple[ImageRange, ...] = ()
         self.checkpoints: list[StateCheckpoint] = []
         self.version = 0
         self._counted: tuple[int, int] | None = None
@@ -194,6 +198,7 @@ class SlotContext:
         """Forget everything."""
         self.caches = self._cache_factory.make()
         self.tokens = []
+        self.images = ()
         self.chain = None
         self.version += 1
         self.checkpoints = []
@@ -209,9 +214,10 @@ class SlotContext:
         """Position of KV quantization; 0 for never, or from the start."""
         return self._cache_factory.quantized_start
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Note tokens whose KV the model has just appended."""
+    def extend(self, tokens: Sequence[int], images: tuple[ImageRange, ...] = ()) -> None:
+        """Note tokens whose KV the model has just appended, and the images that begin in them."""
         self.tokens.extend(tokens)
+        self.images += images
         self.version += 1
         if self._is_prefilled or len(tokens) > 1:
             # A window holds more than its size after a prefill chunk, until the next token.
@@ -280,7 +286,8 @@ class SlotContext:
 
     def take_over(self, other: "SlotContext") -> None:
         """Take over everything of a context that is not used any more."""
-        self.caches, self.tokens, self.chain = other.caches, other.tokens, other.chain
+        self.caches, self.chain = other.caches, other.chain
+        self.tokens, self.images = other.tokens, other.images
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
@@ -348,6 +355,7 @@ class SlotContext:
         if not is_cut and checkpoint is not None:
             self._restore_state(checkpoint)
         del self.tokens[position:]
+        self.images = tuple(image for image in self.images if image.start < position)
         self.chain = None
         self._counted = None
         self.version += 1
@@ -376,25 +384,27 @@ class SlotContext:
 
     def load(
         self,
-        tokens: Sequence[int],
+        row: TokenRow,
         parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[StateCheckpoint],
         sources: KVSources = NO_SOURCES,
     ) -> None:
-        """Load `tokens`; `parts[i]` belong to the i-th sliceable layer.
+        """Load the tokens of `row`; `parts[i]` belong to the i-th sliceable layer.
 
         They have the capacity of `cache_adapters.with_room`. The last checkpoint must stand at the
         end when a layer is stateful. `sources` tell other ranks where they find the same.
         """
         self.clear()
-        self.caches = self._cache_factory.make(len(tokens))
+        n_tokens = len(row.tokens)
+        self.caches = self._cache_factory.make(n_tokens)
         self._counted = None
         sliceable = [leaf for leaf in self.leaves if cache_adapters.is_sliceable(leaf)]
         for leaf, whole in zip(sliceable, parts, strict=True):
-            cache_adapters.rebuild(leaf, whole, len(tokens))
+            cache_adapters.rebuild(leaf, whole, n_tokens)
         if checkpoints:
             self._restore_state(checkpoints[-1])
-        self.tokens = list(tokens)
+        self.tokens = list(row.tokens)
+        self.images = kept(row, 0, n_tokens).images
         self.checkpoints = list(checkpoints)
         self._mark_min_rewind()
         self.evaluate()
@@ -417,7 +427,7 @@ class SlotContext:
         spans = [cache_adapters.span(leaf, 0, end) for leaf in sliceable]
         n_room = self.room(n_room)
         self.load(
-            other.tokens[:end],
+            kept(other, 0, end),
             [cache_adapters.joined([span], n_room) for span in spans],
             [c for c in other.checkpoints if c.position <= end],
         )

@@ -122,7 +122,7 @@ class RestoreBuffers:
         sliceable = [leaf for leaf in self._fresh.leaves if cache_adapters.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(cache_adapters.n_parts(leaf))] for leaf in sliceable]
         sources = KVSources(manifest.segments, manifest.checkpoints, self._room, is_from_disk=True)
-        self._fresh.load(manifest.tokens, parts, checkpoints, sources)
+        self._fresh.load(manifest, parts, checkpoints, sources)
         return self._fresh
 
     def _lines(self, buffer: TensorBuffer, head: KVFileHeader, end: int) -> Iterator[memoryview]:

@@ -40,6 +40,9 @@ BLOB = re.compile(r"[0-9a-f]{64}")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 
+IMAGE_KV_VERSION = "2"
+"""Moves with the names of images in block keys, and with faults in their KV."""
+
 MOST_MORE_TOKENS = 256
 """Tolerated surplus of the larger vocabulary of draft and target."""
 
@@ -101,7 +104,13 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
         images = None
     if images is not None:
         n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
-        facts = replace(facts, accepts_images=True, n_bytes=facts.n_bytes + n_bytes)
+        kv_format = f"{facts.identity.kv_format} images {IMAGE_KV_VERSION}"
+        facts = replace(
+            facts,
+            identity=replace(facts.identity, kv_format=kv_format),
+            accepts_images=True,
+            n_bytes=facts.n_bytes + n_bytes,
+        )
     return LoadedModel(model, tokenizer, facts, images)
 
 

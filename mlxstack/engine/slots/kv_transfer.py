@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, Unsupported, describe_error
 from mlxstack.core.ports import KVFileHeader, Manifest
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import IncrementalPack
 from mlxstack.engine.kv.segments import Layout, check_cover, layout_of_head, layouts, record_of
@@ -16,8 +17,6 @@ from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.policy.kv.prefix_index import CheckpointMeta, Record, SegmentMeta
 from mlxstack.policy.kv.reuse_plan import ReusePlan
-
-Tokens = tuple[int, ...]
 
 
 class KVExchange:
@@ -32,28 +31,28 @@ class KVExchange:
         self._cache_factory = cache_factory
         self._layouts: list[Layout] = []
 
-    def match(self, tokens: Tokens, salt: str) -> int:
+    def match(self, prompt: PromptTokens, salt: str) -> int:
         """Cached tokens at the prompt's start: in slot, memory or disk."""
-        return max(self._stored(tokens, salt).position, self._slot_kv.nearest(tokens, salt)[0])
+        return max(self._stored(prompt, salt).position, self._slot_kv.nearest(prompt, salt)[0])
 
-    def export(self, tokens: Tokens, salt: str, result: "Future[Manifest]") -> None:
+    def export(self, prompt: PromptTokens, salt: str, result: "Future[Manifest]") -> None:
         """Write the cached KV of the first tokens; returns the manifest."""
         spec = self._slot_kv.prefix_cache.spec
         if not (spec.enabled and spec.disk.enabled):
             raise Unsupported(
                 "KV is exchanged as files: set prefix_cache.enabled and prefix_cache.disk.enabled"
             )
-        n_live, context = self._slot_kv.nearest(tokens, salt)
-        is_live = n_live > self._stored(tokens, salt).position
+        n_live, context = self._slot_kv.nearest(prompt, salt)
+        is_live = n_live > self._stored(prompt, salt).position
         if context is None or not is_live or not context.is_storable:
-            copy_outcome(self._write(tokens, salt), result)
+            copy_outcome(self._write(prompt, salt), result)
             return
         packing = IncrementalPack(context, self._disk_tier.parker)
 
         def end() -> None:
             if packing.is_current:
                 self._slot_kv.store(context)
-            copy_outcome(self._write(tokens, salt), result)
+            copy_outcome(self._write(prompt, salt), result)
 
         def fail(error: Exception) -> None:
             result.set_exception(describe_error(error, "an export of KV"))
@@ -64,11 +63,11 @@ class KVExchange:
         """Index files of another service; the future raises Damaged."""
         self._disk_tier.adopt(manifest, self._records, result)
 
-    def _write(self, tokens: Tokens, salt: str) -> "Future[Manifest]":
-        return self._disk_tier.export(self._stored(tokens, salt), tokens, salt)
+    def _write(self, prompt: PromptTokens, salt: str) -> "Future[Manifest]":
+        return self._disk_tier.export(self._stored(prompt, salt), prompt, salt)
 
-    def _stored(self, tokens: Tokens, salt: str) -> ReusePlan:
-        return self._slot_kv.lookup.kept(tokens, salt, self._slot_kv.slots[0])
+    def _stored(self, prompt: PromptTokens, salt: str) -> ReusePlan:
+        return self._slot_kv.lookup.kept(prompt, salt, self._slot_kv.slots[0])
 
     def _records(self, manifest: Manifest, headers: Sequence[KVFileHeader]) -> list[Record]:
         """Index records of sent files, parents first. Raises Damaged.
@@ -79,7 +78,7 @@ class KVExchange:
             raise Damaged("the KV is of another model, adapter, KV precision or version of mlx-lm")
         self._layouts = self._layouts or layouts(self._runner, self._cache_factory)
         prefix_cache = self._slot_kv.prefix_cache
-        chains = prefix_cache.chains(manifest.tokens, manifest.salt)
+        chains = prefix_cache.chains(manifest, manifest.salt)
         names = {name for chain in chains for name in chain.keys}
         segments = headers[: len(manifest.segments)]
         check_cover("of another service", manifest, segments)

@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.engine_events import CacheMiss, KVSource
-from mlxstack.core.image import FIRST_VIRTUAL, reuse_cut
+from mlxstack.core.image import FIRST_VIRTUAL, ImageRange, reuse_cut
+from mlxstack.core.prompt_tokens import KeptTokens, TokenRow, kept
 from mlxstack.core.request import Request
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.request_state import RequestState
 from mlxstack.policy.kv import block_hash, prefix_index, reuse_plan
 from mlxstack.policy.kv.block_hash import BlockHashes
-from mlxstack.policy.kv.prefix_index import RestorePoint, StorageTier, common_prefix
+from mlxstack.policy.kv.prefix_index import RestorePoint, StorageTier, common_tokens
 from mlxstack.policy.kv.reuse_plan import MissContext, ReusePlan, ReuseSource
 from mlxstack.policy.kv.shared_prefixes import SharedPrefixes
 
@@ -38,9 +39,10 @@ SHOWN = 24
 
 
 class LastPrompt(Struct, frozen=True):
-    """The last prompt of a conversation as uint32, and its block chains."""
+    """The last prompt of a conversation as uint32, its images and its block chains."""
 
     tokens: "array[int]"
+    images: tuple[ImageRange, ...]
     salt: str
     chains: tuple[BlockHashes, ...]
 
@@ -90,15 +92,15 @@ class PrefixLookup:
         if self._prefix_cache.spec.enabled:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             options += [_live(slots[i], KVSource.FORK, i, request) for i in others]
-            stored = self._stored(request.tokens, chains, slots[slot])
+            stored = self._stored(request, chains, slots[slot])
             options += [one for one in stored if may_read or one.source is not KVSource.DISK]
         plan = reuse_plan.plan(len(request.tokens), options, request.images)
         return plan, _told(reuse_plan.explain_miss(plan, options, clues), before)
 
-    def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
+    def kept(self, row: TokenRow, salt: str, template: SlotContext) -> ReusePlan:
         """Longest cached prefix of these tokens beside the slots."""
-        chains = self._prefix_cache.chains(tokens, salt)
-        return reuse_plan.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
+        chains = self._prefix_cache.chains(row, salt)
+        return reuse_plan.plan(len(row.tokens) + 1, tuple(self._stored(row, chains, template)))
 
     def remember(self, request: Request) -> None:
         """Record an assigned prompt, for shared prefixes and later misses."""
@@ -108,7 +110,9 @@ class PrefixLookup:
         if name is None:
             return
         self.forget(name)
-        self._prompts[name] = LastPrompt(array("I", request.tokens), request.salt, chains)
+        last = kept(request, 0, len(request.tokens))
+        tokens = array("I", last.tokens)
+        self._prompts[name] = LastPrompt(tokens, last.images, request.salt, chains)
         self.n_bytes += self._prompts[name].n_bytes
         while len(self._prompts) > MOST_AGENTS or self._is_over():
             self.forget(next(iter(self._prompts)))
@@ -132,7 +136,7 @@ class PrefixLookup:
         last = self._prompts.get(agent)
         if last is None:
             return ()
-        matches = [self._prefix_cache.match(chain, last.tokens, None) for chain in last.chains]
+        matches = [self._prefix_cache.match(chain, last, None) for chain in last.chains]
         longest = max(matches, key=lambda match: match.covered)
         checkpoints = (one.checkpoint for one in longest.checkpoints if one.checkpoint)
         return (*(step.key for step in longest.path), *checkpoints)
@@ -163,18 +167,18 @@ class PrefixLookup:
     def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
         """Block hashes of a request, computed once."""
         if self._hashed is None or self._hashed[0] is not request:
-            self._hashed = request, self._prefix_cache.chains(request.tokens, request.salt)
+            self._hashed = request, self._prefix_cache.chains(request, request.salt)
         return self._hashed[1]
 
     def _stored(
-        self, tokens: Sequence[int], chains: Iterable[BlockHashes], template: SlotContext
+        self, row: TokenRow, chains: Iterable[BlockHashes], template: SlotContext
     ) -> Iterable[ReuseSource]:
         """Reuse sources in memory and on disk; quantized KV only beyond `quantized_start`."""
         free_from = self._prefix_cache.quantized_start
         for chain in chains:
-            match = self._prefix_cache.match(chain, tokens, None)
+            match = self._prefix_cache.match(chain, row, None)
             if template.is_sliceable:
-                match = self._prefix_cache.match_in_block(match, chain, tokens)
+                match = self._prefix_cache.match_in_block(match, chain, row)
             for option in reuse_plan.stored(match, template.is_sliceable):
                 if option.source is KVSource.DISK and not self._prefix_cache.spec.disk.enabled:
                     continue
@@ -182,7 +186,7 @@ class PrefixLookup:
             free_from = 0
 
     def _clues(
-        self, request: Request, chains: Iterable[BlockHashes], before: Sequence[int]
+        self, request: Request, chains: Iterable[BlockHashes], before: TokenRow
     ) -> MissContext:
         is_unknown = self._last(request) is None
         return MissContext(
@@ -191,19 +195,19 @@ class PrefixLookup:
             block_size=self._prefix_cache.spec.block_size,
             # Only explicit agents have saved KV.
             is_foreign=is_unknown and request.agent is not None and self._is_foreign(request.agent),
-            n_previous=len(before),
-            n_common=common_prefix(before, request.tokens),
+            n_previous=len(before.tokens),
+            n_common=common_tokens(before, request),
             is_guess=is_unknown,
             n_evicted=max(prefix_index.was_known(self._prefix_cache.index, c.keys) for c in chains),
         )
 
-    def _before(self, request: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
+    def _before(self, request: Request, slots: Sequence[SlotContext]) -> TokenRow:
         """Reference prompt: the agent's last, else the nearest live one."""
         last = self._last(request)
         if last is not None:
-            return last.tokens
-        live = [c.tokens[: c.n_prompt] for c in slots if c.salt == request.salt and len(c)]
-        return max(live, key=lambda tokens: common_prefix(tokens, request.tokens), default=())
+            return last
+        live = [kept(c, 0, c.n_prompt) for c in slots if c.salt == request.salt and len(c)]
+        return max(live, key=lambda row: common_tokens(row, request), default=KeptTokens(()))
 
     def _last(self, request: Request) -> LastPrompt | None:
         """Last prompt of the requesting agent; never disclosed under another salt."""
@@ -211,20 +215,19 @@ class PrefixLookup:
         return last if last is not None and last.salt == request.salt else None
 
 
-def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
+def _told(miss: CacheMiss | None, before: TokenRow) -> CacheMiss | None:
     """Cache miss with the tokens of the cached continuation."""
     if miss is None or miss.at is None:
         return miss
-    shown = before[miss.at : miss.at + SHOWN]
+    shown = before.tokens[miss.at : miss.at + SHOWN]
     return replace(miss, instead=tuple(token for token in shown if token < FIRST_VIRTUAL))
 
 
 def _conversation(request: Request, chain: BlockHashes) -> str:
     """Conversation by agent, session hint, else first tokens."""
     head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
-    head_hash = block_hash.hash_at(
-        chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS)
-    )
+    n_named = min(len(request.tokens), head + FIRST_WORDS)
+    head_hash = block_hash.hash_at(chain, request, n_named)
     return request.agent or request.session_hint or head_hash.hex()
 
 
@@ -233,7 +236,7 @@ def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -
     n_common = 0
     is_usable = source is KVSource.SLOT or context.is_storable
     if context.salt == request.salt and is_usable:
-        n_common = common_prefix(context.tokens, request.tokens)
+        n_common = common_tokens(context, request)
     if context.is_cuttable:
         covered = min(n_common, len(request.tokens) - 1)
         return ReuseSource(source, covered, free_from=context.min_rewind, slot=slot)
@@ -260,7 +263,7 @@ class PrefixOverlapCache:
             return 0
         key = (request.id, slot, context.version)
         if key not in self._known:
-            self._known[key] = common_prefix(context.tokens, request.tokens)
+            self._known[key] = common_tokens(context, request)
         return self._known[key]
 
     def promised(self, request_id: str, other_id: str) -> int:
@@ -273,7 +276,7 @@ class PrefixOverlapCache:
             return 0
         key = (request.id, other.id)
         if key not in self._promises:
-            n_common = common_prefix(request.tokens, other.tokens)
+            n_common = common_tokens(request, other)
             n_common = min(n_common, len(request.tokens) - 1, len(other.tokens) - 1)
             if self._slots[0].is_sliceable:
                 position = reuse_cut(request.images, n_common) if request.images else n_common

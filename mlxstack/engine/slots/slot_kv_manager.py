@@ -10,6 +10,7 @@ from mlxstack.core.commands import FlushResult
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.preset import Persist
+from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
@@ -20,7 +21,7 @@ from mlxstack.engine.kv.prefix_cache import LEAST_PARKED, PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
 from mlxstack.engine.vision.encoder import ImageEncoder
-from mlxstack.policy.kv.prefix_index import common_prefix
+from mlxstack.policy.kv.prefix_index import common_tokens
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.kv.shared_prefixes import SharedPrefixTokens
 
@@ -106,10 +107,10 @@ class SlotKVManager:
         """Prefixes that several conversations share."""
         return self._parker.shared_prefixes.learned
 
-    def nearest(self, tokens: Sequence[int], salt: str) -> tuple[int, SlotContext | None]:
+    def nearest(self, row: TokenRow, salt: str) -> tuple[int, SlotContext | None]:
         """The live context that shares most of these tokens, and how many."""
         live = [context for context in self.slots if context.salt == salt]
-        shared = [(common_prefix(context.tokens, tokens), context) for context in live]
+        shared = [(common_tokens(context, row), context) for context in live]
         return max(shared, key=lambda one: one[0], default=(0, None))
 
     def need(self, request: Request) -> int:

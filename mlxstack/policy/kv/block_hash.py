@@ -1,15 +1,20 @@
 """Names for prefixes: a chain of SHA-256 keys over blocks of tokens.
 
 key(i) = SHA-256(key(i - 1) + tokens of block i as little-endian uint32), key(-1) = SHA-256(salt).
-Equal keys mean equal tokens from position 0 on, under the same salt (the identity's key and the
-tenant's salt), so a key names KV wherever it lies.
+Where images begin in block i, it is SHA-256("images" + that key + the digests of the images).
+Equal keys mean equal tokens and images from position 0 on, under the same salt (the identity's key
+and the tenant's salt), so a key names KV wherever it lies.
 """
 
 import hashlib
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from msgspec import Struct
+
+from mlxstack.core.image import ImageRange
+from mlxstack.core.prompt_tokens import TokenRow
 
 TOKEN_BYTES = 4
 
@@ -41,26 +46,34 @@ def start(salt: bytes, block_size: int) -> BlockHashes:
     return BlockHashes(block_size=block_size, root=hashlib.sha256(salt).digest())
 
 
-def extend(chain: BlockHashes, tokens: Sequence[int]) -> BlockHashes:
-    """`chain` and the tokens after it; O(new tokens + number of keys)."""
-    data = memoryview(chain.tail + pack(tokens))
-    width = chain.block_size * TOKEN_BYTES
+def extend(chain: BlockHashes, row: TokenRow, end: int | None = None) -> BlockHashes:
+    """Chain of the tokens of `row` before `end`, whose first ones are those of `chain`.
+
+    O(new tokens + number of keys).
+    """
+    data = memoryview(chain.tail + pack(row.tokens[chain.n_tokens : end]))
+    size = chain.block_size
+    width = size * TOKEN_BYTES
     n_full = len(data) // width
     keys = list(chain.keys)
     last = keys[-1] if keys else chain.root
     for at in range(0, n_full * width, width):
-        last = _next(last, data[at : at + width])
+        start = len(keys) * size
+        last = _next(last, data[at : at + width], _beginning(row.images, start, start + size))
         keys.append(last)
     tail = bytes(data[n_full * width :])
     return BlockHashes(chain.block_size, chain.root, tuple(keys), tail)
 
 
-def hash_at(chain: BlockHashes, tokens: Sequence[int], position: int) -> bytes:
-    """Hash of the first `position` of `tokens`, whose chain is `chain`."""
+def hash_at(chain: BlockHashes, row: TokenRow, position: int) -> bytes:
+    """Hash of the first `position` tokens of `row`, whose chain is `chain`."""
     n_full = position // chain.block_size
     last = chain.keys[n_full - 1] if n_full else chain.root
-    rest = tokens[n_full * chain.block_size : position]
-    return _next(last, pack(rest)) if rest else last
+    start = n_full * chain.block_size
+    if start == position:
+        return last
+    images = _beginning(row.images, start, position)
+    return _next(last, pack(row.tokens[start:position]), images)
 
 
 def segment_key(state: bytes, start: int) -> str:
@@ -78,7 +91,16 @@ def pack(tokens: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
-def _next(key: bytes, block: bytes | memoryview) -> bytes:
-    digest = hashlib.sha256(key)
-    digest.update(block)
-    return digest.digest()
+def _beginning(images: Sequence[ImageRange], start: int, end: int) -> Sequence[ImageRange]:
+    """Images that begin at the positions `[start, end)`."""
+    first, after = (bisect_left(images, at, key=lambda image: image.start) for at in (start, end))
+    return images[first:after]
+
+
+def _next(key: bytes, block: bytes | memoryview, images: Sequence[ImageRange]) -> bytes:
+    hashed = hashlib.sha256(key)
+    hashed.update(block)
+    if not images:
+        return hashed.digest()
+    digests = b"".join(image.digest for image in images)
+    return hashlib.sha256(b"images" + hashed.digest() + digests).digest()

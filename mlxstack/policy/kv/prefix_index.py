@@ -15,6 +15,9 @@ from types import MappingProxyType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mlxstack.core.image import same_until
+from mlxstack.core.prompt_tokens import TokenRow
+
 MAX_SEGMENT = 2048
 """The longest segment that a file may hold, in tokens."""
 
@@ -147,6 +150,11 @@ def check_fit(record: Record, parent: Record | None, block_size: int) -> None:
 
 
 STRIDE = 1024
+
+
+def common_tokens(row: TokenRow, other: TokenRow) -> int:
+    """Length of the longest common prefix in tokens, of the same images."""
+    return same_until(row.images, other.images, common_prefix(row.tokens, other.tokens))
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
+from mlxstack.core.prompt_tokens import check_images
 from mlxstack.core.request import Request
 from mlxstack.policy.kv.block_hash import BlockHashes
 
@@ -28,18 +29,24 @@ MOST_HEADS = 64
 
 
 class SharedPrefixTokens(Struct, frozen=True):
-    """Shared prefix: hexadecimal key of its last block, and its tokens."""
+    """Shared prefix: hexadecimal key of its last block, and its tokens, all of text.
+
+    Raises ValueError for those of images, whose bytes are not here.
+    """
 
     key: str
     tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_images(self.tokens, ())
 
 
 class SharedPrefixes:
     """Prefixes that several conversations share. Not thread-safe.
 
-    `need` different conversations make a prefix shared. Their tokens are known but for those under
-    a tenant's salt, which are protected like others, but written down nowhere; `save` gets a note
-    of each one learned.
+    `need` different conversations make a prefix shared. Their tokens before the first image are
+    known but for those under a tenant's salt, which are protected like others, but written down
+    nowhere; `save` gets a note of each one learned.
     """
 
     def __init__(
@@ -72,9 +79,12 @@ class SharedPrefixes:
         self._hot[head.key] = head
         if len(self._hot) > MOST_HEADS:
             self._forget(next(iter(self._hot)))
-        if not request.salt:
-            tokens = request.tokens[: head.n_blocks * self._block_size]
-            self._learned[head.key] = SharedPrefixTokens(head.key.hex(), tokens)
+        n_text = min([image.start for image in request.images] or [len(request.tokens)])
+        n_blocks = min(head.n_blocks, n_text // self._block_size)
+        if n_blocks and not request.salt:
+            key = chain.keys[n_blocks - 1].hex()
+            tokens = request.tokens[: n_blocks * self._block_size]
+            self._learned[head.key] = SharedPrefixTokens(key, tokens)
             if self._save is not None:
                 self._save(msgspec.json.encode(self.learned))
         return head

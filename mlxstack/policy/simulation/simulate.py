@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mlxstack.core.preset import PositiveInt
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import (
@@ -93,7 +94,7 @@ class _SimulatedRequest:
         """Request for the scheduler, which only counts its tokens."""
         return Request(
             id=self.id,
-            tokens=(0,) * self.plan.n_prompt,
+            prompt=PromptTokens((0,) * self.plan.n_prompt),
             max_tokens=self.plan.n_answer,
             slot=self.agent.pin,
             agent=self.agent.name,

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 
 from mlxstack.core.conversation import Conversation, Role, Tool
 from mlxstack.core.errors import BadRequest, Busy, Conflict, NotFound, TooLong
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Priority, Request, SamplingParams
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
@@ -209,9 +210,10 @@ def _request(
     _refuse_if_full(service)
     if options.agent is not None:
         agents.check_room(service, options.agent)
-    tokens, limit = prompt.tokens + forced, options.max_tokens
+    prompt_tokens: PromptTokens = prompt.extended(forced) if forced else prompt
+    limit = options.max_tokens
     # The engine always samples one token; a prefill does not return it.
-    max_tokens = room(len(tokens), 1 if limit == 0 else limit, service.n_ctx)
+    max_tokens = room(len(prompt_tokens.tokens), 1 if limit == 0 else limit, service.n_ctx)
     now, name = time.monotonic(), options.agent
     if conversation is not None and options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
@@ -221,7 +223,7 @@ def _request(
     messages = conversation.messages if conversation else None
     return Request(
         id=options.id,
-        tokens=tokens,
+        prompt=prompt_tokens,
         max_tokens=max_tokens,
         sampling=_sampling(service, options),
         eos=frozenset() if options.ignore_eos and not ends else service.facts.eos,
@@ -233,8 +235,6 @@ def _request(
         is_first_turn=messages is not None and all(m.role is not Role.ASSISTANT for m in messages),
         priority=_priority(service, name, options.priority),
         use_cache=options.use_cache,
-        checkpoint_positions=prompt.checkpoint_positions,
-        images=prompt.images,
         salt=options.salt,
         prediction=prediction,
         request_id=options.request,

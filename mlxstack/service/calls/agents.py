@@ -314,7 +314,7 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
         messages = tuple(openai_messages.read_stored(message) for message in moved.messages)
         facts, n_tokens = facts_of(history), 0
         if moved.manifest is not None:
-            service.text_processor.check(moved.manifest.tokens, "manifest.tokens")
+            service.text_processor.check_kept(moved.manifest, "manifest.tokens")
             n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
         with _recorded(service, agent) as record:
             record.priority, record.is_pinned = facts.priority, facts.is_pinned

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from mlxstack.core.errors import BadRequest, Conflict, TooLong
 from mlxstack.core.kv_transfer import KVMatch, KVOffer, KVQuery, MissingKV
 from mlxstack.core.ports import Manifest
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.calls.prefix_cache_admin import Prefix
 from mlxstack.service.parts.agent_store import in_thread
@@ -22,7 +23,7 @@ async def match(service: Service, query: KVQuery) -> KVMatch:
     Raises Conflict.
     """
     _check(service, query)
-    matching = service.generator.match_kv(query.tokens, query.salt)
+    matching = service.generator.match_kv(PromptTokens(query.tokens), query.salt)
     snapshot = service.snapshot()
     is_idle = not snapshot.waiting and n_processing(snapshot) < len(snapshot.slots)
     n_tokens = await asyncio.wrap_future(matching)
@@ -38,9 +39,10 @@ async def offer(service: Service, query: KVQuery) -> KVOffer:
     if query.is_computed:
         positions = tuple(at for at in query.checkpoint_positions if 0 < at < len(query.tokens))
         text_processor = service.text_processor
-        prefix = Prefix(query.tokens, text_processor, query.salt, positions, is_for_peer=True)
+        prompt = PromptTokens(query.tokens, checkpoint_positions=positions)
+        prefix = Prefix(prompt, text_processor, query.salt, is_for_peer=True)
         await prefix_cache_admin.warm(service, prefix)
-    exporting = service.generator.export_kv(query.tokens, query.salt)
+    exporting = service.generator.export_kv(PromptTokens(query.tokens), query.salt)
     manifest: Manifest = await asyncio.wrap_future(exporting)
     return KVOffer(len(manifest.tokens), manifest.segments, manifest.checkpoints, manifest.n_bytes)
 

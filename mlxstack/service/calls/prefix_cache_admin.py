@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import CollectGarbage, FreedBytes, GCResult, PinnedPrefix
 from mlxstack.core.engine_events import RequestFinished
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Priority, Request
 from mlxstack.core.status import CacheView
 from mlxstack.service.parts.request_log import misses_of
@@ -29,13 +30,12 @@ async def look(service: Service, limit: int = 20) -> CacheView:
 class Prefix(Struct, frozen=True):
     """Prefix in tokens of the text processor `text_processor`, under a `salt`.
 
-    `is_for_peer`: another service asked for it, with `checkpoint_positions` of its own.
+    `is_for_peer`: another service asked for it.
     """
 
-    tokens: tuple[int, ...]
+    prompt: PromptTokens
     text_processor: TextProcessor
     salt: str = ""
-    checkpoint_positions: tuple[int, ...] = ()
     is_for_peer: bool = False
 
 
@@ -45,16 +45,16 @@ async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
     Raises BadRequest when it is shorter than a block, and as `warm` does.
     """
     _check_name(name)
-    tokens, block = prefix.tokens, service.preset.prefix_cache.block_size
-    if len(tokens) < block:
+    n_tokens, block = len(prefix.prompt.tokens), service.preset.prefix_cache.block_size
+    if n_tokens < block:
         raise BadRequest(
-            f"the prefix has {len(tokens)} tokens; a block, the least that is kept, has {block}: "
+            f"the prefix has {n_tokens} tokens; a block, the least that is kept, has {block}: "
             "give a longer one",
             "tokens",
         )
     await warm(service, prefix)
     service.require_model(prefix.text_processor)
-    return await service.change_cache(service.cache.pin(name, tokens, prefix.salt))
+    return await service.change_cache(service.cache.pin(name, prefix.prompt, prefix.salt))
 
 
 async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
@@ -68,17 +68,18 @@ async def warm(service: Service, prefix: Prefix) -> None:
 
     Raises BadRequest when it does not fit a slot, Busy for another model.
     """
-    tokens = prefix.tokens
-    if len(tokens) >= service.n_ctx:
+    prompt, n_tokens = prefix.prompt, len(prefix.prompt.tokens)
+    if n_tokens >= service.n_ctx:
         raise BadRequest(
-            f"the prefix has {len(tokens)} tokens, a slot holds {service.n_ctx}", "tokens"
+            f"the prefix has {n_tokens} tokens, a slot holds {service.n_ctx}", "tokens"
         )
+    if not prompt.checkpoint_positions:
+        prompt = replace(prompt, checkpoint_positions=(n_tokens - 1,))
     request = Request(
         id=f"warm-{uuid.uuid4().hex}",
-        tokens=tokens,
+        prompt=prompt,
         max_tokens=1,
         priority=Priority.LOW,
-        checkpoint_positions=prefix.checkpoint_positions or (len(tokens) - 1,),
         salt=prefix.salt,
         arrived=time.monotonic(),
         is_for_peer=prefix.is_for_peer,
@@ -92,10 +93,10 @@ async def warm_learned(service: Service) -> int:
     """Recompute the shared prefixes of the last run; returns their number."""
     text_processor = service.text_processor
     prefixes = await asyncio.wrap_future(service.cache.shared_prefixes())
-    fitting = [tokens for tokens in prefixes if len(tokens) < service.n_ctx]
-    for tokens in fitting:
-        await warm(service, Prefix(tokens, text_processor))
-        await service.change_cache(service.cache.retain(tokens))
+    fitting = [prefix for prefix in prefixes if len(prefix.tokens) < service.n_ctx]
+    for prompt in fitting:
+        await warm(service, Prefix(prompt, text_processor))
+        await service.change_cache(service.cache.retain(prompt))
     return len(fitting)
 
 

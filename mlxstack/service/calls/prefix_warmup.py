@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import WarmPrefix
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.parts.openai_messages import ChatMessageParam, read_messages
 from mlxstack.service.parts.text_processor import TextProcessor
@@ -24,7 +26,7 @@ async def warm_all(service: Service) -> None:
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
             text_processor = service.text_processor
-            made = prefix_cache_admin.Prefix(await _tokens(text_processor, prefix), text_processor)
+            made = prefix_cache_admin.Prefix(await _prompt(text_processor, prefix), text_processor)
             pinned = await prefix_cache_admin.pin(service, prefix.name, made)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
         except Exception as error:
@@ -36,7 +38,7 @@ async def warm_all(service: Service) -> None:
         log.warning("learned shared prefixes were not warmed: %s", error)
 
 
-async def _tokens(text_processor: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
+async def _prompt(text_processor: TextProcessor, prefix: WarmPrefix) -> PromptTokens:
     file = prefix.tokens_file or prefix.text_file or prefix.messages_file or ""
     text = await asyncio.to_thread(_read, file)
     if prefix.tokens_file is not None:
@@ -44,17 +46,16 @@ async def _tokens(text_processor: TextProcessor, prefix: WarmPrefix) -> tuple[in
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
             raise BadRequest(f"{file} is not a JSON list of token ids")
         text_processor.check(tokens, "tokens_file")
-        return tuple(tokens)
+        return PromptTokens(tuple(tokens))
     if prefix.text_file is not None:
-        return await text_processor.tokenize(text, TokenizeOptions(add_special=False))
+        tokenized = await text_processor.tokenize(text, TokenizeOptions(add_special=False))
+        return PromptTokens(tokenized)
     try:
         sent = msgspec.json.decode(text, type=list[ChatMessageParam])
     except msgspec.MsgspecError as error:
         raise BadRequest(f"{file} is not a JSON list of chat messages: {error}") from None
-    prompt = await text_processor.prompt(
-        Conversation(read_messages(sent), add_generation_prompt=False)
-    )
-    return prompt.tokens
+    messages = await text_processor.read(partial(read_messages, sent))
+    return await text_processor.prompt(Conversation(messages, add_generation_prompt=False))
 
 
 def _read(path: str) -> str:

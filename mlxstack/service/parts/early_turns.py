@@ -40,14 +40,13 @@ class Pause(Struct, frozen=True):
         prompt = await self.text_processor.expected(self.conversation, self.answer, scope)
         expected = Request(
             id=f"{last.id}-early",
-            tokens=prompt.tokens,
+            prompt=prompt,
             max_tokens=0,
             slot=self.slot,
             agent=last.agent,
             session_hint=last.session_hint,
             client=last.client,
             display_name=last.display_name,
-            checkpoint_positions=prompt.checkpoint_positions,
             salt=last.salt,
             arrived=time.monotonic(),
         )

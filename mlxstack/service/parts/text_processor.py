@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
-from mlxstack.core.image import ImageProcessor, MediaText
+from mlxstack.core.image import ImageProcessor, MediaText, text_tokens
 from mlxstack.core.preset import Preset, ServiceKind
+from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images
 from mlxstack.text.grammar.compiler import GrammarCompiler, warned_keywords
 from mlxstack.text.grammar.enforceable import enforceable
 from mlxstack.text.grammar.enforced_schema import without_grammar
@@ -120,7 +121,7 @@ class TextProcessor:
 
     async def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
-    ) -> Prompt:
+    ) -> PromptTokens:
         """Expected start of the prompt after an answer. Raises as `prompt` does."""
         return await self.run(lambda: self.prompt_maker.expected(conversation, answer, scope))
 
@@ -284,6 +285,16 @@ class TextProcessor:
     def piece(self, token: int) -> bytes:
         """Bytes of one token."""
         return self.prompt_maker.pieces.of(token)
+
+    def check_kept(self, row: TokenRow, param: str) -> None:
+        """As `check`, for tokens whose KV is kept, those of images included."""
+        try:
+            check_images(row.tokens, row.images)
+        except ValueError as error:
+            raise BadRequest(f"{param}: {error}", param) from None
+        if row.images and not self.accepts_images:
+            raise BadRequest(f"{param}: this model reads text only", param)
+        self.check(text_tokens(row.tokens), param)
 
     def check(self, tokens: Sequence[int], param: str) -> None:
         """Raises TooLong for too many tokens, BadRequest for one outside the vocabulary."""

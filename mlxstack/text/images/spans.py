@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
@@ -21,17 +21,9 @@ from mlxstack.core.image import (
     virtual_ids,
 )
 from mlxstack.text.images.bounds import RefusedImage, upright_size
-from mlxstack.text.tokens.cached_tokenizer import Prompt, Splice
+from mlxstack.text.tokens.cached_tokenizer import Splice
 
 _JOINED = re.compile(f"\n?({MARK.pattern})\n?")
-
-
-class PlacedImage(Struct, frozen=True):
-    """Image of a prompt: its characters `start` to `end`, and its tokens."""
-
-    part: ImagePart
-    splice: Splice
-    span: ImageSpan
 
 
 def unmarked(text: str) -> str:
@@ -107,18 +99,17 @@ def images_of(messages: Iterable[Message]) -> dict[str, ImagePart]:
     return {image.mark: image for message in messages for image in message.images}
 
 
-def placed(
+def image_splices(
     processor: ImageProcessor,
     images: Sequence[ImagePart],
     marked: str,
     token_of: Callable[[str], int],
-) -> list[PlacedImage]:
-    """Images at the placeholders of a rendering, in order.
+) -> list[Splice]:
+    """Tokens of images in place of the placeholders of a rendering, in order.
 
-    Their positions in tokens are not known yet. Raises BadRequest when the template shows
-    another number.
+    Raises BadRequest when the template shows another number.
     """
-    starts = [found.start() for found in re.finditer(re.escape(processor.placeholder), marked)]
+    starts = [match.start() for match in re.finditer(re.escape(processor.placeholder), marked)]
     if len(starts) != len(images):
         raise BadRequest(
             f"messages: the chat template of this model shows {len(starts)} of {len(images)} "
@@ -126,14 +117,14 @@ def placed(
             "messages",
         )
     return [
-        _placed(processor, image, start, token_of)
+        _splice(processor, image, start, token_of)
         for image, start in zip(images, starts, strict=True)
     ]
 
 
-def _placed(
+def _splice(
     processor: ImageProcessor, image: ImagePart, start: int, token_of: Callable[[str], int]
-) -> PlacedImage:
+) -> Splice:
     try:
         width, height = upright_size(image.data)
     except RefusedImage as refusal:
@@ -144,8 +135,8 @@ def _placed(
     tokens = tuple(
         next(virtual) if text is None else token_of(text) for text in processor.expand(size)
     )
-    splice = Splice(start, start + len(processor.placeholder), tokens)
-    return PlacedImage(image, splice, ImageSpan(0, len(tokens), name, size, image.data))
+    span = ImageSpan(0, len(tokens), name, size, image.data)
+    return Splice(start, start + len(processor.placeholder), tokens, span)
 
 
 def check_media(text: str, images: Sequence[ImagePart]) -> None:
@@ -157,27 +148,3 @@ def check_media(text: str, images: Sequence[ImagePart]) -> None:
             f"{len(images)} images; write one marker for each",
             "prompt",
         )
-
-
-def moved(spans: Iterable[ImageSpan], n_tokens: int) -> tuple[ImageSpan, ...]:
-    """Ranges after `n_tokens` more tokens."""
-    return tuple(
-        structs.replace(span, start=span.start + n_tokens, end=span.end + n_tokens)
-        for span in spans
-    )
-
-
-def spans_in(prompt: Prompt, images: Sequence[PlacedImage]) -> tuple[ImageSpan, ...]:
-    """Ranges of tokens that hold the images. Raises BadRequest."""
-    spans = []
-    for image in images:
-        at = prompt.piece_at(image.splice.start)
-        start = prompt.places[at]
-        end = start + image.span.end
-        if (
-            prompt.chars[at] != image.splice.start
-            or prompt.tokens[start:end] != image.splice.tokens
-        ):
-            raise BadRequest("messages: an image has no place in the prompt", "messages")
-        spans.append(structs.replace(image.span, start=start, end=end))
-    return tuple(spans)

@@ -21,17 +21,15 @@ from mlxstack.core.image import (
     marks,
     without_virtual,
 )
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.images.reader import OMITTED
 from mlxstack.text.images.spans import (
-    PlacedImage,
     after_images,
     check_media,
+    image_splices,
     images_of,
-    moved,
     moved_from_tools,
-    placed,
-    spans_in,
     unmarked,
     with_own_marks,
     without_images,
@@ -150,14 +148,12 @@ class PromptMaker:
         splices = self._splices(scope, conversation, adapted, marked, known)
         images = self._images(conversation, adapted, marked)
         if images:
-            splices += [one.splice for one in images]
-            splices.sort(key=lambda one: one.start)
+            splices = sorted([*splices, *images], key=lambda splice: splice.start)
         prompt = self._encoder.encode(marked, splices)
         end = self._messages_end(marked, conversation)
         return msgspec.structs.replace(
             prompt,
             checkpoint_positions=self._cuts(conversation, adapted, prompt, end),
-            images=spans_in(prompt, images) if images else (),
             is_in_thinking=self._output_format.opens_thought(marked[end:]),
             before=prompt.tokens[-N_BEFORE:] if conversation.continue_final else (),
             answer_at=self._answer_at(conversation, prompt, end),
@@ -166,8 +162,8 @@ class PromptMaker:
 
     def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
-    ) -> Prompt:
-        """Known beginning of the next prompt after `answer`.
+    ) -> PromptTokens:
+        """Known beginning of the next prompt after `answer`, with its images.
 
         The tokens are the same whatever the client says next. Raises as `make` does.
         """
@@ -175,8 +171,7 @@ class PromptMaker:
         known = prompt.marked.find(UNKNOWN)
         # A template that drops the last message says nothing about where it would stand.
         n_known = self._encoder.place(prompt, known) if known >= 0 else 0
-        cuts = tuple(cut for cut in prompt.checkpoint_positions if cut < n_known)
-        return Prompt(tokens=prompt.tokens[:n_known], checkpoint_positions=cuts)
+        return prompt.first(n_known)
 
     def _with_images(self, conversation: Conversation) -> Conversation:
         """Conversation whose images the template takes where they are."""
@@ -196,13 +191,13 @@ class PromptMaker:
 
     def _images(
         self, conversation: Conversation, adapted: Conversation, marked: str
-    ) -> list[PlacedImage]:
+    ) -> list[Splice]:
         """Images of adapted messages in their order. Raises BadRequest."""
         if self.processor is None:
             return []
         known = images_of(conversation.messages)
         shown = [known[mark] for m in adapted.messages for mark in marks(m.text) if mark in known]
-        return placed(self.processor, shown, marked, self._token_of)
+        return image_splices(self.processor, shown, marked, self._token_of)
 
     def _token_of(self, text: str) -> int:
         """Id of a special token. Raises SetupError."""
@@ -322,20 +317,23 @@ class PromptMaker:
     def plain(self, text: str, images: Sequence[ImagePart] = ()) -> Prompt:
         """Prompt of a raw text, with its special tokens, and images at media markers."""
         self._refuse_too_long([text])
-        found: list[PlacedImage] = []
+        splices: list[Splice] = []
         written = text
         if images and self.processor is not None:
             check_media(text, images)
             written = text.replace(MEDIA_MARKER, self.processor.framed)
-            found = placed(self.processor, images, written, self._token_of)
-        prompt = self._encoder.encode(written, [one.splice for one in found])
-        spans, tokens = spans_in(prompt, found), prompt.tokens
+            splices = image_splices(self.processor, images, written, self._token_of)
+        prompt = self._encoder.encode(written, splices)
         prefix = self._encoder.prefix
-        if tokens[: len(prefix)] != prefix:
-            tokens = prefix + tokens
-            spans = moved(spans, len(prefix))
-        before = tuple(self.vocabulary_ids(tokens[-N_BEFORE:]))
-        return Prompt(tokens, text, n_replaced=prompt.n_replaced, before=before, images=spans)
+        n_added = 0 if prompt.tokens[: len(prefix)] == prefix else len(prefix)
+        tokens = prefix[:n_added] + prompt.tokens
+        return Prompt(
+            tokens=tokens,
+            images=tuple(image.moved(n_added) for image in prompt.images),
+            marked=text,
+            n_replaced=prompt.n_replaced,
+            before=tuple(self.vocabulary_ids(tokens[-N_BEFORE:])),
+        )
 
     def given(self, tokens: Sequence[int]) -> Prompt:
         """The prompt of tokens that a client made itself."""

@@ -18,7 +18,9 @@ from typing import Any
 from msgspec import Struct
 from tokenizers.decoders import ByteLevel
 
+from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImageSpan
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
@@ -28,7 +30,7 @@ MOST_SPLIT = 32
 PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 
 
-class Prompt(Struct, frozen=True):
+class Prompt(PromptTokens, frozen=True):
     """A text in tokens, and the beginning of the answer to it.
 
     `marked` is what was rendered, with guard marks; "" for a prompt that came as tokens. It depends
@@ -36,7 +38,7 @@ class Prompt(Struct, frozen=True):
     starts at character `chars[i]` and at token `places[i]`.
     `checkpoint_positions`: ascending token positions between 0 and the last token, namely the end
     of system and tools, the ends of the last user and tool turns, the end of the messages before
-    the opening of the answer. `images` are the ranges of tokens that hold images.
+    the opening of the answer.
     `is_in_thinking`: the answer begins inside a block of thoughts. `before` are the last tokens,
     when the answer goes on in the middle of a text, which is the last message.
     `answer_at`: the character and the token where the answer and its opening begin; with `history`,
@@ -44,13 +46,10 @@ class Prompt(Struct, frozen=True):
     cannot.
     """
 
-    tokens: tuple[int, ...]
     marked: str = ""
     chars: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
     n_replaced: int = 0
-    checkpoint_positions: tuple[int, ...] = ()
-    images: tuple[ImageSpan, ...] = ()
     is_in_thinking: bool = False
     before: tuple[int, ...] = ()
     answer_at: tuple[int, int] | None = None
@@ -76,11 +75,15 @@ class Prompt(Struct, frozen=True):
 
 
 class Splice(Struct, frozen=True):
-    """Tokens for the characters from `start` to `end` of a text."""
+    """Tokens for the characters from `start` to `end` of a text.
+
+    Those of an image have its span, whose first token is the first of these.
+    """
 
     start: int
     end: int
     tokens: tuple[int, ...]
+    image: ImageSpan | None = None
 
 
 class TokenCache:
@@ -145,12 +148,13 @@ class CachedTokenizer:
         """Tokens of a rendered text, cut at guard marks, which vanish.
 
         `splices` are ascending and do not overlap. One that would change the tokens outside of
-        it is left out.
+        it is left out; BadRequest is raised where it is an image.
         """
         cuts = self._cut(text)
         kept = self._kept(text, cuts, splices)
         spliced = {splice.start: splice for splice in kept}
         tokens: list[int] = []
+        images: list[ImageSpan] = []
         chars, places = [], []
         n_replaced = 0
         for start, end in self._segments(text, cuts, kept):
@@ -160,10 +164,21 @@ class CachedTokenizer:
             splice = spliced.get(start)
             if splice is None or splice.tokens == tuple(own):
                 tokens.extend(own)
-            else:
-                tokens.extend(splice.tokens)
-                n_replaced += 1
-        return Prompt(tuple(tokens), text, tuple(chars), tuple(places), n_replaced)
+                continue
+            if splice.image is not None:
+                images.append(splice.image.moved(len(tokens)))
+            tokens.extend(splice.tokens)
+            n_replaced += 1
+        if len(images) < sum(splice.image is not None for splice in splices):
+            raise BadRequest("messages: an image has no place in the prompt", "messages")
+        return Prompt(
+            tokens=tuple(tokens),
+            images=tuple(images),
+            marked=text,
+            chars=tuple(chars),
+            places=tuple(places),
+            n_replaced=n_replaced,
+        )
 
     def at_least(self, texts: Iterable[str], enough: int) -> int:
         """Lower bound of the tokens of `texts`, counted until above `enough`."""

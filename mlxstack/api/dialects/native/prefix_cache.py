@@ -1,5 +1,6 @@
 """Prefix cache routes: statistics, named prefixes, warming, clearing, misses."""
 
+from functools import partial
 from typing import Any
 
 from litestar import delete, get, post
@@ -12,6 +13,7 @@ from mlxstack.api.guards import OF_ALL, UNLOADED, salt_of
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.status import CacheView, RequestView
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.calls.prefix_cache_admin import Prefix
@@ -85,7 +87,7 @@ async def warm_prefix(
     """Compute a prefix without naming it."""
     prefix = await _prefix(request, service, data)
     await cancel_on_disconnect(request, prefix_cache_admin.warm(service, prefix))
-    return {"n_tokens": len(prefix.tokens)}
+    return {"n_tokens": len(prefix.prompt.tokens)}
 
 
 @post("/cache/clear", status_code=200, opt=OF_ALL)
@@ -107,21 +109,22 @@ def _refuse_content(data: PrefixBody) -> None:
 
 async def _prefix(request: AnyRequest, service: Service, data: PrefixBody) -> Prefix:
     text_processor = service.text_processor
-    tokens = await _tokens(text_processor, data)
-    if not tokens:
+    prompt = await _prompt(text_processor, data)
+    if not prompt.tokens:
         raise BadRequest("the prefix is empty; at least one token is needed")
-    return Prefix(tokens, text_processor, salt_of(request))
+    return Prefix(prompt, text_processor, salt_of(request))
 
 
-async def _tokens(text_processor: TextProcessor, data: PrefixBody) -> tuple[int, ...]:
+async def _prompt(text_processor: TextProcessor, data: PrefixBody) -> PromptTokens:
     given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
     if len(given) != 1:
         raise BadRequest("give exactly one of text, tokens and messages", "text")
     if data.tokens is not None:
         text_processor.check(data.tokens, "tokens")
-        return tuple(data.tokens)
+        return PromptTokens(tuple(data.tokens))
     if data.text is not None:
-        return await text_processor.tokenize(data.text, TokenizeOptions(add_special=False))
+        options = TokenizeOptions(add_special=False)
+        return PromptTokens(await text_processor.tokenize(data.text, options))
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
-    conversation = await text_processor.read(lambda _: to_conversation.conversation(body))
-    return (await text_processor.prompt(conversation)).tokens
+    conversation = await text_processor.read(partial(to_conversation.conversation, body))
+    return await text_processor.prompt(conversation)

@@ -20,6 +20,7 @@ from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.errors import Broken
 from mlxstack.core.ports import Constraint
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.core import EngineCore
 from mlxstack.store.kv_store import DiskKVStore
@@ -148,7 +149,7 @@ class MeasuredEngine:
             requests.append(
                 Request(
                     f"{text}-{seed}-{i}",
-                    prompt,
+                    PromptTokens(prompt),
                     trial.n_tokens,
                     SamplingParams(temperature=0.0 if is_greedy else 1.0, seed=i),
                     eos,

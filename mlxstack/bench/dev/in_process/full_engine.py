@@ -10,6 +10,7 @@ from random import Random
 from mlxstack.bench.dev.trials import BenchResult, FullEngine, TrialSamples
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
 from mlxstack.store.kv_store import DiskKVStore
@@ -47,7 +48,7 @@ def _step_s(
 ) -> float:
     random = Random(seed)
     for i in range(trial.n_rows):
-        prompt = tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt))
+        prompt = PromptTokens(tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt)))
         now = time.monotonic()
         engine.submit(Request(f"{seed}-{i}", prompt, trial.n_tokens, use_cache=False, arrived=now))
     first: dict[str, float] = {}

@@ -1,12 +1,13 @@
 """Text work of a request, from template to block hashes."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import TypeVar
 
 from mlxstack.bench.dev.trials import BenchResult, FollowUp, TrialSamples
 from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.policy.kv import block_hash
 from mlxstack.text.prompt.prompt import PromptMaker
@@ -29,14 +30,14 @@ def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
         prompt_maker = PromptMaker(loaded.tokenizer)
         for who, talk in (("scratch", history), ("next", _continued(history, Random(seed + 1)))):
             made, prompt_s = _timed(prompt_maker.make, talk)
-            _, hash_s = _timed(_keys, made.tokens)
+            _, hash_s = _timed(_keys, made)
             times.setdefault((who, "prompt_s"), []).append(prompt_s)
             times.setdefault((who, "hash_s"), []).append(hash_s)
     return BenchResult(tuple(TrialSamples(*name, tuple(values)) for name, values in times.items()))
 
 
-def _keys(tokens: Sequence[int]) -> tuple[bytes, ...]:
-    return block_hash.extend(block_hash.start(b"salt", BLOCK), tokens).keys
+def _keys(prompt: PromptTokens) -> tuple[bytes, ...]:
+    return block_hash.extend(block_hash.start(b"salt", BLOCK), prompt).keys
 
 
 def _history(prompt_maker: PromptMaker, random: Random, n_tokens: int) -> Conversation:
