@@ -9,6 +9,7 @@ import asyncio
 import posixpath
 import re
 import resource
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -40,7 +41,10 @@ PROBE_S = 0.5
 HEAD, BODY, OUTPUT, PROBE = "head", "body", "output", "probe"
 """Names of the timers of a connection: for parts of a request, for output, for a probe."""
 
-REQUEST_TIMEOUT = 408
+REQUEST_TIMEOUT, HEAD_TOO_LARGE, HTTP_VERSION_NOT_SUPPORTED = 408, 431, 505
+VERSIONS = (b"1.0", b"1.1")
+OTHER_VERSION = "this service speaks HTTP/1.1 and HTTP/1.0"
+LONG_HEAD = f"the request line and headers are longer than {MAX_HEAD_BYTES} bytes; shorten them"
 
 ABSOLUTE = ("http://", "https://")
 WEBSOCKET = b"websocket"
@@ -91,6 +95,29 @@ def connection_limit() -> int:
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return min(MOST_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
+
+
+class BoundedParser(h11.Connection):
+    """HTTP parser of a server with a bound on heads and trailers, also on whole ones.
+
+    h11 itself bounds those that are not complete yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEAD_BYTES)
+
+    def next_event(self) -> Any:
+        """The next event. Raises RemoteProtocolError for a long head or another version of HTTP."""
+        event = super().next_event()
+        if isinstance(event, h11.Request | h11.EndOfMessage):
+            n_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in event.headers)
+            if isinstance(event, h11.Request):
+                n_bytes += len(event.method) + len(event.target)
+                if event.http_version not in VERSIONS:
+                    raise h11.RemoteProtocolError(OTHER_VERSION, HTTP_VERSION_NOT_SUPPORTED)
+            if n_bytes > MAX_HEAD_BYTES:
+                raise h11.RemoteProtocolError(LONG_HEAD, HEAD_TOO_LARGE)
+        return event
 
 
 class JoinedWrites:
@@ -148,6 +175,8 @@ class BoundedConnection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn: h11.Connection = BoundedParser()
+        self._n_empty = 0
         self.waiting_since = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -185,8 +214,13 @@ class BoundedConnection(H11Protocol):
             data, _ = self.conn.trailing_data
             if data.startswith((b"\r", b"\n")):
                 # h11 has no way to drop what it has been given.
-                self.conn = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
-                if rest := data.lstrip(b"\r\n"):
+                self.conn = BoundedParser()
+                rest = data.lstrip(b"\r\n")
+                self._n_empty += len(data) - len(rest)
+                if self._n_empty > MAX_HEAD_BYTES:
+                    self._refuse(BadRequest(LONG_HEAD), HEAD_TOO_LARGE)
+                    return
+                if rest:
                     self.conn.receive_data(rest)
         super().handle_events()
 
@@ -205,6 +239,7 @@ class BoundedConnection(H11Protocol):
         """Wait for the next request, which may be here already."""
         self._writes.flush()
         self._cancel(HEAD, BODY)
+        self._n_empty = 0
         self.waiting_since = time.monotonic()
         super().on_response_complete()
         if not self.is_waiting:
@@ -221,8 +256,14 @@ class BoundedConnection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 400 unless an answer has begun already."""
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+        """Refuse what is no HTTP, unless an answer has begun already."""
+        fault = sys.exception()
+        status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else None
+        if status == HTTP_VERSION_NOT_SUPPORTED:
+            self._refuse(BadRequest(OTHER_VERSION), status)
+        elif status == HEAD_TOO_LARGE:
+            self._refuse(BadRequest(LONG_HEAD), status)
+        elif self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             super().send_400_response(msg)
         else:
             self.transport.close()

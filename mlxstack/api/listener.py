@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from mlxstack.api.connection import MAX_HEAD_BYTES, BoundedConnection
+from mlxstack.api.connection import BoundedConnection
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 
@@ -38,7 +38,6 @@ def uvicorn_config(app: Any, **limits: Any) -> uvicorn.Config:
         ws="none",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         **limits,
     )
 

@@ -57,7 +57,7 @@ def test_a_long_head_is_refused_before_it_is_whole(open_house: Running, name: st
         except (ConnectionResetError, BrokenPipeError):
             answer = b""
     assert n_sent < N_PIECES
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
     assert httpx.get(open_house.url + "/health").status_code == 200
 
 
@@ -65,7 +65,7 @@ def test_who_sends_a_little_too_much_is_told(open_house: Running) -> None:
     with called(open_house) as line:
         line.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * MAX_HEAD_BYTES)
         answer = b"".join(iter(lambda: line.recv(4096), b""))
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"connection: close" in answer.lower()
 
 

@@ -107,6 +107,30 @@ def test_empty_lines_before_a_request_line_are_ignored(here: Running, empty: byt
     assert answer.count(b"HTTP/1.1 200") == 3 and b"HTTP/1.1 400" not in answer
 
 
+HEALTH = b"GET /health%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+LONG = {
+    "request line": HEALTH % (b"?" + b"a" * 70_000, b""),
+    "one header": HEALTH % (b"", b"X: " + b"a" * 70_000 + b"\r\n"),
+    "many headers": HEALTH % (b"", b"".join(b"X%d: 1\r\n" % i for i in range(10_000))),
+    "empty lines": b"\r\n" * 50_000 + HEALTH % (b"", b""),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_head_is_refused_though_it_is_whole(here: Running, name: str) -> None:
+    with sent(here, LONG[name]) as client:
+        answer = answer_of(client)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"shorten them" in answer
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0", "9.9"])
+def test_another_version_of_http_is_refused(here: Running, version: str) -> None:
+    with sent(here, request_of(CHAT, chat_body(), version=version)) as client:
+        assert answer_of(client).startswith(b"HTTP/1.1 505")
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_a_client_that_closes_its_sending_side_reads_the_whole_answer(

@@ -100,7 +100,7 @@ def test_a_long_head_is_refused(site: Site) -> None:
     parts = urlsplit(site.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as caller:
         caller.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 70_000)
-        assert caller.recv(4096).startswith(b"HTTP/1.1 400")
+        assert caller.recv(4096).startswith(b"HTTP/1.1 431")
 
 
 def test_the_process_holds_no_mlx() -> None:
