@@ -26,8 +26,8 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
-from mlxstack.text.tokens.cached_tokenizer import TokenBytes
 from mlxstack.text.tokens.special_tokens import nameless
+from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 
 class ModelMarkers(Struct, frozen=True):
@@ -57,8 +57,7 @@ class OutputFormat:
         self.description = derive_format(tokenizer)
         self.model_markers = markers_of_format(self.description)
         self.eos = frozenset(tokenizer.eos_token_ids)
-        self.n_vocab = len(tokenizer)
-        self.pieces = TokenBytes(tokenizer)
+        self.pieces = TokenDecoder(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         marks = (*self.description.marks, *self.model_markers.optional_marks)
         self.unspellable = frozenset(nameless(tokenizer).values())

@@ -1,4 +1,4 @@
-"""Output parser and detokenizer: reasoning, content, tool calls, stop strings."""
+"""Output parser: reasoning, content, tool calls, stop strings."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -76,8 +76,7 @@ class OutputParser:
         self._saying = StopStringFilter(stops, is_raw=is_raw, is_open=is_open)
         self._thoughts = WhitespaceTrimmer(is_open=is_open)
         self._tokens: list[int] = []
-        self._letters = output_format.tokenizer.detokenizer
-        self._known = self._prime(before)
+        self._detokenizer = output_format.pieces.stream(before)
 
     @property
     def stop(self) -> str | None:
@@ -91,11 +90,10 @@ class OutputParser:
         self._tokens.append(token)
         if self._is_silent(token):
             return []
-        self._letters.add_token(token)
         was_reasoning = self._reader.is_reasoning
-        text = self._new_text()
-        if token not in self._output_format.unspellable:
-            text = self._guarded(text)
+        text = self._detokenizer.push(token)
+        n_mark = self._n_mark(token, text)
+        text = self._guarded(text[: len(text) - n_mark]) + text[len(text) - n_mark :]
         parts = self._parts(self._reader.feed(text))
         self.n_reasoning += was_reasoning or self._reader.is_reasoning
         return parts
@@ -104,8 +102,7 @@ class OutputParser:
         """The parts that were held back, once no token follows."""
         if self.stop is not None:
             return []
-        self._letters.finalize()
-        spoken = self._reader.feed(self._guarded(self._new_text().rstrip("\ufffd")))
+        spoken = self._reader.feed(self._guarded(self._detokenizer.finish()))
         spoken += self._reader.finish(is_whole=reason is FinishReason.EOS)
         parts = self._parts(spoken)
         if self.stop is None:
@@ -118,30 +115,19 @@ class OutputParser:
             return text
         return "".join(ESCAPE_CHAR + character for character in text)
 
+    def _n_mark(self, token: int, text: str) -> int:
+        """Number of characters at the end that a mark wrote."""
+        if token not in self._output_format.unspellable:
+            return 0
+        mark = self._output_format.pieces.of(token).decode(errors="replace")
+        return len(mark) if text.endswith(mark) else 0
+
     def _is_silent(self, token: int) -> bool:
-        if token >= self._output_format.n_vocab or token in self._output_format.eos:
+        if token in self._output_format.eos or self._output_format.pieces.piece(token) is None:
             return True
         if self._is_raw:
             return token in self._output_format.special
         return token in self._output_format.hidden and not self._reader.is_in_call
-
-    def _prime(self, before: Sequence[int]) -> str:
-        """Feed the prompt's end; returns its white space held back."""
-        whole = self._output_format.tokenizer.detokenizer
-        for token in before:
-            whole.add_token(token)
-            self._letters.add_token(token)
-        emitted: str = self._letters.last_segment
-        whole.finalize()
-        held: str = whole.text[len(emitted) :]
-        return held if held.isspace() else ""
-
-    def _new_text(self) -> str:
-        text: str = self._letters.last_segment
-        if text and self._known:
-            # A detokenizer holds a last space back, until it knows the next token.
-            text, self._known = text.removeprefix(self._known), ""
-        return text
 
     def _parts(self, spoken: Iterable[Spoken]) -> list[AnswerPart]:
         parts: list[AnswerPart] = []

@@ -16,8 +16,9 @@ from mlxstack.text.prompt.checkpoint_positions import turn_ends
 from mlxstack.text.prompt.prompt import MAX_VARIABLES, PromptMaker
 from mlxstack.text.template import adaptation as settling
 from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_template
-from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, TokenBytes
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer
 from mlxstack.text.tokens.special_tokens import special_tokens_of
+from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 
 class Counting:
@@ -86,7 +87,7 @@ def test_turns_that_are_nowhere_are_not_looked_for_without_end(
 
 def test_the_table_of_added_tokens_is_made_once_for_all_pieces(chatml: Any) -> None:
     tokenizer = Counting(chatml)
-    pieces = TokenBytes(tokenizer)
+    pieces = TokenDecoder(tokenizer)
     for token in range(300):
         pieces.of(token)
     assert tokenizer.asked["added_tokens_decoder"] == 1

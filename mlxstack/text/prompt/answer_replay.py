@@ -27,15 +27,10 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.tokens.cached_tokenizer import (
-    CachedTokenizer,
-    Prompt,
-    Splice,
-    TokenBytes,
-    common_length,
-)
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice, common_length
 from mlxstack.text.tokens.special_token_escape import unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
+from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 _WORD = re.compile(r"\w+")
 Render = Callable[[Conversation], str]
@@ -318,7 +313,7 @@ class AnswerSplicer:
     ) -> None:
         self._render = render
         self._encoder = encoder
-        self._pieces = TokenBytes(tokenizer)
+        self._pieces = TokenDecoder(tokenizer)
         self._keeps: dict[bytes, bool] = {}
         self._eos_ids = frozenset(tokenizer.eos_token_ids)
         added = getattr(tokenizer, "added_tokens_decoder", {})

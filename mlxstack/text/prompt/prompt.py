@@ -51,15 +51,10 @@ from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_tem
 from mlxstack.text.template.chat_template import ChatTemplate
 from mlxstack.text.template.switches import LEVELS
 from mlxstack.text.template.tool_definitions import completed_tools
-from mlxstack.text.tokens.cached_tokenizer import (
-    CachedTokenizer,
-    Prompt,
-    Splice,
-    TokenBytes,
-    common_length,
-)
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice, common_length
 from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper, unescape
 from mlxstack.text.tokens.special_tokens import special_tokens_of
+from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
@@ -127,7 +122,7 @@ class PromptMaker:
         self._answer_splicer = AnswerSplicer(
             tokenizer, self._written, self._encoder, special_tokens, self._output_format.marks
         )
-        self.pieces = TokenBytes(tokenizer)
+        self.pieces = TokenDecoder(tokenizer)
         if processor is not None and processor.written != processor.framed:
             self.template.image_texts = processor.written, processor.framed
         if processor is not None and not self._shows(processor, SHOWN_TO_USER, 2):
@@ -361,8 +356,7 @@ class PromptMaker:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        text: str = self._tokenizer.decode(list(self.vocabulary_ids(tokens)))
-        return text
+        return self.pieces.text(self.vocabulary_ids(tokens))
 
     def vocabulary_ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """Tokens with the placeholder in place of virtual ids of images."""

@@ -27,9 +27,10 @@ from mlxstack.text.prompt.answer_replay import (
     digest_of_text,
 )
 from mlxstack.text.template.chat_template import ChatTemplate
-from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice, TokenBytes
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice
 from mlxstack.text.tokens.special_token_escape import unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
+from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 # Noncharacters, like the guard's mark: no honest text contains them.
 OPENS, CLOSES, FILLER = "\ufdd2", "\ufdd3", "\ufdd1"
@@ -67,7 +68,7 @@ class Splicer:
         self._template = template
         self._encoder = encoder
         self._model_markers = model_markers
-        self._pieces = TokenBytes(tokenizer)
+        self._pieces = TokenDecoder(tokenizer)
         special = getattr(tokenizer, "added_tokens_decoder", {})
         self._eos = [special[at].content for at in tokenizer.eos_token_ids if at in special]
         self._structure = {
