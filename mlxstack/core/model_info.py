@@ -44,7 +44,8 @@ class SamplingDefaults(Struct, frozen=True):
 class ModelFacts(Struct, frozen=True):
     """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory.
 
-    `accepts_images`: images are served.
+    `n_vocab` tokens have a row in embedding and head. A context is at most `n_positions` tokens,
+    where positions are learned; 0: they are not. `accepts_images`: images are served.
     """
 
     id: str
@@ -58,3 +59,4 @@ class ModelFacts(Struct, frozen=True):
     eos: frozenset[int]
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     accepts_images: bool = False
+    n_positions: int = 0

@@ -347,6 +347,7 @@ class EngineCore:
     def _load(self) -> ModelFacts:
         preset = self._preset
         loaded = self._load_model()
+        loader.check_context(loaded.facts, preset.slots.n_ctx)
         factory = CacheFactory(loaded.model, preset.kv)
         log.info("self-check: batched decoding and rewinding of %s", preset.model.id)
         self._device_memory.apply()
@@ -464,6 +465,7 @@ class EngineCore:
             n_bytes = sum(a.nbytes for _, a in tree_flatten(head.parameters()))
             return MTPDrafter(head, check, loaded.facts.n_vocab), n_bytes
         draft = loader.load_draft(spec, loaded)
+        loader.check_context(draft.facts, self._preset.slots.n_ctx, "model.draft: ")
         factory = CacheFactory(draft.model, KVSpec())
         check = self_check(draft.model, factory, draft.facts.n_vocab)
         device.release()

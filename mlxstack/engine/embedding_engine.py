@@ -121,6 +121,7 @@ class EmbeddingEngine:
 
     def _load(self) -> ModelFacts:
         loaded = loader.load(self._preset.model, self._preset.kv)
+        loader.check_context(loaded.facts, self._preset.slots.n_ctx)
         self._device_memory.apply()
         try:
             embed(loaded.model, ((0, 0),))

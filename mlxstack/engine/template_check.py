@@ -14,6 +14,8 @@ from pathlib import Path
 from mlx_lm import utils as mlx_utils
 
 from mlxstack.core.errors import SetupError, TemplateOverrun
+from mlxstack.engine.loading.tokenizer_folder import NO_CODE
+from mlxstack.models.folder_check import refuse_special_files
 from mlxstack.text.limited_process import (
     LOOK_S,
     NO_MEMORY,
@@ -42,6 +44,7 @@ def check_template(folder: Path) -> None:
 
     Whatever else is wrong with them is reported by the load.
     """
+    refuse_special_files(folder)
     files = sorted(file for file in folder.iterdir() if file.suffix in READ)
     _check(folder, tuple((str(file), file.stat().st_mtime_ns) for file in files))
 
@@ -98,7 +101,7 @@ def main() -> None:
     limit_memory(int(sys.argv[3]))
     try:
         limit_cpu(LOAD_CPU_S)
-        tokenizer = mlx_utils.load_tokenizer(Path(sys.argv[1]))
+        tokenizer = mlx_utils.load_tokenizer(Path(sys.argv[1]), NO_CODE)
         limit_cpu(int(sys.argv[2]))
         PromptMaker(tokenizer)
     except MemoryError:

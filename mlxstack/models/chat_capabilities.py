@@ -29,6 +29,8 @@ def capabilities(folder: Path, kv_bits: int = 16) -> tuple[str, ...]:
 def _beginning(file: Path) -> str:
     """Beginning of a file's text; "" where it cannot be read."""
     try:
+        if not file.is_file():
+            return ""
         with file.open("rb") as opened:
             return opened.read(MOST_TEMPLATE_BYTES).decode(errors="replace")
     except OSError:

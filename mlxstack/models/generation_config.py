@@ -1,20 +1,31 @@
 """Sampling that the card of a model recommends: its generation_config.json."""
 
-import math
+import logging
+import reprlib
+import typing
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import SamplingDefaults
-from mlxstack.models.model_files import read_object
+from mlxstack.core.preset import SamplingSpec
+from mlxstack.models.model_files import LARGEST, read_object
+
+log = logging.getLogger(__name__)
 
 FILE = "generation_config.json"
+TYPES = typing.get_type_hints(SamplingSpec, include_extras=True)
+"""Types of a preset's sampling, with their bounds."""
 
 
 def sampling_defaults(folder: Path) -> SamplingDefaults:
     """Recommended sampling of a model folder; empty without a readable file.
 
     `do_sample` false is greedy. Absent it says nothing: published files leave it out beside a
-    temperature, and vLLM does not read it.
+    temperature, and vLLM does not read it. Values that a preset could not have are left out, each
+    with a line in the log.
     """
     try:
         config = read_object(folder / FILE)
@@ -22,12 +33,25 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
         return SamplingDefaults()
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)
-    known = SamplingDefaults.__struct_fields__
-    return SamplingDefaults(**{name: config[name] for name in known if _is_number(config, name)})
+    usable: dict[str, Any] = {}
+    for name in SamplingDefaults.__struct_fields__:
+        value = config.get(name)
+        if value is None:
+            continue
+        try:
+            usable[name] = _converted(name, value)
+        except (msgspec.ValidationError, TypeError, OverflowError):
+            shown = reprlib.repr(value)
+            log.warning("%s: %s cannot be %s, which is left out", FILE, name, shown)
+    return SamplingDefaults(**usable)
 
 
-def _is_number(config: dict[str, object], name: str) -> bool:
-    value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value)
+def _converted(name: str, value: Any) -> float | int:
+    """The value as a preset could have it. Raises ValidationError, TypeError, OverflowError."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    converted: float | int = msgspec.convert(value, TYPES[name])
+    # Written so that NaN is refused too.
+    if not abs(converted) <= LARGEST:
+        raise OverflowError(name)
+    return converted

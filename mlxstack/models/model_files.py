@@ -8,8 +8,9 @@ import hashlib
 import json
 import re
 import reprlib
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,22 @@ from mlxstack.text.images.families import (
 
 LONGEST = 32 * 1024 * 1024
 """Maximum bytes of a file; an index of 140,000 tensors takes 13 MB."""
-LONGEST_TOKENIZER = 256 * 1024 * 1024
-"""Maximum bytes of a tokenizer.json; large ones take 30 MB."""
+LFS_BEGINNING = b"version https://git-lfs"
+SPECIAL_FILES: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
 MOST_LAYERS = 10_000
 LARGEST = 2**31 - 1
 """Largest value of any other size: the shapes of MLX have 32 bits."""
-LARGEST_GROWTH = 64
-"""Characters that the replacements of a tokenizer may make of one."""
 LAYERS = re.compile(r"\w*(layers?|blocks)")
 SIZES = re.compile(r"dim|d_model|n_embd|\w*_(size|dim|rank|window|heads|experts|embeddings)")
 OBJECTS = frozenset({"text_config", "quantization", "quantization_config"})
-WHOLE = frozenset({"num_hidden_layers", "vocab_size", "max_position_embeddings"})
-READ = ("config.json", "tokenizer_config.json", "generation_config.json")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
+"""Names of the trained context; GPT-2 and its kin have the second."""
+WHOLE = frozenset({"num_hidden_layers", "vocab_size", *CONTEXT_KEYS})
 N_HEADS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Keys of config.json for the number of heads."""
 SHARED = ("embed_tokens.", "shared_head.head.")
@@ -101,16 +106,9 @@ class HeadTensors(Struct, frozen=True):
         return is_below and not inside.removeprefix(self.prefix).startswith(self.layout.shared)
 
 
-class TokenizerRules(Struct, frozen=True):
-    """The parts of a tokenizer.json that replace text."""
-
-    normalizer: Any = None
-    decoder: Any = None
-
-
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises SetupError."""
-    return parse_object(_bytes(file, LONGEST), file)
+    return parse_object(read_bytes(file, LONGEST), file)
 
 
 def read_config_object(file: Path) -> dict[str, Any]:
@@ -125,7 +123,7 @@ def parse_object(data: bytes, file: Path) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except RecursionError:
-        raise _too_deep(file) from None
+        raise too_deep(file) from None
     except ValueError as why:
         raise SetupError(f"{file} is not what it should be: {why}") from why
     if not isinstance(found, dict):
@@ -133,26 +131,49 @@ def parse_object(data: bytes, file: Path) -> dict[str, Any]:
     return found
 
 
-def check_folder(folder: Path) -> None:
-    """Check the files that libraries will read. Raises SetupError."""
-    for name in READ:
-        file = folder / name
-        if file.is_file():
-            read_config_object(file) if name == READ[0] else read_object(file)
-    if (file := folder / "tokenizer.json").is_file():
-        _check_tokenizer(file)
-    _refuse_two_models(folder)
-
-
-def _bytes(file: Path, most: int) -> bytes:
+def read_bytes(file: Path, max_bytes: int) -> bytes:
+    """The bytes of a regular file. Raises SetupError."""
+    refuse_special(file)
     try:
-        if (size := file.stat().st_size) > most:
+        if (size := file.stat().st_size) > max_bytes:
             raise SetupError(
-                f"{file} has {size >> 20} MiB, at most {most >> 20} are taken; choose another model"
+                f"{file} has {size >> 20} MiB, at most {max_bytes >> 20} are taken; choose another "
+                "model"
             )
         return file.read_bytes()
     except OSError as why:
         raise SetupError(f"{file} cannot be read: {why.strerror}") from why
+
+
+def refuse_special(file: Path) -> None:
+    """Raise SetupError for a named pipe, a device or a socket.
+
+    Its reader may wait for ever.
+    """
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return
+    kind = next((name for is_kind, name in SPECIAL_FILES if is_kind(mode)), "")
+    if kind:
+        raise SetupError(f"{file} is {kind}, not a file; remove it, or get the model again")
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    """Whether a regular file is a pointer of Git LFS."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(LFS_BEGINNING)) == LFS_BEGINNING
+    except OSError:
+        return False
+
+
+def pointer_refusal(file: Path) -> SetupError:
+    """Refusal of a pointer of Git LFS, with the remedy."""
+    return SetupError(
+        f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` in "
+        f"{file.parent}, or get the model with `mlx-stack pull`"
+    )
 
 
 def _check_numbers(config: dict[str, Any], file: Path) -> None:
@@ -178,42 +199,8 @@ def _most(key: str) -> int | None:
     return LARGEST if SIZES.fullmatch(key) else None
 
 
-def _check_tokenizer(file: Path) -> None:
-    """Raise SetupError for a tokenizer that makes long texts of short ones."""
-    try:
-        rules = msgspec.json.decode(_bytes(file, LONGEST_TOKENIZER), type=TokenizerRules)
-        growth = max(_growth(rules.normalizer), _growth(rules.decoder))
-    except RecursionError:
-        raise _too_deep(file) from None
-    except msgspec.MsgspecError as why:
-        raise SetupError(f"{file} is not what it should be: {why}") from why
-    if growth > LARGEST_GROWTH:
-        raise SetupError(
-            f"{file} replaces a character by up to {min(growth, 10**12):.0f}, at most "
-            f"{LARGEST_GROWTH} are taken; choose another model"
-        )
-
-
-def _growth(rule: Any) -> float:
-    """Maximum characters that a tokenizer's rule makes of one.
-
-    https://huggingface.co/docs/tokenizers/api/normalizers
-    """
-    if not isinstance(rule, dict):
-        return 1.0
-    growth = 1.0
-    for key in ("normalizers", "decoders"):
-        inner = rule.get(key)
-        for one in inner if isinstance(inner, list) else ():
-            growth *= _growth(one)
-    content, pattern = rule.get("content"), rule.get("pattern")
-    if rule.get("type") == "Replace" and isinstance(content, str):
-        text = pattern.get("String") if isinstance(pattern, dict) else None
-        growth *= max(1.0, len(content) / max(1, len(text or "")))
-    return growth
-
-
-def _too_deep(file: Path) -> SetupError:
+def too_deep(file: Path) -> SetupError:
+    """Refusal of JSON beyond the parser's depth."""
     return SetupError(f"{file} is nested too deeply to be read")
 
 
@@ -318,8 +305,20 @@ def read_config(path: Path) -> ModelFiles:
     file = path / CONFIG if path.is_dir() else path
     config = read_config_object(file)
     head = head_tensors(config)
-    of_head = Weights() if head is None else _sum(weight_files(file.parent), head.is_of_head)
+    of_head = Weights() if head is None else _head_weights(file.parent, head)
     return ModelFiles(config, file, weights=measured(file.parent, head), head=of_head)
+
+
+def _head_weights(folder: Path, head: HeadTensors) -> Weights:
+    """Weights of an MTP head in any file.
+
+    Raises SetupError for a damaged file of the model; others count for nothing.
+    """
+    weights = _sum(weight_files(folder, "model"), head.is_of_head)
+    for file in set(weight_files(folder)).difference(weight_files(folder, "model")):
+        with suppress(SetupError):
+            weights = weights.plus(_sum([file], head.is_of_head))
+    return weights
 
 
 def weight_files(folder: Path, beginning: str = "") -> list[Path]:
@@ -332,7 +331,7 @@ def measured(folder: Path, head: HeadTensors | None = None) -> Weights | None:
 
     None when there are none, or some of the files are missing. Raises SetupError.
     """
-    _refuse_two_models(folder)
+    refuse_two_models(folder)
     files = weight_files(folder, "model")
     if not files or missing_weights(folder):
         return None
@@ -378,7 +377,7 @@ def _vision_tensors(file: Path, digest: Any) -> list[tuple[str, str]]:
 def _preprocessor(folder: Path) -> bytes:
     """Settings of the image processor; newer checkpoints keep them in processor_config.json."""
     if (file := folder / "preprocessor_config.json").is_file():
-        return _bytes(file, LONGEST)
+        return read_bytes(file, LONGEST)
     if (file := folder / "processor_config.json").is_file():
         return msgspec.json.encode(read_object(file).get("image_processor") or {})
     return b"{}"
@@ -448,7 +447,7 @@ def _named_weights(folder: Path, here: set[str]) -> set[str]:
     }
 
 
-def _refuse_two_models(folder: Path) -> None:
+def refuse_two_models(folder: Path) -> None:
     """Raise SetupError for a whole file beside shards.
 
     mlx_lm.utils.load_model reads all files, in the order of the directory: of two tensors of one
@@ -483,7 +482,7 @@ def quantization_in(config: dict[str, Any]) -> str:
 def n_trained_in(config: Mapping[str, Any]) -> int:
     """Context in tokens that a config.json names; 0 without one."""
     flat = {**config, **(config.get("text_config") or {})}
-    return int(flat.get("max_position_embeddings") or 0)
+    return int(next((flat[key] for key in CONTEXT_KEYS if flat.get(key)), 0))
 
 
 def _folder(spec: ModelSpec) -> Path | None:
@@ -546,6 +545,9 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
     It is 8 bytes of length, then JSON.
     """
+    refuse_special(file)
+    if is_lfs_pointer(file):
+        raise pointer_refusal(file)
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > LONGEST:

@@ -9,7 +9,8 @@ from mlxstack.config import presets
 from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
 from mlxstack.core.errors import SetupError
 from mlxstack.host.home import Home
-from mlxstack.models.model_files import CONFIG, refuse_gguf
+from mlxstack.models.folder_check import check_startable
+from mlxstack.models.model_files import CONFIG
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 REPOSITORY = re.compile(r"models--(.+?)--(.+)")
@@ -99,10 +100,10 @@ def _of_folder(folder: Path) -> Reference:
     above = (one for one in (folder, *folder.parents[:2]) if REPOSITORY.fullmatch(one.name))
     repository = next((one for one in above if (one / "snapshots").is_dir()), None)
     if repository is None:
-        refuse_gguf(folder)
+        check_startable(folder)
         return Reference(str(folder), service_name(folder.name))
     snapshot = folder if folder.parent.name == "snapshots" else _newest(repository)
-    refuse_gguf(snapshot)
+    check_startable(snapshot)
     match = REPOSITORY.fullmatch(repository.name)
     assert match is not None
     from mlxstack.models.hub import cache_folder  # noqa: PLC0415 - slow, and rarely needed

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import SetupError
+from mlxstack.models.folder_check import check_folder
 from mlxstack.models.local_models import _config
-from mlxstack.models.model_files import INDEX, LONGEST, check_folder, measured, read_config
+from mlxstack.models.model_files import INDEX, LONGEST, measured, read_config
 from tests.models import LLAMA
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000

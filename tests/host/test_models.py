@@ -14,8 +14,8 @@ from mlxstack.config.presets import builtin_folder, listed, load
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host.home import Home
+from mlxstack.models.folder_check import check_folder
 from mlxstack.models.model_files import (
-    check_folder,
     find_model,
     measured,
     missing_weights,

@@ -14,7 +14,7 @@ STRANGERS = (
     ),
     Mutant(
         "JSON of a model folder has a largest size", "models/model_files.py",
-        "if (size := file.stat().st_size) > most:", "if (size := file.stat().st_size) > 1 << 40:",
+        "(size := file.stat().st_size) > max_bytes:", "(size := file.stat().st_size) > 1 << 40:",
         FILES + "test_a_file_that_is_too_long_is_not_read",
     ),
     Mutant(
@@ -23,8 +23,8 @@ STRANGERS = (
         FILES + "test_a_header_that_is_too_long_is_not_read",
     ),
     Mutant(
-        "a tokenizer makes no long text of a short one", "models/model_files.py",
-        "if growth > LARGEST_GROWTH:", "if not file:",
+        "a tokenizer makes no long text of a short one", "models/folder_check.py",
+        "if growth > MAX_GROWTH:", "if not file:",
         FILES + "test_a_tokenizer_that_makes_much_of_little_is_refused",
     ),
     Mutant(

@@ -155,7 +155,9 @@ class DraftModel:
             context.draft = None
 
     def _text(self, tokens: list[int]) -> list[int]:
-        return without_virtual(tokens, self.placeholder)
+        """Tokens that the draft model has: virtual ids and others are replaced."""
+        known = without_virtual(tokens, self.placeholder)
+        return [token if token < self._n_vocab else self.placeholder for token in known]
 
     def _is_ready(self, row: BatchRow) -> bool:
         return _n_behind(row) <= READY

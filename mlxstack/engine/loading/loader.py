@@ -21,21 +21,27 @@ from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec, ModelSpec, scaled_context
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
+from mlxstack.engine.loading.embedding_tables import EmbeddingTables, embedding_tables
 from mlxstack.engine.loading.hub_download import fetch, fetch_head
-from mlxstack.engine.loading.tokenizer_folder import tokenizer_of
+from mlxstack.engine.loading.load_errors import why_not_loaded
+from mlxstack.engine.loading.tokenizer_folder import check_rows, tokenizer_of
+from mlxstack.engine.loading.tokenizer_folder import refusal as tokenizer_refusal
 from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
+from mlxstack.models.folder_check import check_folder, refuse_special_files
 from mlxstack.models.generation_config import sampling_defaults
-from mlxstack.models.model_files import check_folder, missing_weights, n_trained_in, vision_weights
+from mlxstack.models.model_files import n_trained_in, vision_weights, weight_files
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory.capacity import PLAIN_BITS
 from mlxstack.store import kv_file_format
+from mlxstack.text.images.checkpoint import TOWER
 
 log = logging.getLogger(__name__)
 
 CHUNK = 1 << 22
+LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SystemExit)
 BLOB = re.compile(r"[0-9a-f]{64}")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
@@ -72,7 +78,9 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     """
     path = locate(spec)
     check_folder(path)
-    n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if spec.adapter is not None:
+        refuse_special_files(Path(spec.adapter))
+    n_bytes = sum(file.stat().st_size for file in weight_files(path, "model"))
     log.info("loading %s, %s of weights", spec.id, size(n_bytes))
     try:
         change = scaled_config(mlx_utils.load_config(path), spec.rope) if spec.rope else None
@@ -82,12 +90,18 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
             model_config=change,
             trust_remote_code=spec.trust_remote_code,
         )
-        tokenizer = tokenizer_of(path, config)
     # Some model files end the program when a package of theirs is missing.
-    except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
-        why = f"it lacks {', '.join(lacking)}" if (lacking := missing_weights(path)) else error
-        why = " ".join(str(why).split())
-        raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {why}") from error
+    except LOAD_ERRORS as error:
+        raise SetupError(
+            f"the model {spec.id} at {path} cannot be loaded: {why_not_loaded(path, error)}"
+        ) from error
+    tables = embedding_tables(model)
+    try:
+        tokenizer = tokenizer_of(path, tables.n_rows)
+    except LOAD_ERRORS as error:
+        raise tokenizer_refusal(path, error) from error
+    if tables.n_rows:
+        check_rows(spec.id, tokenizer, tables.n_rows)
     if spec.rope is not None and not has_scaled_rope(model):
         raise SetupError(not_scaled(str(config.get("model_type", ""))))
     if spec.adapter is not None:
@@ -97,7 +111,7 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
-    facts = _facts(spec, kv, path, config, model, tokenizer)
+    facts = _facts(spec, kv, path, config, model, tokenizer, tables)
     images = image_encoder(model, path, config) if group is None else None
     # KV is quantized from a position on that may be in the middle of an image.
     if images is not None and images.image_model.is_bidirectional and kv.bits < PLAIN_BITS:
@@ -112,6 +126,15 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
             n_bytes=facts.n_bytes + n_bytes,
         )
     return LoadedModel(model, tokenizer, facts, images)
+
+
+def check_context(facts: ModelFacts, n_ctx: int, key: str = "") -> None:
+    """Raise SetupError for slots longer than the table of learned positions."""
+    if 0 < facts.n_positions < n_ctx:
+        raise SetupError(
+            f"{key}slots.n_ctx is {n_ctx}, but {facts.id} has {facts.n_positions} positions, each "
+            f"of which it learned: lower slots.n_ctx (--ctx) to {facts.n_positions}"
+        )
 
 
 def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
@@ -207,7 +230,9 @@ def kv_identity(
 def weights_digest(path: Path) -> str:
     """Digest of all weight files, from hub blob names if any."""
     digest = xxhash.xxh3_128()
-    for file in sorted(path.glob("*.safetensors")):
+    for file in sorted(
+        {*weight_files(path, "model"), *weight_files(path, "mtp"), *path.glob(TOWER)}
+    ):
         kv_file = file.resolve().name
         digest.update(file.name.encode())
         digest.update(kv_file.encode() if BLOB.fullmatch(kv_file) else _bytes_digest(file))
@@ -259,7 +284,13 @@ def _bytes_digest(file: Path) -> bytes:
 
 
 def _facts(
-    spec: ModelSpec, kv: KVSpec, path: Path, config: dict[str, Any], model: Any, tokenizer: Any
+    spec: ModelSpec,
+    kv: KVSpec,
+    path: Path,
+    config: dict[str, Any],
+    model: Any,
+    tokenizer: Any,
+    tables: EmbeddingTables,
 ) -> ModelFacts:
     text = config.get("text_config") or config
     parameters = [p for _, p in tree_flatten(model.parameters())]
@@ -277,7 +308,8 @@ def _facts(
         path=str(path),
         identity=identity,
         architecture=str(config.get("model_type", "")),
-        n_vocab=int(text.get("vocab_size") or tokenizer.vocab_size),
+        n_vocab=tables.n_rows or int(text.get("vocab_size") or tokenizer.vocab_size),
+        n_positions=tables.n_positions,
         n_ctx_train=scaled_context(n_trained_in(config), spec),
         n_params=sum(p.size for p in parameters),
         n_bytes=sum(p.nbytes for p in parameters),

@@ -1,33 +1,104 @@
 """The tokenizer of a model folder, loaded without its weights."""
 
 import json
-from collections.abc import Mapping
+import logging
 from pathlib import Path
 from typing import Any
 
 from mlx_lm import utils as mlx_utils
 
-from mlxstack.core.errors import SetupError
-from mlxstack.models.model_files import check_folder
+from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
+from mlxstack.engine.loading.token_ends import set_ends
+from mlxstack.models.folder_check import check_folder
+from mlxstack.text.formats.probe_renderings import CONTENT, USER, TemplateProbes
+from mlxstack.text.tokens.rowless_tokens import tokens_without_rows
+
+log = logging.getLogger(__name__)
+
+NO_CODE = {"trust_remote_code": False}
+"""By default transformers asks the terminal whether Python of the folder may run."""
+MAX_NAMED = 5
+SYSTEM = {"role": "system", "content": "System sentinel."}
+ANSWER = {"role": "assistant", "content": CONTENT}
 
 
 def load_tokenizer(folder: Path) -> Any:
     """mlx-lm's wrapper, from tokenizer files and config.json. Raises SetupError."""
     check_folder(folder)
     try:
-        config = mlx_utils.load_config(folder) if (folder / "config.json").is_file() else {}
-        return tokenizer_of(folder, config)
+        return tokenizer_of(folder)
     # Libraries raise anything for odd files, and some end the program without a package of theirs.
     except (Exception, SystemExit) as error:
-        why = " ".join(str(error).split())
-        raise SetupError(f"the tokenizer at {folder} cannot be loaded: {why}") from error
+        raise refusal(folder, error) from error
 
 
-def tokenizer_of(folder: Path, config: Mapping[str, Any]) -> Any:
-    """mlx-lm's wrapper; a template that only the processor has is taken too."""
-    ids, file = config.get("eos_token_id"), folder / "chat_template.json"
-    tokenizer = mlx_utils.load_tokenizer(folder, eos_token_ids=ids)
-    if tokenizer.has_chat_template or not file.is_file():
-        return tokenizer
-    own = {"chat_template": json.loads(file.read_bytes())["chat_template"]}
-    return mlx_utils.load_tokenizer(folder, own, eos_token_ids=ids)
+def tokenizer_of(folder: Path, n_rows: int = 0) -> Any:
+    """mlx-lm's wrapper with its end tokens.
+
+    A template that only the processor has is taken too. `n_rows` are the rows of the embedding, 0
+    where no weights are loaded.
+    """
+    tokenizer = mlx_utils.load_tokenizer(folder, NO_CODE)
+    file = folder / "chat_template.json"
+    if not tokenizer.has_chat_template and file.is_file():
+        template = json.loads(file.read_bytes())["chat_template"]
+        tokenizer = mlx_utils.load_tokenizer(folder, {**NO_CODE, "chat_template": template})
+    set_ends(tokenizer, folder, n_rows)
+    return tokenizer
+
+
+def refusal(folder: Path, error: BaseException) -> SetupError:
+    """Refusal of a tokenizer by the error of a library."""
+    why = " ".join(str(error).split())
+    if "trust_remote_code" in why:
+        return SetupError(
+            f"the tokenizer at {folder} is Python code of the folder (`auto_map`), which does not "
+            "run here; take a version of this model with a tokenizer.json"
+        )
+    return SetupError(f"the tokenizer at {folder} cannot be loaded: {why}")
+
+
+def check_rows(name: str, tokenizer: Any, n_rows: int) -> None:
+    """Compare a tokenizer with the rows of the embedding.
+
+    Added tokens without a row are logged, and requests with them are refused. Raises SetupError for
+    those that the chat template writes, and for others: the tokenizer is of another model.
+    """
+    rowless = tokens_without_rows(tokenizer, n_rows)
+    if not rowless:
+        return
+    fault = (
+        f"{len(rowless)} tokens of the tokenizer of {name} have no row in its weights, which have "
+        f"{n_rows}: {_named(rowless, sorted(rowless))}"
+    )
+    if rowless.keys() - getattr(tokenizer, "added_tokens_decoder", {}).keys():
+        raise SetupError(
+            f"{fault}; tokenizer and weights do not belong together: get the model again"
+        )
+    if written := sorted(rowless.keys() & _template_tokens(tokenizer)):
+        raise SetupError(
+            f"{fault}; the chat template writes {_named(rowless, written)}: take a version of this "
+            "model whose weights were resized, or whose template does without"
+        )
+    log.warning("%s; requests with one of them are refused", fault)
+
+
+def _named(texts: dict[int, str], tokens: list[int]) -> str:
+    named = [f"{texts[token]!r} ({token})" for token in tokens[:MAX_NAMED]]
+    return ", ".join([*named, "..."] if len(tokens) > MAX_NAMED else named)
+
+
+def _template_tokens(tokenizer: Any) -> set[int]:
+    """Tokens that the template writes around a plain conversation."""
+    if not tokenizer.has_chat_template:
+        return set()
+    tokens: set[int] = set()
+    try:
+        probes = TemplateProbes(tokenizer)
+        for turns in ([SYSTEM, USER, ANSWER, USER], [USER, ANSWER, USER], [USER]):
+            text = probes.text(turns) or ""
+            tokens |= set(tokenizer.encode(text, add_special_tokens=False))
+    except (TemplateOverrun, Busy):
+        # Refused by the service, which probes it for longer.
+        return tokens
+    return tokens

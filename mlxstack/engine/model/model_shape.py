@@ -8,6 +8,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec
@@ -39,6 +40,7 @@ READABLE = frozenset(
     {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
 )
 """Methods of `quantization_config` that mlx-lm's loader reads; it ignores others."""
+MISSING = re.compile(r"missing \d+ required positional arguments?: (.+)")
 WIDTHS = (
     ("hidden_size", "n_embd", "dim", "d_model"),
     ("num_attention_heads", "n_head", "n_heads"),
@@ -64,6 +66,11 @@ def shape_of_config(config: Config) -> ModelShape:
         ) from None
     # Some model files end the program when a package of theirs is missing.
     except (Exception, SystemExit) as why:
+        if argument := MISSING.search(str(why)):
+            raise Unsupported(
+                f"config.json of type '{kind}' lacks {argument[1]}, which mlx-lm needs",
+                "config.json",
+            ) from why
         reason = str(why).partition("__init__() ")[2] or str(why) or type(why).__name__
         raise Unsupported(
             f"mlx-lm cannot build a model of type '{kind}' from this config.json: {reason}",

@@ -210,6 +210,7 @@ def _request(
     _refuse_if_full(service)
     if options.agent is not None:
         agents.check_room(service, options.agent)
+    service.text_processor.refuse_rowless(forced, "tool_choice")
     prompt_tokens: PromptTokens = prompt.extended(forced) if forced else prompt
     limit = options.max_tokens
     # The engine always samples one token; a prefill does not return it.
@@ -302,6 +303,7 @@ async def _prediction(
         raise too_long from None
     if len(tokens) > service.n_ctx:
         raise too_long
+    text_processor.refuse_rowless(tokens, param)
     return tokens
 
 
@@ -457,6 +459,8 @@ def _layout(
     is_in_thinking = prompt.is_in_thinking or (has_headers and may_think)
     may_open = may_think and not is_in_thinking and not closed(output_format.answer_tokens, tail)
     openings = (output_format.call_opening,) if has_tools else ()
+    if is_in_thinking or may_open:
+        text_processor.refuse_rowless(output_format.answer_tokens, "messages")
     return ConstraintLayout(
         n_vocab=text_processor.n_vocab,
         eos=output_format.eos,

@@ -76,7 +76,9 @@ async def _vectors(
 async def _all_tokens(text_processor: TextProcessor, text: Text) -> Tokens:
     if isinstance(text, str):
         spelling = TokenizeOptions(add_special=True, parse_special=False)
-        return await text_processor.tokenize(text, spelling)
+        tokens = await text_processor.tokenize(text, spelling)
+        text_processor.refuse_rowless(tokens, "input")
+        return tokens
     text_processor.check([part for part in text if isinstance(part, int)], "input")
     return (await text_processor.raw(text)).tokens
 

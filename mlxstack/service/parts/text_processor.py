@@ -33,6 +33,7 @@ from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.prompt.report import notes
 from mlxstack.text.rendering.renderers import RENDERERS
 from mlxstack.text.tokens.cached_tokenizer import Prompt
+from mlxstack.text.tokens.rowless_tokens import refuse_rowless, tokens_without_rows
 
 log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class TextProcessor:
         for note in self.template_notes:
             log.warning("chat template: %s", note)
         self.n_vocab = n_vocab
+        self._rowless = tokens_without_rows(tokenizer, n_vocab)
         self._n_ctx = n_ctx
         self._grammars = GrammarCompiler(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
@@ -117,7 +119,9 @@ class TextProcessor:
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
-        return await self.run(lambda: self.prompt_maker.make(conversation, scope))
+        prompt = await self.run(lambda: self.prompt_maker.make(conversation, scope))
+        self.refuse_rowless(prompt.tokens, "messages")
+        return prompt
 
     async def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
@@ -136,17 +140,19 @@ class TextProcessor:
 
     async def raw(self, prompt: RawPrompt) -> Prompt:
         """Prompt of texts and tokens in a row, or of a text with images. Raises as `check` does."""
-        if isinstance(prompt, MediaText):
-            return await self.run(lambda: self._with_media(prompt))
-        if isinstance(prompt, str):
-            return await self.run(lambda: self.prompt_maker.plain(prompt))
+        if isinstance(prompt, str | MediaText):
+            plain = await self.run(lambda: self._plain(prompt))
+            self.refuse_rowless(plain.tokens, "prompt")
+            return plain
         if len(prompt) > self._n_ctx:
             raise TooLong(len(prompt), self._n_ctx)
         tokens = await self.run(lambda: self.prompt_maker.joined(prompt))
         self.check(tokens, "prompt")
         return self.prompt_maker.given(tokens)
 
-    def _with_media(self, prompt: MediaText) -> Prompt:
+    def _plain(self, prompt: str | MediaText) -> Prompt:
+        if isinstance(prompt, str):
+            return self.prompt_maker.plain(prompt)
         if not self.accepts_images:
             raise BadRequest(
                 "multimodal_data is not supported; this model reads text only", "prompt"
@@ -302,7 +308,13 @@ class TextProcessor:
             raise TooLong(len(tokens), self._n_ctx)
         for token in tokens:
             if not 0 <= token < self.n_vocab:
+                self.refuse_rowless((token,), param)
                 raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
+
+    def refuse_rowless(self, tokens: Sequence[int], param: str) -> None:
+        """Raise BadRequest for a token of the tokenizer without a row in the weights."""
+        if self._rowless:
+            refuse_rowless(tokens, self._rowless, param)
 
     def close(self, reason: StackError) -> None:
         """Refuse new and waiting work, which raises `reason`."""

@@ -1,7 +1,6 @@
 """Derives the output format of a model from its chat template."""
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from mlxstack.text.formats.description import (
     PythonBody,
     TaggedBody,
 )
-from mlxstack.text.formats.families import FAMILIES, Family
+from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.formats.probe_renderings import NAMES, TWO, TYPED, TemplateProbes
 from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
 
@@ -60,7 +59,7 @@ def derive_format(tokenizer: Any) -> DerivedFormat:
 def _derive(tokenizer: Any) -> DerivedFormat:
     probes = TemplateProbes(tokenizer)
     texts = (probes.source, *probes.tokens, str(tokenizer.tool_call_start or ""))
-    family = next((one for one in FAMILIES if _is_of(one, texts)), None)
+    family = next((one for one in FAMILIES if one.is_of(texts)), None)
     if family is not None and family.format.channels is not None:
         return family.format
     reasoning = derive_reasoning(probes)
@@ -86,10 +85,6 @@ def _derive(tokenizer: Any) -> DerivedFormat:
     # The prompt tells the model of a template without calls to write them so.
     fallback = replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
     return fallback if probes.source else base
-
-
-def _is_of(family: Family, texts: Iterable[str]) -> bool:
-    return all(any(one in text for text in texts) for one in family.contains)
 
 
 def _completed(family: DerivedFormat, base: DerivedFormat) -> DerivedFormat:

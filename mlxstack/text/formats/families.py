@@ -3,6 +3,8 @@
 A family is chosen by what a template contains, never by the name of a model.
 """
 
+from collections.abc import Collection
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -29,6 +31,10 @@ class Family(Struct, frozen=True):
 
     contains: tuple[str, ...]
     format: DerivedFormat
+
+    def is_of(self, texts: Collection[str]) -> bool:
+        """Whether each of its texts is in one of a template's texts."""
+        return all(any(part in text for text in texts) for part in self.contains)
 
 
 def _family(name: str, contains: tuple[str, ...], calls: CallSyntax, **fields: object) -> Family:

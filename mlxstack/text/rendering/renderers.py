@@ -32,6 +32,9 @@ MOST_SLOW = 2
 """Slow renderings at a time; a further one is refused, so that threads are left for others."""
 MAX_BYTES = 1024**3
 """Maximum memory of a rendering process."""
+MIN_WRITTEN = 1 << 20
+MAX_GROWTH = 64
+"""A rendering has at most so many bytes, and so many for each byte of template and conversation."""
 MOST_IDLE = 2
 MOST_REFUSED = 256
 
@@ -139,6 +142,10 @@ class TemplateRenderers:
         text = data[1:].decode("utf-8", "surrogatepass")
         if data.startswith(REFUSED):
             raise TemplateRefusal(text)
+        if len(data) > MIN_WRITTEN + MAX_GROWTH * len(payload):
+            reason = f"writes {len(data) >> 20} MB"
+            self._note(payload, reason)
+            raise TemplateOverrun(reason)
         return text
 
     def _release(self, process: LimitedProcess) -> None:

@@ -11,6 +11,9 @@ from mlxstack.text.rendering.jinja_environment import compiled, free_variables
 RENDERED, REFUSED = b"+", b"-"
 """First byte of an answer: a text follows, or the reason of a refusal."""
 
+MAX_REASON = 2000
+"""Characters of a refusal: a template may raise an error of any length."""
+
 _compiled = lru_cache(maxsize=8)(compiled)
 
 
@@ -27,7 +30,7 @@ def answer(request: bytes) -> bytes:
     except MemoryError:
         raise
     except Exception as error:
-        text, kind = str(error), REFUSED
+        text, kind = str(error)[:MAX_REASON], REFUSED
     return kind + text.encode("utf-8", "surrogatepass")
 
 

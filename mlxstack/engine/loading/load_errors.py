@@ -1,0 +1,40 @@
+"""Words for the errors with which mlx-lm refuses a model folder."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlxstack.core.errors import SetupError, Unsupported
+from mlxstack.engine.model.model_shape import shape_of_config
+from mlxstack.models.model_files import CONFIG, missing_weights, read_object
+
+MAX_NAMED = 4
+MAX_CHARS = 600
+STRAY = re.compile(r"Received (\d+) parameters not in model:\s*(.*?)\.?\s*$", re.DOTALL)
+ABSENT = re.compile(r"Missing (\d+) parameters:\s*(.*?)\.?\s*$", re.DOTALL)
+
+
+def why_not_loaded(folder: Path, error: BaseException) -> str:
+    """Reason of a failed load in one line.
+
+    Missing files, tensors or keys of config.json are named; else it is the error.
+    """
+    if lacking := missing_weights(folder):
+        return f"it lacks {_first(lacking)}"
+    text = str(error)
+    for pattern, fault in ((STRAY, "have no place in the model"), (ABSENT, "are missing")):
+        if match := pattern.search(text):
+            names = [name.strip() for name in match[2].split(",")]
+            return f"{match[1]} tensors of its weights {fault}: {_first(names)}"
+    if isinstance(error, TypeError | LookupError | AttributeError):
+        try:
+            shape_of_config(read_object(folder / CONFIG))
+        except (Unsupported, SetupError) as refused:
+            return refused.message
+    plain = " ".join(text.split()) or type(error).__name__
+    return plain if len(plain) <= MAX_CHARS else f"{plain[:MAX_CHARS]} ..."
+
+
+def _first(names: Sequence[str]) -> str:
+    named = ", ".join(names[:MAX_NAMED])
+    return f"{named}, ..." if len(names) > MAX_NAMED else named

@@ -1,0 +1,157 @@
+"""Tokens that end an answer, by files, tokenizer and chat template.
+
+Converters leave null, text and numbers without a token in `eos_token_id`, and fine-tunes keep the
+ends of their base model while their template closes turns with another token.
+"""
+
+import logging
+import reprlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
+from mlxstack.models.generation_config import FILE as GENERATION_CONFIG
+from mlxstack.models.model_files import CONFIG, read_object
+from mlxstack.text.formats.families import FAMILIES
+from mlxstack.text.formats.probe_renderings import (
+    CONTENT,
+    NAMES,
+    THOUGHT,
+    THOUGHT_FIELDS,
+    TWO,
+    USER,
+    TemplateProbes,
+)
+
+log = logging.getLogger(__name__)
+
+KEY = "eos_token_id"
+NEXT_USER = {"role": "user", "content": "Next question."}
+KNOWN_ENDS = frozenset(
+    {
+        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end_of_turn|>",
+        "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "[EOT]",
+        "<end_of_utterance>",
+    }
+)  # fmt: skip
+"""Special tokens that stand for an end alone, whatever the files say, as in llama.cpp's list
+(llama-vocab.cpp)."""
+
+
+def set_ends(tokenizer: Any, folder: Path, n_rows: int = 0) -> None:
+    """Set the end tokens of mlx-lm's wrapper.
+
+    All are below `n_rows`; 0 stands for rows that are not known. What is left out is logged.
+    """
+    known = tokenizer.get_vocab()
+    n_ids = n_rows or max(known.values(), default=-1) + 1
+    ends = _file_ends(folder, known, n_ids)
+    own = tokenizer.eos_token_id
+    # Without ends in its files a model has those that mlx-lm knows for its type.
+    for end in (own, *(() if ends else sorted(tokenizer.eos_token_ids, key=str))):
+        ends |= _usable(end, "the tokenizer", known, n_ids)
+    tokenizer.eos_token_ids = ends
+    added = _known_ends(tokenizer, n_ids)
+    if tokenizer.has_chat_template:
+        # A template beyond its limits is refused by the service, which probes it for longer.
+        with suppress(TemplateOverrun, Busy):
+            added |= _turn_ends(tokenizer, n_ids)
+    if missing := sorted(added - ends):
+        texts = ", ".join(_text(tokenizer, token) for token in missing)
+        log.info("an answer ends at %s too, which no file names as an end", texts)
+        tokenizer.eos_token_ids = ends | set(missing)
+
+
+def _file_ends(folder: Path, known: dict[str, int], n_ids: int) -> set[int]:
+    """Ends of generation_config.json, else of config.json, as in mlx-lm."""
+    for name, value in _named_ends(folder):
+        values = value if isinstance(value, list) else [value]
+        ends: set[int] = set()
+        for part in values:
+            ends |= _usable(part, name, known, n_ids, is_list=isinstance(value, list))
+        if ends:
+            return ends
+    return set()
+
+
+def _named_ends(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Files with their ends, in the order in which they count."""
+    for name in (GENERATION_CONFIG, CONFIG):
+        try:
+            config = read_object(folder / name)
+        except SetupError:
+            continue
+        yield name, config.get(KEY)
+        text = config.get("text_config")
+        if isinstance(text, dict):
+            yield name, text.get(KEY)
+
+
+def _usable(
+    value: Any, source: str, known: dict[str, int], n_ids: int, *, is_list: bool = False
+) -> set[int]:
+    """Token of an end as written; none is logged."""
+    token = value
+    if isinstance(value, str):
+        token = known.get(value)
+    elif isinstance(value, float) and value.is_integer():
+        token = int(value)
+    if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_ids:
+        return {token}
+    if value is not None or is_list:
+        shown = reprlib.repr(value)
+        log.warning("%s: the end token %s is no token here and is left out", source, shown)
+    return set()
+
+
+def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:
+    """Special tokens that are an end by their text."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {
+        at for at, token in added.items()
+        if token.special and token.content in KNOWN_ENDS and at < n_ids
+    }  # fmt: skip
+
+
+def _turn_ends(tokenizer: Any, n_ids: int) -> set[int]:
+    """Token after an answer in the template, if that has no known end.
+
+    A token that also stands inside of answers, after a thought or before a call, is none.
+    """
+    probes = TemplateProbes(tokenizer)
+    texts = (probes.source, *probes.tokens)
+    if any(family.format.channels is not None and family.is_of(texts) for family in FAMILIES):
+        return set()
+    turns = [USER, {"role": "assistant", "content": CONTENT}, NEXT_USER]
+    whole = probes.text(turns, opens=False) or ""
+    after = whole.partition(CONTENT)[2].partition(NEXT_USER["content"])[0]
+    if any(end in after for end in probes.eos):
+        return set()
+    added = {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
+    first = _first_of(after, added)
+    if not first or added[first] >= n_ids or any(first in text for text in _inside(probes)):
+        return set()
+    return {added[first]}
+
+
+def _first_of(text: str, added: dict[str, int]) -> str:
+    """Longest added token that begins a text, after white space."""
+    begins = [content for content in added if content.strip() and text.lstrip().startswith(content)]
+    return max(begins, key=len, default="")
+
+
+def _inside(probes: TemplateProbes) -> Iterator[str]:
+    """Texts between thought, content and call of an answer."""
+    for field in THOUGHT_FIELDS:
+        thinking = probes.turn(CONTENT, (), **{field: THOUGHT}) or ""
+        yield thinking.partition(THOUGHT)[2].partition(CONTENT)[0]
+    calling = probes.turn(CONTENT, probes.calls(TWO)) or ""
+    if NAMES[0] in calling:
+        yield calling.partition(CONTENT)[2].partition(NAMES[0])[0]
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    added = tokenizer.added_tokens_decoder.get(token)
+    return f"{added.content if added is not None else ''!r} ({token})"
