@@ -1,13 +1,16 @@
 """A person's next turn, begun in the pause: only new words are computed when it comes."""
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from msgspec import structs
+from PIL import Image
 from typer.testing import CliRunner
 
 from mlxstack.cli.main import app
@@ -25,6 +28,10 @@ CALL = {"name": "look", "arguments": '{"place": "the lake"}'}
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"place": {}}}}
 ONLY_DONE = 'root ::= "It is done."'
 NEXT = "And how wide is it?"
+LONG_ANSWER = (
+    "the picture shows a house near the lake and an old boat with a red sail that nobody has used "
+    "for many years since the river ran dry in the summer"
+)
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +250,41 @@ def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
         assert n_computed(second) <= n_tokens(http, "Thanks. What can you do?") + SLACK
         cold = chat(http, asked, cache_prompt=False, **free)
         assert message(second) == message(cold)
+
+
+def test_a_picture_in_a_tool_result_is_still_there_in_the_next_turn(tmp_path: Path) -> None:
+    """The thought before it is stripped, so all behind the call is computed again."""
+    preset = structs.replace(
+        tiny_preset(tmp_path / "unused"), model=ModelSpec(id="demo"), slots=SlotSpec(2, 2048)
+    )
+    text = {"type": "string", "maxLength": 6}
+    schema = {"type": "object", "properties": {"q": text}, "required": ["q"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    home = tmp_path / "home"
+    with powered(preset, home) as live, httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http:
+        turns: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
+        free = {"tools": [tool], "grammar": None, "thinking_budget_tokens": None}
+        called = message_of_call(chat(http, turns, **free, tool_choice="required"))
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture()}"}}
+        seen = [{"type": "text", "text": "seen:"}, shown, {"type": "text", "text": "that is all"}]
+        call_id = called["tool_calls"][0]["id"]
+        turns += [called, {"role": "tool", "tool_call_id": call_id, "content": seen}]
+        n_before = n_early(live)
+        answer = message(chat(http, turns, grammar=f'root ::= "{LONG_ANSWER}"', tools=[tool]))
+        pause(live, n_before)
+        asked = [*turns, answer, {"role": "user", "content": "And now?"}]
+        second = chat(http, asked, **free, tool_choice="none")
+        assert second.headers["x-mlx-stack-begun-early"]
+        cold = chat(http, asked, cache_prompt=False, **free, tool_choice="none")
+        assert message(second) == message(cold)
+
+
+def picture() -> str:
+    """A PNG of four colors, in Base64."""
+    out = BytesIO()
+    blocks = Image.frombytes("RGB", (2, 2), bytes(range(0, 240, 20)))
+    blocks.resize((256, 256), Image.Resampling.NEAREST).save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
 
 
 def message_of_call(answer: httpx.Response) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.image import ImageSpan
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
-from mlxstack.core.prompt_tokens import PromptTokens
+from mlxstack.core.prompt_tokens import PromptTokens, check_images
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
@@ -226,7 +226,8 @@ def running(
 
 
 def check_context(context: SlotContext) -> None:
-    """Every layer that counts its tokens has as many as the context."""
+    """Every layer that counts its tokens has as many as the context, which knows its images."""
+    check_images(context.tokens, context.images)
     offsets = {int(leaf.offset) for leaf in context.leaves if hasattr(leaf, "offset")}
     assert offsets <= {len(context)}, f"KV of {offsets} tokens, but {len(context)} are known"
 

@@ -39,6 +39,7 @@ URL = f"data:image/png;base64,{TEAL}"
 SHOWN = {"type": "image_url", "image_url": {"url": URL}}
 SOURCE = {"type": "base64", "media_type": "image/png", "data": TEAL}
 ASK = {"type": "text", "text": "What is it?"}
+ASKED = {"role": "user", "content": [SHOWN, ASK]}
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,24 @@ def test_two_details_are_two_images(prompt_maker: PromptMaker) -> None:
     low, high = prompt_maker.make(chat({"role": "user", "content": parts})).images
     assert low.size.n_features < high.size.n_features
     assert low.digest != high.digest
+
+
+def test_an_expected_prompt_keeps_its_images(prompt_maker: PromptMaker) -> None:
+    """Also one in a result, whose call loses its thought when the user speaks."""
+    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call00001", "content": [SHOWN, ASK]}
+    again = [ASKED, {"role": "assistant", "content": "Teal."}, ASKED]
+    for turns in ([ASKED], again, [ASKED, said, result]):
+        conversation = chat(*turns)
+        expected = prompt_maker.expected(conversation, Message(Role.ASSISTANT, "It is teal."))
+        following = (Message(Role.ASSISTANT, "It is teal."), Message(Role.USER, "And this?"))
+        later = msgspec.structs.replace(conversation, messages=(*conversation.messages, *following))
+        prompt = prompt_maker.make(later)
+        assert expected.images == prompt.images
+        assert expected.images
+        assert prompt.tokens[: len(expected.tokens)] == expected.tokens
+        assert len(expected.tokens) > expected.images[-1].end
 
 
 def test_virtual_ids_are_read_as_the_placeholder(prompt_maker: PromptMaker) -> None:
