@@ -6,7 +6,41 @@ SLOTS = "tests/engine/vision/test_images_in_slots.py::"
 MEMORY = "tests/engine/vision/test_image_memory.py::"
 DRAFTS = "tests/engine/vision/test_images_and_drafts.py::"
 
+IDENTITY = "tests/engine/vision/test_image_identity.py::"
+KEYS = "tests/policy/test_image_keys.py::"
+
 IMAGES = (
+    Mutant(
+        "the first tokens of a prompt keep their images", "core/prompt_tokens.py",
+        "tuple(image for image in self.images if image.end <= end)", "()",
+        "tests/text/test_image_prompts.py::test_an_expected_prompt_keeps_its_images",
+    ),
+    Mutant(
+        "a prompt cannot lose its images", "core/prompt_tokens.py",
+        "        check_images(self.tokens, self.images)\n", "        pass\n",
+        KEYS + "test_a_prompt_cannot_lose_its_images",
+    ),
+    Mutant(
+        "block keys hold the digests of images", "policy/kv/block_hash.py",
+        "    if not images:\n", "    if True:\n",
+        KEYS + "test_states_are_equal_only_for_equal_images",
+    ),
+    Mutant(
+        "equal ids of two images are no equal tokens", "policy/kv/prefix_index.py",
+        "same_until(row.images, other.images, common_prefix(row.tokens, other.tokens))",
+        "common_prefix(row.tokens, other.tokens)",
+        KEYS + "test_common_tokens_end_where_an_image_differs",
+    ),
+    Mutant(
+        "equal ids of two images are no equal parked tokens", "engine/kv/prefix_cache.py",
+        "same_until(own.images, other.images, upto)", "upto",
+        IDENTITY + "test_kv_of_an_image_is_not_used_for_another_of_the_same_ids",
+    ),
+    Mutant(
+        "prefixes are learned up to the first image", "policy/kv/shared_prefixes.py",
+        "[image.start for image in request.images] or", "[] or",
+        IDENTITY + "test_what_several_agents_share_is_learned_up_to_the_first_image",
+    ),
     Mutant(
         "blocks of a tower keep to the bound on stalls", "engine/vision/encoder.py",
         "n_steps = steps_within(seconds, self._step_s)", "n_steps = 27",
