@@ -237,18 +237,14 @@ def _schema(given: Any, param: str) -> dict[str, Any]:
         raise BadRequest(f"{param} is no schema: {error}", param) from None
 
 
-FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
-
-
 def converted(value: Any, kind: type[T], at: str) -> T:
     """Value at `at` as a type. Raises BadRequest with the field's path."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        fault = FAULT.fullmatch(str(error))
-        assert fault is not None
-        path = at + (fault["path"] or "")
-        raise BadRequest(f"{path}: {fault['what']}", path) from None
+        what, _, place = str(error).partition(" - at `$")
+        path = at + place.removesuffix("`")
+        raise BadRequest(f"{path}: {what}", path) from None
 
 
 def refuse(body: Struct, names: Iterable[str], why: str = "") -> None:

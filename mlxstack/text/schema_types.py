@@ -4,7 +4,7 @@ Families that write arguments between tags write text as it is and everything el
 that only the schema tells `5` from "5".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,7 +16,8 @@ COMBINED = ("anyOf", "oneOf")
 ALL = ("allOf", *COMBINED)
 NULL = {"type": "null"}
 MAX_SEEN = 100
-MAX_DEPTH = 8
+MAX_STEPS = 20_000
+"""Keywords, choices and constants that are read for the types of one tool."""
 
 
 class SchemaTypes(Struct, frozen=True):
@@ -31,31 +32,58 @@ class SchemaTypes(Struct, frozen=True):
         return bool(self.texts) and all(one.get("type") == "null" for one in self.others)
 
 
+ANYTHING = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
+
+
 def schema_types(schema: Any, root: Schema) -> SchemaTypes:
     """Types that an argument's schema allows; `root` resolves references."""
-    return _kinds(schema, root, set())
+    return _Types(root).of(schema)
 
 
-def _kinds(schema: Any, root: Schema, seen: set[str]) -> SchemaTypes:
-    """`seen` are references that count already; a second time they add nothing."""
-    if not isinstance(schema, dict) or len(seen) > MAX_SEEN:
-        return SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
-    reference = str(schema.get("$ref", ""))
-    if reference in seen:
-        return SchemaTypes()
-    seen |= {reference} - {""}
-    whole = meant(schema, root)
-    if whole is not None:
-        return _kinds(whole, root, seen)
-    for key in COMBINED:
-        if isinstance(schema.get(key), list):
-            parts = [_kinds(part, root, seen) for part in schema[key]]
-            return SchemaTypes(
-                tuple(text for part in parts for text in part.texts),
-                tuple(other for part in parts for other in part.others),
-            )
-    listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    return _listed(listed) if isinstance(listed, list) else _typed(schema)
+def argument_types(root: Schema) -> dict[str, SchemaTypes]:
+    """Types of each argument of a tool, in bounded work for all of them."""
+    types = _Types(root)
+    return {key: types.of(schema) for key, (schema, _) in properties(root).items()}
+
+
+class _Types:
+    """Types by schemas that may refer to parts of `root`.
+
+    After `MAX_STEPS` keywords and choices a schema allows anything.
+    """
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._n_left = MAX_STEPS
+
+    def of(self, schema: Any) -> SchemaTypes:
+        """Types of a schema, whose references count once."""
+        return self._of(schema, set())
+
+    def _of(self, schema: Any, seen: set[str]) -> SchemaTypes:
+        """`seen` are references that count already; a second time they add nothing."""
+        if not isinstance(schema, dict) or len(seen) > MAX_SEEN or self._n_left <= 0:
+            return ANYTHING
+        self._n_left -= 1 + len(schema)
+        reference = str(schema.get("$ref", ""))
+        if reference in seen:
+            return SchemaTypes()
+        seen |= {reference} - {""}
+        whole = meant(schema, self._root)
+        if whole is not None:
+            return self._of(whole, seen)
+        for key in COMBINED:
+            if isinstance(schema.get(key), list):
+                parts = [self._of(part, seen) for part in schema[key][: max(1, self._n_left)]]
+                return SchemaTypes(
+                    tuple(text for part in parts for text in part.texts),
+                    tuple(other for part in parts for other in part.others),
+                )
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if not isinstance(listed, list):
+            return _typed(schema)
+        self._n_left -= len(listed)
+        return _listed(listed)
 
 
 def meant(schema: Schema, root: Schema, keys: Sequence[str] = ("$ref", "allOf")) -> Schema | None:
@@ -72,26 +100,42 @@ def meant(schema: Schema, root: Schema, keys: Sequence[str] = ("$ref", "allOf"))
 def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
     """Schema of each argument in order, and whether it is required.
 
-    The arguments may stand behind a `$ref`, or in several alternatives.
+    The arguments may stand behind a `$ref`, or in several alternatives. Each schema is read once.
     """
-    known, required = _described(parameters, parameters, MAX_DEPTH)
+    known: dict[str, Any] = {}
+    required: dict[str, None] = {}
+    seen: set[tuple[int, bool]] = set()
+    # Schemas to read, the next one last, and whether all objects are of them.
+    waiting = [(parameters, True)]
+    while waiting:
+        schema, is_certain = waiting.pop()
+        if (id(schema), is_certain) in seen or (id(schema), True) in seen:
+            continue
+        seen.add((id(schema), is_certain))
+        schemas = schema.get("properties")
+        own: dict[str, Any] = schemas if isinstance(schemas, dict) else {}
+        for key in reversed(own):
+            # What is nearer to the tool counts, and comes later.
+            nearest = known.pop(key, own[key])
+            known[key] = nearest
+        names = schema.get("required")
+        if is_certain and isinstance(names, list):
+            required |= dict.fromkeys(key for key in names if isinstance(key, str))
+        waiting += reversed(list(_parts(schema, parameters, is_certain=is_certain)))
+    known = dict(reversed(known.items()))
     return {key: (known.get(key, {}), key in required) for key in (*known, *required)}
 
 
-def _described(schema: Schema, root: Schema, depth: int) -> tuple[dict[str, Any], list[str]]:
-    """Properties of an object, and the names of the required ones."""
-    schemas, names = schema.get("properties"), schema.get("required")
-    known = dict(schemas) if isinstance(schemas, dict) else {}
-    required = [key for key in names if isinstance(key, str)] if isinstance(names, list) else []
+def _parts(schema: Schema, root: Schema, *, is_certain: bool) -> Iterator[tuple[Schema, bool]]:
+    """Schemas that describe the same object, and whether it is certainly of them."""
     target = referred(str(schema["$ref"]), root) if "$ref" in schema else None
-    parts = [("allOf", target)] if target is not None else []
-    listed = [(key, schema[key]) for key in ALL if isinstance(schema.get(key), list)]
-    parts += [(key, one) for key, several in listed for one in several if isinstance(one, dict)]
-    for key, part in parts if depth else ():
-        more, needed = _described(part, root, depth - 1)
-        known = {**more, **known}
-        required += needed if key == "allOf" else []
-    return known, required
+    if target is not None:
+        yield target, is_certain
+    for key in ALL:
+        several = schema.get(key)
+        for part in several if isinstance(several, list) else ():
+            if isinstance(part, dict):
+                yield part, is_certain and key == "allOf"
 
 
 def declared(parameters: Mapping[str, Any]) -> Schema:
@@ -100,13 +144,14 @@ def declared(parameters: Mapping[str, Any]) -> Schema:
     schemas = root.get("properties")
     if not isinstance(schemas, dict):
         return root
-    return {**root, "properties": {key: _plain(one, root) for key, one in schemas.items()}}
+    types = _Types(root)
+    return {**root, "properties": {key: _plain(one, types) for key, one in schemas.items()}}
 
 
-def _plain(schema: Any, root: Schema) -> Any:
+def _plain(schema: Any, all_types: _Types) -> Any:
     if isinstance(schema, dict) and isinstance(schema.get("type"), str):
         return schema
-    types = schema_types(schema, root)
+    types = all_types.of(schema)
     if not types.is_text:
         return {"type": "object"}
     return {"type": "string", "nullable": bool(types.others)}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.schema_types import OTHERS, SchemaTypes, named_types, properties, schema_types
+from mlxstack.text.schema_types import ANYTHING, OTHERS, SchemaTypes, argument_types, named_types
 
 UNDECODABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 NULLS = ("null", "None")
@@ -18,11 +18,18 @@ CONSTANTS_OF_JSON = {"true": True, "false": False, "null": None}
 PREFIX = "functions."
 """Name space of tools in some prompts, which other formats do not write."""
 
+# Everything up to a quote that nothing closes.
+_CLOSED = re.compile(r'(?:[^"]|"(?:\\.|[^"\\])*+")*+', re.DOTALL)
 # A key without quotes, or else a text to be passed.
-_BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|(?<=[{,\s])([A-Za-z_]\w*)(?=\s*:)')
+_BARE_KEY = re.compile(
+    r'"(?:\\.|[^"\\])*+(?:"|\\?\Z)|(?<=[{,\s])([A-Za-z_]\w*+)(?=\s*:)', re.DOTALL
+)
+_KEY_ALONE = re.compile(r"(?<=[{,\s])([A-Za-z_]\w*+)(?=\s*:)")
+MAX_RELAXED = 4
+"""Braces that may be doubled around one value."""
 CDATA_OPENS = "<![CDATA["
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
-ANY = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
+ANY = ANYTHING
 TEXT = SchemaTypes(({"type": "string"},))
 
 
@@ -44,19 +51,24 @@ class ArgumentTypes:
 
     def declares(self, name: str, key: str) -> bool:
         """Whether a tool has a property of this name."""
-        return name in self._tools and key in properties(dict(self._tools[name]))
+        return name in self._tools and key in self._arguments(name)
+
+    def names(self, name: str) -> list[str]:
+        """Arguments of a tool in order; none of an unknown one."""
+        return [*self._arguments(name)] if name in self._tools else []
 
     def of(self, name: str, key: str) -> SchemaTypes:
         """Types of an argument; undeclared ones are text."""
         if name not in self._tools:
             return ANY
+        known = self._arguments(name)
+        return known.get(key, TEXT if known else ANY)
+
+    def _arguments(self, name: str) -> Mapping[str, SchemaTypes]:
+        """Types of the arguments of an offered tool, computed once."""
         if name not in self._known:
-            root = dict(self._tools[name])
-            self._known[name] = {
-                argument: schema_types(schema, root)
-                for argument, (schema, _) in properties(root).items()
-            }
-        return self._known[name].get(key, TEXT if self._known[name] else ANY)
+            self._known[name] = argument_types(dict(self._tools[name]))
+        return self._known[name]
 
     def root(self, name: str) -> dict[str, Any]:
         """The parameters of a tool."""
@@ -140,7 +152,7 @@ def decoded(bare: str, text: str) -> Any:
         return text
 
 
-def object_of(text: str) -> Any:
+def object_of(text: str, n_relaxed: int = 0) -> Any:
     """A JSON value, or else a Python literal; raises ValueError."""
     try:
         return json.loads(text, strict=False)
@@ -150,8 +162,8 @@ def object_of(text: str) -> Any:
         try:
             return python_value(ast.parse(text, mode="eval").body)
         except UNDECODABLE as error:
-            if (relaxed := _quoted_keys(text)) != text:
-                return object_of(relaxed)
+            if n_relaxed < MAX_RELAXED and (relaxed := _quoted_keys(text)) != text:
+                return object_of(relaxed, n_relaxed + 1)
             raise ValueError(str(error)) from error
 
 
@@ -160,7 +172,11 @@ def _quoted_keys(text: str) -> str:
     bare = text.strip()
     if bare.startswith("{{") and bare.endswith("}}"):
         bare = bare[1:-1]
-    return _BARE_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], bare)
+    # Nothing after an open quote is a closed text; looking for one at each quote takes too long.
+    closed = _CLOSED.match(bare)
+    end = len(bare) if closed is None else closed.end()
+    head = _BARE_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], bare[:end])
+    return head + _KEY_ALONE.sub(r'"\1"', bare[end:])
 
 
 def python_value(node: ast.expr) -> Any:

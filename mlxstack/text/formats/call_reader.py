@@ -30,8 +30,8 @@ from mlxstack.text.formats.value_calls import ValueCalls
 
 _NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
 _BRACKETS = re.compile(r"[\s}\]]*")
-_PROSE = re.compile(r"\s*(?:\w+[,.;:!?]? +){3}\w")
-_BEGUN_PROSE = re.compile(r"\s*(?:\w+[,.;:!?]? +){0,2}(?:\w+[,.;:!?]?)? *")
+_PROSE = re.compile(r"\s*+(?:\w++[,.;:!?]? ++){3}\w")
+_BEGUN_PROSE = re.compile(r"\s*+(?:\w++[,.;:!?]? ++){0,2}+(?:\w++[,.;:!?]?)? *+")
 _QUOTES = ("`", '"', "'", ")")
 UNMARKED = frozenset({"type", "function", "arguments", "parameters", "tool_calls"})
 

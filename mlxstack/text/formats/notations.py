@@ -72,19 +72,20 @@ PYTHON = Notation(
     bare=BareText(
         re.compile(r"[,)]"),
         re.compile(
-            r",\s*(?P<key>[\w$-]+)\s*=(?!=)|(?:,\s*)?\)\s*(?:(?=[\]<]|\Z)|,?\s*(?P<name>[\w.]+)\()"
+            r",\s*+(?P<key>[\w$-]++)\s*+=(?!=)"
+            r"|(?:,\s*+)?\)\s*+(?:(?=[\]<]|\Z)|(?:,\s*+)?(?P<name>[\w.]++)\()"
         ),
-        re.compile(r",\s*\w*\s*=?\Z|(?:,\s*)?\)\s*,?\s*[\w.]*\Z"),
+        re.compile(r",\s*+(?:\w++\s*+)?=?\Z|(?:,\s*+)?\)\s*+(?:,\s*+)?[\w.]*+\Z"),
     ),
 )
 # A key right before its value counts without a declaration, but no address.
 _GEMMA_BARE = BareText(
     re.compile(r"(?<!\s)\s*[,}]|[,}]"),
     re.compile(
-        r"\s*,\s*\"?(?:[A-Za-z_]\w*\"?:(?=[^\s/])|(?P<key>[\w.-]+)\"?\s*:)"
-        r"|\s*(?:,\s*)?\}\s*(?:(?=<|\Z)|[,;]?\s*call:(?P<name>[\w.-]+)\{)"
+        r"\s*+,\s*+\"?(?:[A-Za-z_]\w*+\"?:(?=[^\s/])|(?P<key>[\w.-]++)\"?\s*+:)"
+        r"|\s*+(?:,\s*+)?\}\s*+(?:(?=<|\Z)|(?:[,;]\s*+)?call:(?P<name>[\w.-]++)\{)"
     ),
-    re.compile(r"\s*(?:,\s*\"?[\w.-]*\"?\s*:?|(?:,\s*)?\}\s*[,;]?\s*[\w.:-]*)\Z"),
+    re.compile(r"\s*+(?:,\s*+\"?+[\w.-]*+\"?+\s*+:?|(?:,\s*+)?\}\s*+(?:[,;]\s*+)?[\w.:-]*+)\Z"),
 )
 
 

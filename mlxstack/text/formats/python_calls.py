@@ -16,17 +16,34 @@ from mlxstack.text.formats.argument_values import (
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import PythonBody
 from mlxstack.text.formats.nested_tags import CONTAINERS
-from mlxstack.text.schema_types import SchemaTypes, properties
+from mlxstack.text.schema_types import SchemaTypes
 
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
 _END = re.compile(r"[\s,]*\)")
 _KEY = re.compile(r"[\s,]*([\w$-]+)(?:\s+=\s*|=)")
 _SPACE = re.compile(r"\s*")
 # An argument ends where another one or the end of its call follows.
-_REST = r"(?:,\s*[\w$-]+\s*=|(?:,\s*)?\)\s*(?:,|\]|$))"
-_TEXT = re.compile(rf"\"(.*?)\"(?=\s*{_REST})|'(.*?)'(?=\s*{_REST})", re.DOTALL)
-_VALUE = re.compile(rf".*?(?=\s*{_REST})", re.DOTALL)
-_BARE = re.compile(rf".*?(?={_REST})", re.DOTALL)
+_REST = r"(?:,\s*+[\w$-]++\s*+=|(?:,\s*+)?\)\s*+(?:,|\]|$))"
+_FOLLOWING = re.compile(_REST)
+_CLOSING = {quote: re.compile(rf"{quote}(?=\s*+{_REST})") for quote in "\"'"}
+
+
+class _ForwardSearch:
+    """First matches of a pattern at growing positions, in one pass over the text."""
+
+    def __init__(self, pattern: re.Pattern[str], text: str) -> None:
+        self._pattern = pattern
+        self._text = text
+        self._from = 0
+        self._match: re.Match[str] | None = None
+
+    def at(self, position: int) -> int:
+        """Start of the first match from here; -1 without one."""
+        is_behind = self._match is not None and self._match.start() < position
+        if is_behind or position < self._from or not self._from:
+            self._match = self._pattern.search(self._text, position)
+            self._from = max(1, position)
+        return -1 if self._match is None else self._match.start()
 
 
 class PythonCalls:
@@ -71,7 +88,7 @@ class PythonCalls:
         if not isinstance(node, ast.Call):
             raise ValueError(f"no call: {ast.unparse(node)!r}")
         name = ast.unparse(node.func)
-        keys = [*properties(self._types.root(self._types.name(name)))][: len(node.args)]
+        keys = self._types.names(self._types.name(name))[: len(node.args)]
         given = [*zip(keys, node.args, strict=True)]
         given += [(str(one.arg), one.value) for one in node.keywords]
         return checked_call(name, None, {key: self._value(name, key, one) for key, one in given})
@@ -88,11 +105,12 @@ class PythonCalls:
     def _unescaped(self, text: str) -> tuple[ToolCall, ...]:
         """Calls whose strings are written as they are."""
         calls, at = [], 1
+        ends = _ValueEnds(text)
         while head := _HEAD.match(text, at):
             at = head.end()
             arguments: dict[str, Any] = {}
             while key := _KEY.match(text, at):
-                arguments[key[1]], at = self._unescaped_value(head[1], key[1], text, key.end())
+                arguments[key[1]], at = self._unescaped_value(head[1], key[1], ends, key.end())
             end = _END.match(text, at)
             if end is None:
                 raise ValueError(f"no end of a call: {text[at:]!r}")
@@ -102,21 +120,45 @@ class PythonCalls:
             raise ValueError(f"no list of calls: {text!r}")
         return tuple(calls)
 
-    def _unescaped_value(self, name: str, key: str, text: str, at: int) -> tuple[Any, int]:
+    def _unescaped_value(self, name: str, key: str, ends: "_ValueEnds", at: int) -> tuple[Any, int]:
         """Value after an equals sign, and its end."""
+        text = ends.text
         start = at + len(_SPACE.match(text, at)[0])  # type: ignore[index]
-        if value := _TEXT.match(text, start):
-            quoted = value[1] if value[1] is not None else value[2]
+        closing = ends.quoted(start)
+        if closing >= 0:
+            quoted = text[start + 1 : closing]
             is_other = self.is_spelled(name, key)
             read = argument_value(quoted, self._of(name, key)) if is_other else quoted
-            return read, value.end()
-        if self.is_bare(name, key) and (value := _BARE.match(text, at)):
-            return argument_value(value[0], self._of(name, key)), value.end()
-        if value := _VALUE.match(text, start):
-            types, bare = self._of(name, key), decoded(value[0].strip(), value[0])
-            is_other = isinstance(bare, str) and not types.texts
-            return argument_value(value[0], types) if is_other else bare, value.end()
-        raise ValueError(f"no argument: {text[at:]!r}")
+            return read, closing + 1
+        following = ends.following(at)
+        if following < 0:
+            raise ValueError(f"no argument: {text[at:]!r}")
+        if self.is_bare(name, key):
+            return argument_value(text[at:following], self._of(name, key)), following
+        value = text[start:following].rstrip()
+        types, bare = self._of(name, key), decoded(value.strip(), value)
+        is_other = isinstance(bare, str) and not types.texts
+        return argument_value(value, types) if is_other else bare, start + len(value)
+
+
+class _ValueEnds:
+    """Ends of the values of Python calls, asked for from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._following = _ForwardSearch(_FOLLOWING, text)
+        self._closing = {
+            quote: _ForwardSearch(pattern, text) for quote, pattern in _CLOSING.items()
+        }
+
+    def quoted(self, start: int) -> int:
+        """Quote that closes the text that begins here; -1 without one."""
+        closing = self._closing.get(self.text[start : start + 1])
+        return -1 if closing is None else closing.at(start + 1)
+
+    def following(self, start: int) -> int:
+        """Comma or bracket after the value that begins here; -1 without one."""
+        return self._following.at(start)
 
 
 class PythonArguments(CalledArguments):

@@ -4,7 +4,6 @@ llguidance bounds the work of a grammar, except for `multipleOf`: a schema of 20
 several of them takes minutes and gigabytes, and a thread in it cannot be stopped.
 """
 
-import json
 import math
 import re
 import threading
@@ -12,7 +11,10 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from mlxstack.core.errors import BadRequest, Busy
+from mlxstack.text.grammar.vocabulary import VocabularyBytes
 from mlxstack.text.limited_process import LimitedProcess, Overrun
 
 LIMIT_S = 2.0
@@ -30,7 +32,7 @@ MAX_UNCHECKED = 50_000
 """Maximum characters; an object's compile time grows faster than quadratically."""
 CHEAP = re.compile(r'multipleOf\\*": ?1e-10\b')
 """The multiple that bounds the decimal places of every number."""
-ESCAPED = re.compile(r"\\+u00([0-9a-fA-F]{2})")
+ESCAPED = re.compile(r"(?<!\\)\\++u00([0-9a-fA-F]{2})")
 
 
 def is_bounded(grammar: str) -> bool:
@@ -70,11 +72,11 @@ def _check_multiple(given: Any, param: str) -> None:
 class GrammarCheck:
     """Compiles grammars of one tokenizer under limits, in a process. Thread-safe.
 
-    `tokenizer` are the arguments of an `LLTokenizer`, to make the same one there.
+    The process makes its table of the same `vocabulary`.
     """
 
-    def __init__(self, tokenizer: dict[str, Any]) -> None:
-        opening = json.dumps(tokenizer).encode()
+    def __init__(self, vocabulary: VocabularyBytes) -> None:
+        opening = msgspec.msgpack.encode(vocabulary)
         self._process = LimitedProcess("mlxstack.text.grammar.grammar_worker", MAX_BYTES, opening)
         self._lock = threading.Lock()
         self._known = lru_cache(MOST_KNOWN)(self._problem)

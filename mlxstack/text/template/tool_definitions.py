@@ -1,7 +1,7 @@
 """Fills in missing schema keys of tools for templates that need them."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -17,17 +17,40 @@ from mlxstack.text.template.adaptation import (
 
 MAX_DEPTH = 8
 MAX_REFERENCES = 100
+MAX_EXPANDED = 100_000
+"""Keywords and items behind references that the tools of a request may have in all."""
 CHOICES = ("anyOf", "oneOf", "allOf")
 
 
 def completed_tools(tools: Iterable[Tool], capabilities: TemplateCapabilities) -> tuple[Tool, ...]:
     """Tools whose parameters have the keys that the template requires."""
+    steps = Expansion()
     return tuple(
-        replace(tool, parameters=completed(tool.parameters, capabilities)) for tool in tools
+        replace(tool, parameters=completed(tool.parameters, capabilities, steps)) for tool in tools
     )
 
 
-def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) -> dict[str, Any]:
+class Expansion:
+    """Work that references of the tools of one request may add; single owner.
+
+    `n_left` counts the keywords and items behind references.
+    """
+
+    def __init__(self) -> None:
+        self.n_left = MAX_EXPANDED
+        self.n_references = 0
+
+    def follows(self) -> bool:
+        """Whether another reference of this tool is followed."""
+        self.n_references += 1
+        return self.n_references <= MAX_REFERENCES and self.n_left > 0
+
+
+def completed(
+    parameters: dict[str, Any],
+    capabilities: TemplateCapabilities,
+    expansion: Expansion | None = None,
+) -> dict[str, Any]:
     """Tool parameters with the keys that the template requires.
 
     Where it follows no references and alternatives, each property is what it most likely is.
@@ -36,7 +59,9 @@ def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) ->
         own = {key: one for key, one in parameters.items() if key not in ("$defs", "definitions")}
         # No model reads a schema of so many levels.
         with suppress(RecursionError):
-            parameters = _resolved(own, parameters, (), iter(range(MAX_REFERENCES)))
+            expansion = expansion or Expansion()
+            expansion.n_references = 0
+            parameters = _resolved(own, parameters, (), expansion)
     whole: dict[str, Any] = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
     properties = whole.get("properties")
     if not isinstance(properties, dict):
@@ -58,27 +83,29 @@ def _with_defaults(schema: Any, keys: Iterable[str], defaults: dict[str, Any]) -
     return {**schema, **missing} if missing else schema
 
 
-def _resolved(schema: Any, root: dict[str, Any], seen: tuple[str, ...], left: Iterator[int]) -> Any:
+def _resolved(
+    schema: Any, root: dict[str, Any], seen: tuple[str, ...], expansion: Expansion
+) -> Any:
     """A schema without references, except to what is around them."""
+    if seen and expansion.n_left <= 0:
+        return schema
     if isinstance(schema, list):
-        return [_resolved(one, root, seen, left) for one in schema]
+        expansion.n_left -= len(schema) if seen else 0
+        return [_resolved(one, root, seen, expansion) for one in schema]
     if not isinstance(schema, dict):
         return schema
+    expansion.n_left -= 1 + len(schema) if seen else 0
     path, whole = str(schema.get("$ref", "")), meant(schema, root, ("$ref", *CHOICES))
-    if whole is not None and path not in seen and next(left, None) is not None:
-        return _resolved(whole, root, (*seen, path) if path else seen, left)
-    return {name: _resolved(one, root, seen, left) for name, one in schema.items()}
+    if whole is not None and path not in seen and expansion.follows():
+        return _resolved(whole, root, (*seen, path) if path else seen, expansion)
+    return {name: _resolved(one, root, seen, expansion) for name, one in schema.items()}
 
 
 def _plain(schema: Any, depth: int) -> dict[str, Any]:
     """A schema with one known `type`, at every level."""
     if not isinstance(schema, dict) or depth == 0:
         return {"type": "string"}
-    plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
-    for choice in CHOICES:
-        options = [one for one in schema.get(choice) or () if one != NULL]
-        if options:
-            plain = {**_plain(options[0], depth - 1), **plain}
+    plain = _chosen(schema, depth)
     plain["type"] = _type(plain)
     if "enum" in plain and not isinstance(plain.get("default", ""), str):
         # Some templates join the default of a choice to a text.
@@ -89,6 +116,22 @@ def _plain(schema: Any, depth: int) -> dict[str, Any]:
         plain["items"] = _plain(plain.get("items", {}), depth - 1)
     if plain["type"] == "object" or isinstance(plain.get("additionalProperties"), dict):
         plain["additionalProperties"] = _plain(plain.get("additionalProperties"), depth - 1)
+    return plain
+
+
+def _chosen(schema: dict[str, Any], depth: int) -> dict[str, Any]:
+    """Keywords of a schema and of its first choices, the nearest first."""
+    plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
+    for choice in CHOICES:
+        options = schema.get(choice)
+        first = next((one for one in options or () if one != NULL), None)
+        if first is None:
+            continue
+        if isinstance(first, dict) and depth > 1:
+            inner = _chosen(first, depth - 1)
+            plain = {**inner, "type": _type(inner), **plain}
+        else:
+            plain = {"type": "string", **plain}
     return plain
 
 

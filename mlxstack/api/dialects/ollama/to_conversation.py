@@ -22,7 +22,7 @@ from mlxstack.service.parts.openai_messages import AnyContent, ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[hms]|\Z)")
+DURATION = re.compile(r"(?<![\d.])(\d++(?:\.\d++)?+)(ms|[hms]|\Z)")
 UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
 LEVELS = ("low", "medium", "high", "max")
 
