@@ -68,6 +68,7 @@ from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.length_rope import exact_ropes, keyed_by_length
 from mlxstack.engine.model.padded_linear import pad_linear_layers
 from mlxstack.engine.model.runner import ModelParts, ModelRunner, kv_bytes_per_token
 from mlxstack.engine.slot_actions import SlotActionRunner
@@ -131,6 +132,7 @@ class EngineCore:
         self._has_work = False
         self._n_device_errors = 0
         self._failure = ""
+        self._n_fixed_rope: int | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._loop: EngineLoop
         self._disk_tier: DiskTier
@@ -148,14 +150,14 @@ class EngineCore:
 
     def submit(self, request: Request) -> None:
         """Admit a request; `deliver` gets its events, finished or failed last."""
-        self._post(lambda: self._loop.submit(request))
+        self._post(lambda: self._loop.submit(keyed_by_length(request, self._n_fixed_rope)))
 
     def begin_early(self, request: Request, after: str) -> None:
         """Compute the expected next prompt after a request; see `EngineLoop.begin_early`."""
 
         def begin() -> None:
             if self._drain_until is None:
-                self._loop.begin_early(request, after)
+                self._loop.begin_early(keyed_by_length(request, self._n_fixed_rope), after)
 
         self._post(begin)
 
@@ -337,9 +339,15 @@ class EngineCore:
         preset = self._preset
         if self._ranks is not None:
             divided = loader.load(preset.model, preset.kv, self._ranks.open(preset))
+            if exact_ropes(divided.model) is not None:
+                raise SetupError(
+                    f"the rotary embedding of {preset.model.id} depends on the length of a text "
+                    "(rope_scaling `dynamic`), which several machines do not compute; remove hosts"
+                )
             self._ranks.compare(divided.facts.identity)
             return divided
         loaded = loader.load(preset.model, preset.kv)
+        self._n_fixed_rope = exact_ropes(loaded.model)
         if not device.has_gpu():
             pad_linear_layers(loaded.model)
         return loaded

@@ -90,7 +90,8 @@ def _slot_tokens(
     if images is None or not request.images:
         # MLX reads beyond the embedding for an id without a row.
         check_images(tokens, ())
-        return SlotTokens(context.caches, mx.array(tokens))
+        n_prefill = len(request.tokens) - 1
+        return SlotTokens(context.caches, mx.array(tokens), n_prefill=n_prefill)
     return images.slot_tokens(context.caches, tokens, start, request.images)
 
 

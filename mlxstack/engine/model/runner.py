@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cpu_attention import joined
+from mlxstack.engine.model.length_rope import pass_length
 from mlxstack.engine.model.row_views import ExtraPairs, masked, shifted, view
 from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
 
@@ -42,13 +43,15 @@ class SlotTokens(Struct, frozen=True):
     """Tokens (n,) of a slot for a forward pass, and its caches.
 
     An MTP head takes features (n, dims) in their place. Positions are indices plus `shift`, but
-    for those of `images`.
+    for those of `images`. `n_prefill` are the prompt tokens before the last one, 0 for tokens that
+    are decoded.
     """
 
     caches: Sequence[Any]
     tokens: mx.array
     shift: int = 0
     images: ImageChunk | None = None
+    n_prefill: int = 0
 
     @property
     def n_tokens(self) -> int:
@@ -97,6 +100,7 @@ class ModelRunner:
         self.is_batching = is_batching
         self.is_ragged = is_ragged
         self.n_calls = 0
+        self._pass_length = pass_length(model)
 
     can_stack = True
     """Whether rows may be stacked."""
@@ -132,7 +136,7 @@ class ModelRunner:
         if views is not None:
             return _rows(plan, views, compute)
         if len(plan) == 1 or not self.is_batching:
-            return joined([_alone(slot, compute) for slot in plan])
+            return joined([self._alone(slot, compute) for slot in plan])
         if max(counts) == 1:
             return _rows(plan, _views(plan, counts), compute)
         match self.layout(plan[0].caches):
@@ -157,10 +161,16 @@ class ModelRunner:
         logits: mx.array = self.model(tokens, cache=caches, **more)
         return logits
 
+    def _alone(self, slot: SlotTokens, compute: Compute) -> mx.array:
+        self._pass_length.n_prefill = slot.n_prefill
+        output = _alone(slot, compute)
+        self._pass_length.n_prefill = 0
+        return output
+
     def _apart(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
         """Single tokens in one pass, each longer piece in another."""
         single = [i for i, slot in enumerate(plan) if slot.n_tokens == 1]
-        outputs = {i: _alone(slot, compute) for i, slot in enumerate(plan) if i not in single}
+        outputs = {i: self._alone(slot, compute) for i, slot in enumerate(plan) if i not in single}
         if single:
             together = self._run([plan[i] for i in single], compute)
             outputs |= {i: together[at : at + 1] for at, i in enumerate(single)}
