@@ -5,7 +5,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.grammar_check import GrammarCheck, is_bounded
-from mlxstack.text.tokens.special_tokens import nameless
+from mlxstack.text.grammar.vocabulary import VocabularyBytes, text_encoder, vocabulary_bytes
 
 MOST_KNOWN = 64
 MOST_BYTES = 64 * 1024 * 1024
@@ -24,8 +23,6 @@ BYTES_PER_CHAR = 70
 BYTES_PER_S = 50_000_000
 PROBING_S = 2.0
 """CPU seconds of one search for the enforceable part of a schema."""
-UNSPELLABLE = "\ufdd0"
-"""Noncharacter in the names of tokens that no grammar spells."""
 LEFT_OUT = "Unimplemented keys: "
 """Beginning of a warning of llguidance, before a JSON list and perhaps ` (2 times)`."""
 APPROXIMATED = {
@@ -124,11 +121,8 @@ class GrammarCompiler:
                 self._check = GrammarCheck(self._vocabulary())
             return self._check
 
-    def _vocabulary(self) -> dict[str, Any]:
-        """Arguments of an `LLTokenizer`."""
-        eos = sorted(self._tokenizer.eos_token_ids)
-        spelled = without_marks(self._tokenizer)
-        return {"tokenizer": spelled, "n_vocab": self.n_vocab, "eos_token": eos}
+    def _vocabulary(self) -> VocabularyBytes:
+        return vocabulary_bytes(self._tokenizer, self.n_vocab)
 
     def load(self) -> LLTokenizer | None:
         """Table of the vocabulary, made at the first call, in seconds."""
@@ -137,32 +131,9 @@ class GrammarCompiler:
                 inner = getattr(self._tokenizer, "_tokenizer", self._tokenizer)
                 self._is_able = isinstance(inner, PreTrainedTokenizerFast)
                 if self._is_able:
-                    self._vocabulary_table = LLTokenizer(**self._vocabulary())
+                    encode = text_encoder(self._tokenizer)
+                    self._vocabulary_table = self._vocabulary().table(encode)
             return self._vocabulary_table
-
-
-def without_marks(tokenizer: Any) -> str:
-    """JSON of a tokenizer whose texts spell no mark.
-
-    llguidance reads forced text as the tokenizer does, special tokens included, and then refuses
-    them. Grammars mean these tokens by number.
-    """
-    backend = copy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    data: dict[str, Any] = json.loads(backend.to_str())
-    model = data["model"]
-    names = {text: f"<{UNSPELLABLE}{at}>" for text, at in nameless(tokenizer).items()}
-    names.pop(model.get("unk_token"), None)
-    for token in data["added_tokens"]:
-        token["content"] = names.get(token["content"], token["content"])
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        model["vocab"] = {names.get(piece, piece): at for piece, at in vocabulary.items()}
-    else:
-        model["vocab"] = [[names.get(piece, piece), *rest] for piece, *rest in vocabulary]
-    data["post_processor"] = None
-    return json.dumps(data)
 
 
 def warned_keywords(rules: LLMatcher) -> set[str]:
