@@ -1,8 +1,9 @@
 """Greedy answers of a busy service against those from cold: `python -m tests.endurance.fidelity`.
 
-Random conversations over HTTP with forks, rewinds, several choices, tools, thoughts, grammars, stop
-words, agents and salts, on a service with drafts and early turns, while it changes
-between two presets of its model, is restarted and killed. An answer whose prompt replays none is
+Random conversations over HTTP with pictures, forks, rewinds, several choices, loops of tools,
+thoughts, grammars, answers that end by themselves, pauses, stop words, agents and salts, on a
+service with drafts and early turns, while it changes between two presets of its model, is restarted
+and killed. An answer whose prompt replays none is
 compared with that of a service with one slot and nothing kept, any other one with the same service
 without its cache. A run that did not exercise each of `EXERCISED` fails.
 """
@@ -41,16 +42,19 @@ from mlxstack.core.preset import (
     Speculation,
 )
 from mlxstack.demo import MODEL_DIR
-from tests import models
-from tests.endurance.talks import Talks
+from tests import models, vision_models
+from tests.endurance.talks import Talks, has_picture
 from tests.ports import unused_port
 
-KINDS = ("demo", "sliding", "hybrid")
+WITHOUT_PICTURES = {"sliding": models.SLIDING, "hybrid": models.HYBRID}
+WITH_PICTURES = ("qwen3_vl", "qwen3_5", "gemma4", "mistral3")
+KINDS = ("demo", *WITHOUT_PICTURES, *WITH_PICTURES)
 N_CLIENTS = 4
 N_CTX = 4096
 WAIT_S = 240.0
 SWAP_EVERY_S, RESTART_EVERY_S, LOOK_EVERY_S = 20.0, 90.0, 0.5
 REPLAYED = "x-mlx-stack-replayed"
+BEGUN_EARLY = "x-mlx-stack-begun-early"
 CALM = {200, 409, 503, 529}
 """Statuses of a sound request: answered, an agent is busy, a model or worker is being changed."""
 
@@ -62,7 +66,8 @@ COUNTERS = {
 }
 EXERCISED = (
     "compared from cold", "compared without its cache", "choices of n > 1", "forks", "tool calls",
-    "thoughts", "grammars", "tokens reused", "swaps 200", "SIGTERM", "SIGKILL",
+    "thoughts", "grammars", "tokens reused", "ended by themselves", "with pictures",
+    "with pictures, begun early", "swaps 200", "SIGTERM", "SIGKILL",
     *COUNTERS.values(),
 )  # fmt: skip
 """Counts that a long run must have."""
@@ -131,7 +136,10 @@ class Differ:
             return None
         found = answer.json()
         self.note("tokens reused", found["usage"]["prompt_tokens_details"]["cached_tokens"])
-        self._count(body, extras, found["choices"][0]["message"])
+        self._count(body, extras, found["choices"][0])
+        if has_picture(body):
+            self.note("with pictures")
+            self.note("with pictures, begun early", int(BEGUN_EARLY in answer.headers))
         if REPLAYED in answer.headers:
             again = {**body, **extras, "n": 1, "cache_prompt": False}
             self._compare("without its cache", body, answer, self._post(client, self._hot, again))
@@ -140,7 +148,9 @@ class Differ:
             self._compare("from cold", body, answer, self._post(client, self._cold, fresh))
         return dict(answer.json()["choices"][0]["message"])
 
-    def _count(self, body: Body, extras: Body, message: Body) -> None:
+    def _count(self, body: Body, extras: Body, choice: Body) -> None:
+        message = choice["message"]
+        self.note("ended by themselves", int(choice["finish_reason"] == "stop"))
         self.note("tool calls", len(message.get("tool_calls") or []))
         self.note("thoughts", int(bool(message.get("reasoning_content"))))
         self.note("grammars", int("response_format" in body))
@@ -252,12 +262,15 @@ def fidelity(root: Path, kind: str, seconds: float, seed: int, n_least: int = 0)
         (hot.home / "presets" / f"{name}.yaml").write_bytes(text)
     cold = Worker(root / "cold", _cold_preset(model))
     differ, end = Differ(hot, cold), time.monotonic() + seconds
+    sees = kind not in WITHOUT_PICTURES
+    randoms = [Random(seed * 100 + n) for n in range(N_CLIENTS)]
+    talkers = [(random, Talks(random, has_pictures=sees)) for random in randoms]
     try:
         hot.start()
         cold.start()
         clients = [
-            threading.Thread(target=_converse, args=(differ, Random(seed * 100 + n), end, n_least))
-            for n in range(N_CLIENTS)
+            threading.Thread(target=_converse, args=(differ, *each, end, n_least))
+            for each in talkers
         ]
         for thread in clients:
             thread.start()
@@ -270,9 +283,8 @@ def fidelity(root: Path, kind: str, seconds: float, seed: int, n_least: int = 0)
     return Outcome(dict(sorted(differ.counts.items())), tuple(differ.differences))
 
 
-def _converse(differ: Differ, random: Random, end: float, n_least: int) -> None:
+def _converse(differ: Differ, random: Random, talks: Talks, end: float, n_least: int) -> None:
     """One client with several conversations."""
-    talks = Talks(random)
     with differ.failing(), httpx.Client(timeout=WAIT_S) as client:
         while time.monotonic() < end or _n_compared(differ) < n_least:
             body, extras = talks.next_request()
@@ -318,8 +330,9 @@ def _disturb(differ: Differ, hot: Worker, random: Random, clients: list[threadin
 def _model(root: Path, kind: str) -> str:
     if kind == "demo":
         return str(MODEL_DIR)
-    config = {"sliding": models.SLIDING, "hybrid": models.HYBRID}[kind]
-    return str(models.write(root / kind, {**config, "vocab_size": 1024}))
+    if kind in WITH_PICTURES:
+        return str(vision_models.build(root / kind, kind))
+    return str(models.write(root / kind, {**WITHOUT_PICTURES[kind], "vocab_size": 1024}))
 
 
 def _hot_preset(model: ModelSpec, n_slots: int) -> Preset:

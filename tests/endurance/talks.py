@@ -1,5 +1,8 @@
 """Random conversations of one client, for comparing a service with itself."""
 
+import base64
+from functools import cache
+from io import BytesIO
 from random import Random
 from typing import Any
 
@@ -14,6 +17,9 @@ WORDS = (
     "alpha", "beta", "gamma", "lake", "boat", "pear", "stone", "river", "house", "magic", "word",
     "remember", "hello", "weather", "Paris", "tool", "call", "<tool_call>", "</think>", "json", "1",
 )  # fmt: skip
+SIZES = ((16, 16), (64, 64), (96, 128), (256, 192))
+"""Width and height of pictures; the smallest one has a single feature in Pixtral's family."""
+N_PICTURES = 8
 QUESTIONS = ("What is the magic word?", "Hello! Who are you?", "What is the weather in Paris?")
 NAMES = ("lookup", "read_file", "weather")
 SCHEMA = {
@@ -42,10 +48,11 @@ def _tool(name: str) -> Body:
 
 
 class Talks:
-    """Conversations that begin alike, fork, go back and go on."""
+    """Conversations that begin alike, fork, go back and go on, with pictures if `has_pictures`."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, *, has_pictures: bool = False) -> None:
         self._random = random
+        self._has_pictures = has_pictures
         self._beginnings = [words(Random(n), n_words) for n, n_words in enumerate(HEADS)]
         self._talks: list[Talk] = []
         self._latest = Talk((), {}, {})
@@ -71,7 +78,7 @@ class Talks:
         if random.random() < 0.5:
             kept.pop("reasoning_content", None)
         results = [
-            {"role": "tool", "tool_call_id": call["id"], "content": words(random, 12)}
+            {"role": "tool", "tool_call_id": call["id"], "content": self._shown(words(random, 12))}
             for call in kept.get("tool_calls") or []
         ]
         random.shuffle(results)
@@ -124,7 +131,16 @@ class Talks:
         word = random.choice(WORDS)
         remember = f"Remember the magic word: {word}. Reply with one short sentence."
         asked = random.choice([words(random, random.randrange(3, 60)), remember, *QUESTIONS])
-        return {"role": "user", "content": asked}
+        return {"role": "user", "content": self._shown(asked)}
+
+    def _shown(self, text: str) -> str | list[Body]:
+        """A content of the text, with pictures before and within it now and then."""
+        random = self._random
+        if not self._has_pictures or random.random() < 0.6:
+            return text
+        images = [picture(random.randrange(N_PICTURES)) for _ in range(random.choice([1, 1, 2]))]
+        before = [{"type": "text", "text": "seen:"}] if random.random() < 0.5 else []
+        return [*before, *images, {"type": "text", "text": text}]
 
     def _options(self, has_tools: bool) -> Body:
         random = self._random
@@ -135,6 +151,12 @@ class Talks:
             options["response_format"] = {"type": "json_schema", "json_schema": shape}
         elif choice < 0.2 and has_tools:
             options["tool_choice"] = "required"
+        elif choice < 0.45:
+            # An answer that ends by itself: random models seldom do, and only then a turn is over.
+            options["guided_choice"] = [words(random, random.randrange(8, 40))]
+            options["tool_choice"] = "none"
+            options["thinking_budget_tokens"] = random.choice([0, 6, 30])
+            options["max_tokens"] = 300
         if random.random() < 0.1:
             options["stop"] = [random.choice(WORDS)]
         if random.random() < 0.15:
@@ -146,6 +168,23 @@ class Talks:
         if random.random() < 0.1:
             options["prediction"] = {"type": "content", "content": words(random, 8)}
         return options
+
+
+@cache
+def picture(number: int) -> Body:
+    """Part of a content: a PNG of four colors, whose size depends on its number."""
+    from PIL import Image  # only models that see need Pillow
+
+    blocks = Image.frombytes("RGB", (2, 2), Random(number).randbytes(12))
+    out = BytesIO()
+    blocks.resize(SIZES[number % len(SIZES)], Image.Resampling.NEAREST).save(out, "PNG")
+    data = base64.b64encode(out.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def has_picture(body: Body) -> bool:
+    """Whether any message of the body shows one."""
+    return any(isinstance(message.get("content"), list) for message in body["messages"])
 
 
 def words(random: Random, n: int) -> str:
