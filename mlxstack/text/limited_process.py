@@ -7,7 +7,9 @@ cannot be stopped; a process can.
 import math
 import os
 import resource
+import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -15,7 +17,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 import psutil
@@ -28,6 +29,11 @@ MOST_ANSWERED = 64 * 1024 * 1024
 """Maximum bytes of an answer."""
 HEADER = struct.Struct(">d")
 """CPU seconds: allowed in a request, used in an answer."""
+LENGTH = struct.Struct("!i")
+"""Length of a message, as `multiprocessing.connection` writes it."""
+CHUNK = 1 << 20
+ENDING_S = 1.0
+"""Seconds that a child which closed its pipe has to end."""
 LEAST_S = 0.001
 """Shortest limit; a timer of no time would be none."""
 NO_MEMORY = 77
@@ -38,6 +44,51 @@ OF_INTERPRETER = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_P
 
 class Overrun(Exception):
     """A request ended its child; the text says by which limit."""
+
+
+class Channel:
+    """Messages to a child and back, of which none blocks this process. Single owner."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        weakref.finalize(self, end.close)
+
+    def send(self, data: bytes, waiting: Callable[[], None]) -> None:
+        """Send a message; `waiting` is called while the child takes none. Raises its errors."""
+        rest = memoryview(LENGTH.pack(len(data)) + data)
+        while rest:
+            self._wait(select.POLLOUT, waiting)
+            with suppress(BlockingIOError):
+                rest = rest[self._socket.send(rest[:CHUNK]) :]
+
+    def receive(self, waiting: Callable[[], None]) -> bytes:
+        """The next message. Raises EOFError, Overrun for a large one, and errors of `waiting`."""
+        (n_bytes,) = LENGTH.unpack(self._exactly(LENGTH.size, waiting))
+        if not 0 <= n_bytes <= MOST_ANSWERED:
+            raise Overrun(f"makes more than {MOST_ANSWERED >> 20} MB")
+        return self._exactly(n_bytes, waiting)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _exactly(self, n_bytes: int, waiting: Callable[[], None]) -> bytes:
+        data = bytearray()
+        while len(data) < n_bytes:
+            self._wait(select.POLLIN, waiting)
+            with suppress(BlockingIOError):
+                piece = self._socket.recv(min(CHUNK, n_bytes - len(data)))
+                if not piece:
+                    raise EOFError
+                data += piece
+        return bytes(data)
+
+    def _wait(self, event: int, waiting: Callable[[], None]) -> None:
+        self._poll.register(self._socket, event)
+        while not self._poll.poll(LOOK_S * 1000):
+            waiting()
 
 
 class LimitedProcess:
@@ -53,7 +104,7 @@ class LimitedProcess:
         self._max_bytes = max_bytes
         self._opening = opening
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
+        self._channel: Channel | None = None
 
     def request(
         self, payload: bytes, limit_s: float, look: Callable[[float], None] | None = None
@@ -66,17 +117,24 @@ class LimitedProcess:
         """
         try:
             before_s = cpu_seconds(self._process.pid) if self._process is not None else 0.0
-            process, pipe = self._running()
-            with suppress(ConnectionError):
-                pipe.send_bytes(HEADER.pack(limit_s) + payload)
+            process, channel = self._running()
             deadline = time.monotonic() + STALL_S
-            while not pipe.poll(LOOK_S):
+
+            def waiting() -> None:
                 check_size(process.pid, self._max_bytes)
                 if look is not None:
                     look(cpu_seconds(process.pid) - before_s)
                 if time.monotonic() > deadline:
                     raise Overrun(f"takes longer than {STALL_S:g} s")
-            return self._answer(process, pipe, limit_s)
+
+            with suppress(ConnectionError):
+                channel.send(HEADER.pack(limit_s) + payload, waiting)
+            try:
+                data = channel.receive(waiting)
+            except (EOFError, ConnectionError):
+                code = _exit_code(process)
+                raise Overrun(describe_exit(code, limit_s, self._max_bytes)) from None
+            return data[HEADER.size :], HEADER.unpack_from(data)[0]
         except BaseException:
             self.close()
             raise
@@ -87,11 +145,14 @@ class LimitedProcess:
         if process is not None:
             _kill(process)
 
-    def _running(self) -> "tuple[subprocess.Popen[bytes], Connection]":
+    def _running(self) -> "tuple[subprocess.Popen[bytes], Channel]":
         if self._process is not None and self._process.poll() is not None:
             self.close()
-        if self._process is None or self._pipe is None:
-            self._pipe, end = Pipe()
+        if self._process is None or self._channel is None:
+            if self._channel is not None:
+                self._channel.close()
+            ours, end = socket.socketpair()
+            self._channel = Channel(ours)
             # Without `close_fds` CPython may use posix_spawn, which copies no memory map.
             # Descriptors of Python are not inherited anyway.
             command = [sys.executable, "-m", self._module, str(self._max_bytes)]
@@ -103,20 +164,8 @@ class LimitedProcess:
                 )
             weakref.finalize(self, _kill, self._process)
             if self._opening is not None:
-                self._pipe.send_bytes(self._opening)
-        return self._process, self._pipe
-
-    def _answer(
-        self, process: "subprocess.Popen[bytes]", pipe: Connection, limit_s: float
-    ) -> tuple[bytes, float]:
-        try:
-            data = pipe.recv_bytes(MOST_ANSWERED)
-        except (EOFError, ConnectionError):
-            code = process.wait()
-            raise Overrun(describe_exit(code, limit_s, self._max_bytes)) from None
-        except OSError:
-            raise Overrun(f"makes more than {MOST_ANSWERED >> 20} MB") from None
-        return data[HEADER.size :], HEADER.unpack_from(data)[0]
+                self._channel.send(self._opening, lambda: None)
+        return self._process, self._channel
 
 
 def check_size(pid: int, max_bytes: int) -> None:
@@ -155,6 +204,15 @@ def describe_exit(code: int, limit_s: float, max_bytes: int) -> str:
 
 def _too_big(max_bytes: int) -> str:
     return f"takes more than {max_bytes / 2**30:g} GB of memory"
+
+
+def _exit_code(process: "subprocess.Popen[bytes]") -> int:
+    """Exit status of a child whose pipe is closed, negative for a signal."""
+    try:
+        return process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return process.returncode
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

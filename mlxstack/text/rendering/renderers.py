@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlxstack.core.errors import Busy, TemplateOverrun
+from mlxstack.text.limited_pool import SlowLane
 from mlxstack.text.limited_process import LimitedProcess, Overrun
 from mlxstack.text.rendering.worker import REFUSED
 
@@ -35,33 +36,13 @@ MAX_BYTES = 1024**3
 MIN_WRITTEN = 1 << 20
 MAX_GROWTH = 64
 """A rendering has at most so many bytes, and so many for each byte of template and conversation."""
+BUSY = "the chat template is slow, and busy with other conversations; try again"
 MOST_IDLE = 2
 MOST_REFUSED = 256
 
 
 class TemplateRefusal(ValueError):
     """The template raised an error: it refuses the conversation, or is none."""
-
-
-class SlowLane:
-    """Place of a rendering among the slow ones."""
-
-    def __init__(self, places: threading.Semaphore) -> None:
-        self._places = places
-        self._has_place = False
-
-    def look(self, cpu_s: float) -> None:
-        """Take a place for a rendering that is slow. Raises Busy."""
-        if self._has_place or cpu_s < QUICK_S:
-            return
-        self._has_place = self._places.acquire(blocking=False)
-        if not self._has_place:
-            raise Busy("the chat template is slow, and busy with other conversations; try again")
-
-    def leave(self) -> None:
-        """Give the place back."""
-        if self._has_place:
-            self._places.release()
 
 
 class _Budget(threading.local):
@@ -125,7 +106,7 @@ class TemplateRenderers:
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or LimitedProcess("mlxstack.text.rendering.worker", MAX_BYTES)
-        lane = SlowLane(self._slow)
+        lane = SlowLane(self._slow, QUICK_S, BUSY)
         try:
             allowed_s = limit_s if left_s is None else left_s
             data, used_s = process.request(payload, allowed_s, lane.look)
