@@ -11,10 +11,8 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-from mlx_lm import utils as mlx_utils
-
 from mlxstack.core.errors import SetupError, TemplateOverrun
-from mlxstack.engine.loading.tokenizer_folder import NO_CODE
+from mlxstack.engine.loading.tokenizer_folder import tokenizer_of
 from mlxstack.models.folder_check import refuse_special_files
 from mlxstack.text.limited_process import (
     LOOK_S,
@@ -101,7 +99,7 @@ def main() -> None:
     limit_memory(int(sys.argv[3]))
     try:
         limit_cpu(LOAD_CPU_S)
-        tokenizer = mlx_utils.load_tokenizer(Path(sys.argv[1]), NO_CODE)
+        tokenizer = tokenizer_of(Path(sys.argv[1]))
         limit_cpu(int(sys.argv[2]))
         PromptMaker(tokenizer)
     except MemoryError:

@@ -28,6 +28,7 @@ from mlxstack.text.formats.probe_renderings import (
 log = logging.getLogger(__name__)
 
 KEY = "eos_token_id"
+MAX_NAMED = 5
 NEXT_USER = {"role": "user", "content": "Next question."}
 KNOWN_ENDS = frozenset(
     {
@@ -48,10 +49,10 @@ def set_ends(tokenizer: Any, folder: Path, n_rows: int = 0) -> None:
     known = tokenizer.get_vocab()
     n_ids = n_rows or max(known.values(), default=-1) + 1
     ends = _file_ends(folder, known, n_ids)
-    own = tokenizer.eos_token_id
+    own = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     # Without ends in its files a model has those that mlx-lm knows for its type.
-    for end in (own, *(() if ends else sorted(tokenizer.eos_token_ids, key=str))):
-        ends |= _usable(end, "the tokenizer", known, n_ids)
+    own += [] if ends else sorted(tokenizer.eos_token_ids, key=str)
+    ends |= _usable(own, "the tokenizer", known, n_ids)
     tokenizer.eos_token_ids = ends
     added = _known_ends(tokenizer, n_ids)
     if tokenizer.has_chat_template:
@@ -66,44 +67,44 @@ def set_ends(tokenizer: Any, folder: Path, n_rows: int = 0) -> None:
 
 def _file_ends(folder: Path, known: dict[str, int], n_ids: int) -> set[int]:
     """Ends of generation_config.json, else of config.json, as in mlx-lm."""
-    for name, value in _named_ends(folder):
-        values = value if isinstance(value, list) else [value]
-        ends: set[int] = set()
-        for part in values:
-            ends |= _usable(part, name, known, n_ids, is_list=isinstance(value, list))
-        if ends:
+    for name, values in _named_ends(folder):
+        if ends := _usable(values, name, known, n_ids):
             return ends
     return set()
 
 
-def _named_ends(folder: Path) -> Iterator[tuple[str, Any]]:
+def _named_ends(folder: Path) -> Iterator[tuple[str, list[Any]]]:
     """Files with their ends, in the order in which they count."""
     for name in (GENERATION_CONFIG, CONFIG):
         try:
             config = read_object(folder / name)
         except SetupError:
             continue
-        yield name, config.get(KEY)
-        text = config.get("text_config")
-        if isinstance(text, dict):
-            yield name, text.get(KEY)
+        for part in (config, config.get("text_config")):
+            value = part.get(KEY) if isinstance(part, dict) else None
+            if value is not None:
+                yield name, value if isinstance(value, list) else [value]
 
 
-def _usable(
-    value: Any, source: str, known: dict[str, int], n_ids: int, *, is_list: bool = False
-) -> set[int]:
-    """Token of an end as written; none is logged."""
-    token = value
+def _usable(values: list[Any], source: str, known: dict[str, int], n_ids: int) -> set[int]:
+    """Tokens of ends as they are written; others are logged."""
+    tokens = [_token(value, known) for value in values]
+    ends = {token for token in tokens if token is not None and 0 <= token < n_ids}
+    left_out = [value for value, token in zip(values, tokens, strict=True) if token not in ends]
+    if left_out:
+        named = ", ".join(map(reprlib.repr, left_out[:MAX_NAMED]))
+        named += f" and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+        log.warning("%s: %s in %s is no token here and is left out", source, named, KEY)
+    return ends
+
+
+def _token(value: Any, known: dict[str, int]) -> int | None:
+    """Token that a value of `eos_token_id` stands for."""
     if isinstance(value, str):
-        token = known.get(value)
-    elif isinstance(value, float) and value.is_integer():
-        token = int(value)
-    if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_ids:
-        return {token}
-    if value is not None or is_list:
-        shown = reprlib.repr(value)
-        log.warning("%s: the end token %s is no token here and is left out", source, shown)
-    return set()
+        return known.get(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from mlx_lm import utils as mlx_utils
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
 from mlxstack.engine.loading.token_ends import set_ends
 from mlxstack.models.folder_check import check_folder
+from mlxstack.models.model_files import CONFIG, read_object
 from mlxstack.text.formats.probe_renderings import CONTENT, USER, TemplateProbes
 from mlxstack.text.tokens.rowless_tokens import tokens_without_rows
 
 log = logging.getLogger(__name__)
 
-NO_CODE = {"trust_remote_code": False}
-"""By default transformers asks the terminal whether Python of the folder may run."""
 MAX_NAMED = 5
 SYSTEM = {"role": "system", "content": "System sentinel."}
 ANSWER = {"role": "assistant", "content": CONTENT}
@@ -35,16 +35,48 @@ def load_tokenizer(folder: Path) -> Any:
 def tokenizer_of(folder: Path, n_rows: int = 0) -> Any:
     """mlx-lm's wrapper with its end tokens.
 
-    A template that only the processor has is taken too. `n_rows` are the rows of the embedding, 0
+    No Python of the folder runs: by default transformers asks the terminal whether it may. A
+    template that only the processor has is taken too. `n_rows` are the rows of the embedding, 0
     where no weights are loaded.
     """
-    tokenizer = mlx_utils.load_tokenizer(folder, NO_CODE)
+    settings = {"trust_remote_code": False, **_readable_config(folder)}
+    tokenizer = mlx_utils.load_tokenizer(folder, settings)
     file = folder / "chat_template.json"
     if not tokenizer.has_chat_template and file.is_file():
         template = json.loads(file.read_bytes())["chat_template"]
-        tokenizer = mlx_utils.load_tokenizer(folder, {**NO_CODE, "chat_template": template})
+        tokenizer = mlx_utils.load_tokenizer(folder, {**settings, "chat_template": template})
     set_ends(tokenizer, folder, n_rows)
     return tokenizer
+
+
+def _readable_config(folder: Path) -> dict[str, Any]:
+    """Config for transformers, which refuses odd ids; none where it takes config.json."""
+    if not (folder / CONFIG).is_file():
+        return {}
+    config = read_object(folder / CONFIG)
+    readable = _without_odd_ids(config)
+    if readable == config:
+        return {}
+    kind = str(config.get("model_type", ""))
+    # A lazy mapping, whose `get` finds nothing.
+    if kind in CONFIG_MAPPING:
+        return {"config": CONFIG_MAPPING[kind].from_dict(readable)}
+    return {"config": PreTrainedConfig.from_dict(readable)}
+
+
+def _without_odd_ids(config: dict[str, Any]) -> dict[str, Any]:
+    readable = {
+        key: value for key, value in config.items()
+        if not key.endswith("_token_id") or _are_ids(value)
+    }  # fmt: skip
+    if isinstance(inner := readable.get("text_config"), dict):
+        readable["text_config"] = _without_odd_ids(inner)
+    return readable
+
+
+def _are_ids(value: Any) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return value is None or all(type(each) is int for each in values)
 
 
 def refusal(folder: Path, error: BaseException) -> SetupError:

@@ -11,7 +11,7 @@ from mlxstack.text.rendering.jinja_environment import compiled, free_variables
 RENDERED, REFUSED = b"+", b"-"
 """First byte of an answer: a text follows, or the reason of a refusal."""
 
-MAX_REASON = 2000
+MAX_REASON = 500
 """Characters of a refusal: a template may raise an error of any length."""
 
 _compiled = lru_cache(maxsize=8)(compiled)

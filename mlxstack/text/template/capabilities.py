@@ -197,6 +197,8 @@ PROBES: dict[str, tuple[TemplateProbe, ...]] = {
         acting("parameters with references", user(0), tool=Tool("act", "Acts.", NESTED)),
     ),
 }
+SIMPLE = (PLAIN, *PROBES["has_system"], *PROBES["takes_calls"])
+SIMPLEST: tuple[dict[str, Any], ...] = ({}, {"needs_parts": True}, {"needs_tool_list": True})
 # Other ways to write what a template does not take, in the order of preference.
 OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
     "schema_keys": ({"schema_keys": frozenset(SCHEMA_DEFAULTS)},),
@@ -215,8 +217,14 @@ OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def find_capabilities(render: Render) -> TemplateCapabilities:
-    """The capabilities of the template behind `render`."""
+    """The capabilities of the template behind `render`.
+
+    One that refuses all simple conversations is not probed further.
+    """
     capabilities = TemplateCapabilities()
+    simplest = (replace(capabilities, **changes) for changes in SIMPLEST)
+    if all(render(probe, tried) is None for tried in simplest for probe in SIMPLE):
+        return capabilities
     for _ in range(N_ROUNDS):
         before = capabilities
         for field, probes in PROBES.items():
