@@ -32,6 +32,7 @@ KEPT = {
     "MLX_STACK_CAPTURES",
     "MLX_STACK_CLIENTS",
     "MLX_STACK_FORMATS",
+    "MLX_STACK_TOKENIZERS",
     # Folders that the processes of one run share.
     "TESTS_HOMES",
     "TESTS_REMEMBERED",

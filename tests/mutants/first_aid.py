@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 REPLAY = "tests/text/test_replay.py::"
 TRAITS = "tests/text/test_template_traits.py::"
 HEADERS = "tests/text/test_guided_headers.py::"
+DECODER = "tests/text/test_token_decoder.py::"
+VOCABULARY = "tests/text/test_vocabulary.py::"
 CHECK = "tests/text/test_grammar_check.py::"
 BOUNDS = "tests/api/test_bounds.py::"
 LLAMA = "tests/api/test_llama_server_suite.py::"
@@ -317,5 +319,50 @@ FIRST_AID = (
         "empty lines before a request line are ignored", "api/connection.py",
         'if data.startswith((b"\\r", b"\\n")):', "if not data:",
         "tests/api/test_request_heads.py::test_empty_lines_before_a_request_line_are_ignored",
+    ),
+    Mutant(
+        "byte letters behind another decoder are bytes", "text/tokens/token_decoder.py",
+        'if "ByteLevel" not in step_kinds(spec) and _has_byte_letters(backend):', "if not backend:",
+        DECODER + "test_streamed_text_is_the_text_of_all_tokens",
+    ),
+    Mutant(
+        "a row of bytes is one text", "text/tokens/token_decoder.py",
+        "return [row.decode()] if is_utf8(row) else [REPLACEMENT] * len(row)",
+        'return [row.decode(errors="replace")]',
+        DECODER + "test_a_row_of_bytes_that_is_cut_short_is_unknown",
+    ),
+    Mutant(
+        "an added word is its letters", "text/tokens/token_decoder.py",
+        "plain = frozenset(one for one in contents if not is_utf8(letters_to_bytes(one)))",
+        "plain = frozenset[str]()",
+        DECODER + "test_an_added_word_is_its_letters_where_they_are_no_bytes",
+    ),
+    Mutant(
+        "the first token alone loses the space before it", "text/tokens/token_decoder.py",
+        "self._is_first = False\n            return [self._decoder",
+        "return [self._decoder",
+        DECODER + "test_streamed_text_is_the_text_of_all_tokens",
+    ),
+    Mutant(
+        "an answer that goes on says nothing of its prompt again", "text/tokens/token_decoder.py",
+        "return LaterDetokenizer(stream, self.text(before).removeprefix(shown))", "return stream",
+        DECODER + "test_streamed_text_is_the_text_of_all_tokens",
+    ),
+    Mutant(
+        "ids beyond a hole of the vocabulary are text", "text/output_parser.py",
+        "self._output_format.pieces.piece(token) is None",
+        "token >= len(self._output_format.tokenizer)",
+        "tests/text/test_speech.py::test_a_token_beyond_a_hole_of_the_vocabulary_is_text",
+    ),
+    Mutant(
+        "grammars take ids beyond a hole of the vocabulary", "text/grammar/vocabulary.py",
+        "[decoder.of(token) for token in range(n_vocab)]",
+        '[decoder.of(token) if token < len(tokenizer) else b"" for token in range(n_vocab)]',
+        VOCABULARY + "test_a_grammar_takes_tokens_beyond_a_hole",
+    ),
+    Mutant(
+        "forced text has the bytes of its tokens", "text/grammar/vocabulary.py",
+        "if one < len(self.tokens)) == data:", "if one < len(self.tokens)) or data:",
+        VOCABULARY + "test_a_grammar_forces_a_text_of_the_vocabulary",
     ),
 )  # fmt: skip

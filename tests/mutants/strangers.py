@@ -55,7 +55,7 @@ STRANGERS = (
     ),
     Mutant(
         "health tells that all text threads are stuck", "service/service.py",
-        "self._text_processor.stalled_s() > TEXT_STALLED_S:", "False:",
+        "processor.stuck_work(TEXT_STALLED_S)", '""',
         "tests/api/test_template_overruns.py::"
         "test_health_tells_that_every_text_thread_is_stuck",
     ),
@@ -83,10 +83,9 @@ STRANGERS = (
         "test_bodies_in_flight_share_a_budget_which_is_given_back",
     ),
     Mutant(
-        "grammars spell no special token", "text/grammar/compiler.py",
-        'token["content"] = names.get(token["content"], token["content"])', "pass",
-        "tests/api/test_spelled_marks.py::"
-        "test_a_grammar_that_spells_marks_is_followed_in_letters",
+        "grammars spell no special token", "text/grammar/vocabulary.py",
+        "sorted(at for at in nameless(tokenizer).values() if at < n_vocab)", "[0] * 0",
+        "tests/text/test_vocabulary.py::test_free_text_takes_no_mark",
     ),
     Mutant(
         "results are paired with their calls", "text/prompt/prompt.py",

@@ -19,6 +19,7 @@ from mlxstack.core.response_parts import (
 )
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import OutputParser
+from tests.text.tokenizer_kinds import kind_of
 
 TOOLS = (Tool("read_file"), Tool("bash"))
 CALL_TEXT = '<tool_call>\n{"name": "bash", "arguments": {"b": 1, "a": "x"}}\n</tool_call>'
@@ -217,6 +218,15 @@ def test_a_character_cut_in_half_is_unknown_at_the_end(chatml: Any) -> None:
     deltas = [d for t in tokens[:-1] for d in speech.push(t)]
     assert text_of(deltas) == "ab"
     assert text_of(deltas + speech.finish(FinishReason.LENGTH)) == "ab\ufffd"
+
+
+def test_a_token_beyond_a_hole_of_the_vocabulary_is_text() -> None:
+    tokenizer = kind_of("bytes, sparse ids").tokenizer
+    tokens = tokenizer.encode("Hello brave world", add_special_tokens=False)
+    assert max(tokens) > len(tokenizer)
+    speech = OutputParser(OutputFormat(tokenizer), str)
+    deltas = [d for t in tokens for d in speech.push(t)] + speech.finish(FinishReason.LENGTH)
+    assert text_of(deltas) == "Hello brave world"
 
 
 def test_words_arrive_token_by_token(chatml: Any) -> None:
