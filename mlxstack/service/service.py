@@ -234,9 +234,9 @@ class Service:
         """The reason why requests make no progress; "" while they do."""
         if self.engine.stalled_s() > STALLED_S:
             return "the engine has work but finishes no step"
-        if self._text_processor is not None and self._text_processor.stalled_s() > TEXT_STALLED_S:
-            return "all threads that make prompts are busy, and none has finished one"
-        return ""
+        processor = self._text_processor
+        stuck = "" if processor is None else processor.stuck_work(TEXT_STALLED_S)
+        return f"all threads that make {stuck} are busy, and none has finished one" if stuck else ""
 
     @property
     def is_unloaded(self) -> bool:

@@ -25,7 +25,7 @@ _CLIENT = _Client()
 
 @contextmanager
 def client_of(has_left: threading.Event) -> Iterator[None]:
-    """Work of this thread is for a client, and ends once it `has_left`."""
+    """Work of this thread for a client, until it `has_left`."""
     before, _CLIENT.has_left = _CLIENT.has_left, has_left
     try:
         yield
@@ -63,7 +63,10 @@ class SlowLane:
         self._has_place = False
 
     def look(self, cpu_s: float) -> None:
-        """Take a place for a job that is slow. Raises Busy, also when its client has left."""
+        """Take a place for a slow job.
+
+        Raises Busy without one, and when the client has left.
+        """
         check_client()
         if self._has_place or cpu_s < self._quick_s:
             return

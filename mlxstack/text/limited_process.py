@@ -46,8 +46,8 @@ class Overrun(Exception):
     """A request ended its child; the text says by which limit."""
 
 
-class Channel:
-    """Messages to a child and back, of which none blocks this process. Single owner."""
+class ChildChannel:
+    """Messages to a child and back, without blocking. Single owner."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -56,7 +56,10 @@ class Channel:
         weakref.finalize(self, end.close)
 
     def send(self, data: bytes, waiting: Callable[[], None]) -> None:
-        """Send a message; `waiting` is called while the child takes none. Raises its errors."""
+        """Send a message.
+
+        `waiting` is called while the child takes none; its errors are raised.
+        """
         rest = memoryview(LENGTH.pack(len(data)) + data)
         while rest:
             self._wait(select.POLLOUT, waiting)
@@ -64,7 +67,10 @@ class Channel:
                 rest = rest[self._socket.send(rest[:CHUNK]) :]
 
     def receive(self, waiting: Callable[[], None]) -> bytes:
-        """The next message. Raises EOFError, Overrun for a large one, and errors of `waiting`."""
+        """The next message.
+
+        Raises EOFError, Overrun for a large one, and errors of `waiting`.
+        """
         (n_bytes,) = LENGTH.unpack(self._exactly(LENGTH.size, waiting))
         if not 0 <= n_bytes <= MOST_ANSWERED:
             raise Overrun(f"makes more than {MOST_ANSWERED >> 20} MB")
@@ -94,17 +100,15 @@ class Channel:
 class LimitedProcess:
     """Child running a module that calls `serve`.
 
-    One thread uses it at a time. It is started by the first request, and again after an overrun;
-    `opening` is then its first message. It may hold `max_bytes` of memory. `close` may be called by
-    any thread.
+    One thread uses it at a time. It is started by the first request, and again after an overrun.
+    It may hold `max_bytes` of memory. `close` may be called by any thread.
     """
 
-    def __init__(self, module: str, max_bytes: int, opening: bytes | None = None) -> None:
+    def __init__(self, module: str, max_bytes: int) -> None:
         self._module = module
         self._max_bytes = max_bytes
-        self._opening = opening
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._channel: ChildChannel | None = None
 
     def request(
         self, payload: bytes, limit_s: float, look: Callable[[float], None] | None = None
@@ -145,14 +149,14 @@ class LimitedProcess:
         if process is not None:
             _kill(process)
 
-    def _running(self) -> "tuple[subprocess.Popen[bytes], Channel]":
+    def _running(self) -> "tuple[subprocess.Popen[bytes], ChildChannel]":
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None or self._channel is None:
             if self._channel is not None:
                 self._channel.close()
             ours, end = socket.socketpair()
-            self._channel = Channel(ours)
+            self._channel = ChildChannel(ours)
             # Without `close_fds` CPython may use posix_spawn, which copies no memory map.
             # Descriptors of Python are not inherited anyway.
             command = [sys.executable, "-m", self._module, str(self._max_bytes)]
@@ -163,8 +167,6 @@ class LimitedProcess:
                     command, stdin=end.fileno(), close_fds=False, env=variables
                 )
             weakref.finalize(self, _kill, self._process)
-            if self._opening is not None:
-                self._channel.send(self._opening, lambda: None)
         return self._process, self._channel
 
 
@@ -207,7 +209,7 @@ def _too_big(max_bytes: int) -> str:
 
 
 def _exit_code(process: "subprocess.Popen[bytes]") -> int:
-    """Exit status of a child whose pipe is closed, negative for a signal."""
+    """Exit status of a child that closed its pipe."""
     try:
         return process.wait(ENDING_S)
     except subprocess.TimeoutExpired:

@@ -41,7 +41,7 @@ def schema_types(schema: Any, root: Schema) -> SchemaTypes:
 
 
 def argument_types(root: Schema) -> dict[str, SchemaTypes]:
-    """Types of each argument of a tool, in bounded work for all of them."""
+    """Types of the arguments of a tool, in bounded work."""
     types = _Types(root)
     return {key: types.of(schema) for key, (schema, _) in properties(root).items()}
 
@@ -127,7 +127,7 @@ def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
 
 
 def _parts(schema: Schema, root: Schema, *, is_certain: bool) -> Iterator[tuple[Schema, bool]]:
-    """Schemas that describe the same object, and whether it is certainly of them."""
+    """Schemas of the same object, and whether they certainly hold."""
     target = referred(str(schema["$ref"]), root) if "$ref" in schema else None
     if target is not None:
         yield target, is_certain

@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 
-from mlxstack.text.grammar import grammar_check
+from mlxstack.text.grammar import client_grammars
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks
 from tests.repetition import in_soak
@@ -391,7 +391,7 @@ def test_the_header_names_what_no_call_is_held_to(http: httpx.Client) -> None:
 def test_slow_grammars_do_not_hold_up_other_requests(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_check, "LIMIT_S", 0.5)
+    monkeypatch.setattr(client_grammars, "LIMIT_S", 0.5)
     primes = (7, 11, 13, 17, 19)
     slow = [
         {"allOf": [{"type": "integer", "minimum": i, "multipleOf": p} for p in primes]}
@@ -401,7 +401,7 @@ def test_slow_grammars_do_not_hold_up_other_requests(
         asking = [pool.submit(http.post, CHAT, json=asked(schema)) for schema in slow]
         assert chat(http, "and the next one")["choices"]
         assert not all(one.done() for one in asking), "it did not wait for all of them"
-        assert {one.result().status_code for one in asking} == {400}
+        assert {one.result().status_code for one in asking} <= {400, 503}
 
 
 def test_what_cannot_be_enforced_is_left_out(http: httpx.Client) -> None:

@@ -89,7 +89,7 @@ def test_health_tells_that_every_text_thread_is_stuck(
         may_end.wait(PATIENCE_S)
 
     text_processor = late.service.text_processor
-    jobs = [text_processor._pool.submit(text_processor._budgeted, work) for _ in range(N_THREADS)]
+    jobs = [text_processor._prompts.submit(work) for _ in range(N_THREADS)]
     for _ in jobs:
         assert begun.acquire(timeout=PATIENCE_S)
     stuck = httpx.get(f"{late.url}/health")

@@ -115,10 +115,10 @@ def pieces(expression: Expression) -> list[str]:
     """Letters and words of a pattern, and what its classes stand for."""
     source = expression.pattern
     text = source if isinstance(source, str) else source.decode("latin-1")
-    words = re.findall(r"(?<![\\\[(?<])[a-zA-Z][a-zA-Z_:-]+", text)
+    names = re.findall(r"(?<![\\\[(?<])[a-zA-Z][a-zA-Z_:-]+", text)
     plain = re.sub(r"\\[a-zA-Z]", "", text)
     signs = [sign for sign in plain if not sign.isalnum() and sign not in "|^?*+"]
-    return list(dict.fromkeys([*" a1\n\\", *signs, *words]))[:MOST_PIECES]
+    return list(dict.fromkeys([*" a1\n\\", *signs, *names]))[:MOST_PIECES]
 
 
 def texts_against(expression: Expression) -> Iterator[str]:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar import client_grammars
 from mlxstack.text.grammar import compiler as grammar_compiler
-from mlxstack.text.grammar import grammar_check
+from mlxstack.text.grammar.client_grammars import ClientGrammars
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.grammar.response_format import grammar_of as grammars_of
@@ -21,10 +22,8 @@ MANY = {
 
 
 @pytest.fixture
-def compiler(chatml: Any) -> Any:
-    made = GrammarCompiler(chatml, len(chatml))
-    yield made
-    made.close()
+def compiler(chatml: Any) -> GrammarCompiler:
+    return GrammarCompiler(chatml, len(chatml))
 
 
 WIDE = {f"property_{n}": {"type": "string"} for n in range(6000)}
@@ -53,9 +52,9 @@ def test_usual_multiples_are_taken(multiple: Any) -> None:
 
 
 def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammar_check, "LIMIT_S", 0.3)
+    grammars = ClientGrammars(1000)
     escaped = 'start: %json {"allOf": [' + ", ".join(
         f'{{"type": "integer", "multiple\\u004ff": {p}}}' for p in PRIMES
     )
@@ -65,22 +64,12 @@ def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served
         ResponseConstraint(MANY),
         ResponseConstraint(grammar=f"{escaped}]}}"),
     ):
+        monkeypatch.setattr(client_grammars, "LIMIT_S", 0.3)
         for _ in range(2):
             with pytest.raises(BadRequest, match=r"takes longer than 0.3 s"):
-                compiler.compile(grammars_of(shape), "response_format")
-        monkeypatch.setattr(grammar_check, "LIMIT_S", 20)
-        matcher = compiled(compiler, {"type": "integer", "multipleOf": 7}).deep_copy()
-        monkeypatch.setattr(grammar_check, "LIMIT_S", 0.3)
-        assert matcher is not None and not matcher.is_error()
-
-
-def test_only_costly_grammars_need_the_check(compiler: GrammarCompiler) -> None:
-    plain = {"type": "object", "properties": {"é": {"type": "string", "maxLength": 9}}}
-    assert not compiler.needs_check(grammars_of(ResponseConstraint(plain)))
-    costly = grammars_of(ResponseConstraint({"type": "integer", "multipleOf": 7}))
-    assert compiler.needs_check(costly)
-    compiled(compiler, {"type": "integer", "multipleOf": 7})
-    assert not compiler.needs_check(costly), "it is known by now"
+                grammars.of_shape(shape)
+        monkeypatch.setattr(client_grammars, "LIMIT_S", 20)
+        assert grammars.of_shape(ResponseConstraint({"type": "integer", "multipleOf": 7})).text
 
 
 def test_kept_grammars_are_bounded_by_bytes(

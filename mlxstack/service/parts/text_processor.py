@@ -2,30 +2,26 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher
 from msgspec import Struct
-from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
 from mlxstack.core.image import ImageProcessor, MediaText, text_tokens
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images
-from mlxstack.text.grammar.compiler import GrammarCompiler, warned_keywords
-from mlxstack.text.grammar.enforceable import enforceable
-from mlxstack.text.grammar.enforced_schema import without_grammar
-from mlxstack.text.grammar.forced_tool_call import CallGrammar, ForcedCalls, call_grammar
-from mlxstack.text.grammar.grammar_check import is_bounded
+from mlxstack.service.parts.work_threads import WorkThreads
+from mlxstack.text.grammar.client_grammars import ClientGrammars
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.lazy_calls import CallTrigger
-from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, anywhere, not_objects
-from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
-from mlxstack.text.grammar.tool_inputs import with_patterns
+from mlxstack.text.grammar.loose_tools import LooseSchemas
+from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.answer_replay import NAMELESS, Scope
@@ -42,7 +38,8 @@ RawPrompt = str | Sequence[int | str] | MediaText
 
 N_THREADS = 4
 CHANGED = "the model was changed while this request was prepared; send it again"
-N_COMPILERS = 2
+N_COMPILERS = 4
+N_FREE_COMPILERS = 2
 MAX_TOOL_SETS = 16
 COMPILE_S = 0.5
 """Seconds that a request waits for the grammar of its optional calls."""
@@ -95,16 +92,16 @@ class TextProcessor:
         self._rowless = tokens_without_rows(tokenizer, n_vocab)
         self._n_ctx = n_ctx
         self._grammars = GrammarCompiler(tokenizer, n_vocab)
-        self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
-        self._began_at: dict[object, float] = {}
+        self._client_grammars = ClientGrammars(n_vocab)
+        self._prompts = WorkThreads(N_THREADS, "prompts")
         self._reason: StackError | None = None
-        # Slow grammars delay neither prompts nor the grammars that are known to be quick.
-        self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
-        self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
+        # Grammars delay no prompts, and optional ones none that an answer has to wait for.
+        self._compilers = WorkThreads(N_COMPILERS, "grammars")
+        self._free_compilers = WorkThreads(N_FREE_COMPILERS, "grammars of optional calls")
+        self._all_threads = (self._prompts, self._compilers, self._free_compilers)
         if preset.kind is ServiceKind.CHAT:
-            self._compilers.submit(self._grammars.load)
+            self._free_compilers.submit(self._grammars.load)
         self._has_free_rules = preset.structured_output.auto_tool_grammar
-        self._loosener = ToolLoosener(self._grammars.probe)
         self._free_calls: dict[str, list[Future[LLMatcher | None]]] = {}
         self.loose_schemas = LooseSchemas()
 
@@ -129,10 +126,10 @@ class TextProcessor:
         """Expected start of the prompt after an answer. Raises as `prompt` does."""
         return await self.run(lambda: self.prompt_maker.expected(conversation, answer, scope))
 
-    def stalled_s(self) -> float:
-        """Seconds without a new job, while all threads are busy."""
-        began_at = tuple(self._began_at.values())
-        return time.monotonic() - max(began_at) if len(began_at) >= N_THREADS else 0.0
+    def stuck_work(self, limit_s: float) -> str:
+        """Name of the work that all threads are busy with for `limit_s` seconds; "" for none."""
+        stuck = (one.name for one in self._all_threads if one.stalled_s() > limit_s)
+        return next(stuck, "")
 
     async def read(self, convert: Callable[[ImageReader], T]) -> T:
         """Run `convert`, which takes long for a large body."""
@@ -169,64 +166,31 @@ class TextProcessor:
         return await self.run(lambda: self.prompt_maker.tokenize(text, spelling))
 
     async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
-        """Matcher of a response format; None without one. Raises BadRequest."""
-        try:
-            grammar = await self.run(partial(grammar_of, shape), self._compilers)
-            rules = await self._compile(grammar, shape.param)
-        except BadRequest as error:
-            if shape.schema is None:
-                raise
-            work = partial(self._blamed, shape.schema, error)
-            raise await self.run(work, self._compilers) from None
-        if rules is not None:
-            keywords = warned_keywords(rules) | without_grammar(shape.schema)
-            if keywords:
-                self.loose_schemas.add(shape, anywhere(shape.param, keywords))
-        return rules
+        """Matcher of a response format; None without one. Raises BadRequest, Busy."""
 
-    def _blamed(self, schema: dict[str, Any], error: BadRequest) -> BadRequest:
-        """Error of a schema with message and place of its first fault."""
-        param, compile_problem = error.param or "schema", self._grammars.probe()
+        def compiled() -> LLMatcher | None:
+            grammar = self._client_grammars.of_shape(shape)
+            if grammar.loose:
+                self.loose_schemas.add(shape, grammar.loose)
+            return self._grammars.compile(grammar.text, shape.param)
 
-        def problem(part: Any) -> str | None:
-            try:
-                reason = compile_problem(schema_grammar(part, param))
-            except BadRequest as refusal:
-                return refusal.message
-            return f"{param}: {reason}" if reason else reason
-
-        left_out = enforceable(schema, problem).left_out
-        blamed = next((part for part in left_out if part.reason), None)
-        if blamed is None:
-            return error
-        return BadRequest(
-            f"{blamed.reason}; this is at {blamed.path} of the schema: change it or leave it out",
-            error.param,
-        )
+        return await self.run(compiled, self._compilers)
 
     async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
         """Matcher of tool calls; None without one. Odd schemas are loosened."""
-        tools, left_out = await self.run(partial(with_patterns, calls.tools), self._compilers)
-        loose = (*not_objects(calls.tools), *left_out)
-        asked = replace(calls, tools=tools)
-        try:
-            grammar = await self.run(partial(call_grammar, asked), self._compilers)
-            rules = await self._compile(grammar.text, "tools")
-        except BadRequest as error:
-            if error.param != "tools":
-                raise
-            work = partial(self._loosener.loosened, asked)
-            loosened, left_out = await self.run(work, self._compilers)
-            loose += left_out
-            grammar = await self.run(partial(call_grammar, loosened), self._compilers)
-            rules = await self._compile(grammar.text, "tools")
-        self._tell_loose(calls.tools, loose, grammar, rules)
+        return await self.run(partial(self._call_rules, calls), self._compilers)
+
+    def _call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
+        grammar = self._client_grammars.of_calls(calls)
+        rules = self._grammars.compile(grammar.text, "tools")
+        self.loose_schemas.add(calls.tools, grammar.loose)
         return rules
 
     async def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
         """Constraint of calls in a free answer; grammars compile in the background.
 
-        Returns when they are compiled, or soon.
+        Returns when they are compiled, or soon. They are kept for the next request, so that they do
+        not end with the client.
         """
         ways = self.output_format.free_call_marks
         if not ways or self._reason is not None or not self._has_free_rules:
@@ -236,53 +200,26 @@ class TextProcessor:
         except RecursionError:
             return None
         compiled = self._free_calls.pop(key, None)
-        if compiled is None:
+        if compiled is None or any(map(_is_refused, compiled)):
             asked = (ForcedCalls(tools, one, is_single, is_complete=True) for one in ways)
-            compiled = [self._compilers.submit(self._free_rules, one) for one in asked]
+            compiled = [
+                self._free_compilers.submit(partial(self._free_rules, one)) for one in asked
+            ]
         self._free_calls[key] = compiled
         if len(self._free_calls) > MAX_TOOL_SETS:
-            del self._free_calls[next(iter(self._free_calls))]
+            for oldest in self._free_calls.pop(next(iter(self._free_calls))):
+                oldest.cancel()
         # The headers of the response say which schemas are loose.
         await asyncio.wait(map(asyncio.wrap_future, compiled), timeout=COMPILE_S)
         return self.output_format.call_trigger([partial(_result, one) for one in compiled], tools)
 
     def _free_rules(self, calls: ForcedCalls) -> LLMatcher | None:
-        """Matcher of optional calls; None where they have no grammar."""
-        tools, left_out = with_patterns(calls.tools)
-        loose = (*not_objects(calls.tools), *left_out)
-        asked = replace(calls, tools=tools)
+        """Matcher of optional calls; None where they have no grammar. Raises Busy."""
         try:
-            try:
-                grammar = call_grammar(asked)
-                rules = self._bounded(grammar)
-            except BadRequest as error:
-                if error.param != "tools":
-                    raise
-                loosened, left_out = self._loosener.loosened(asked)
-                loose += left_out
-                grammar = call_grammar(loosened)
-                rules = self._bounded(grammar)
-            self._tell_loose(calls.tools, loose, grammar, rules)
-            return rules
+            return self._call_rules(calls)
         except BadRequest as error:
             log.info("calls of a free answer have no grammar: %s", error.message)
             return None
-
-    def _tell_loose(
-        self,
-        tools: tuple[Tool, ...],
-        loose: tuple[str, ...],
-        grammar: CallGrammar,
-        rules: LLMatcher | None,
-    ) -> None:
-        keywords = set() if rules is None else warned_keywords(rules) | grammar.unenforced
-        self.loose_schemas.add(tools, (*loose, *anywhere("tools", keywords)))
-
-    def _bounded(self, grammar: CallGrammar) -> LLMatcher | None:
-        """Matcher of calls. Raises BadRequest if compiling may take long."""
-        if not is_bounded(grammar.text):
-            raise BadRequest("tools: compiling their schemas may take long", "tools")
-        return self._grammars.compile(grammar.text, "tools")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a few tokens of this model."""
@@ -319,40 +256,23 @@ class TextProcessor:
     def close(self, reason: StackError) -> None:
         """Refuse new and waiting work, which raises `reason`."""
         self._reason = reason
-        for pool in (self._pool, self._compilers, self._checkers):
-            pool.shutdown(wait=False, cancel_futures=True)
-        self._grammars.close()
+        for threads in self._all_threads:
+            threads.close()
 
-    async def _compile(self, grammar: str, param: str) -> LLMatcher | None:
-        is_slow = self._grammars.needs_check(grammar)
-        pool = self._checkers if is_slow else self._compilers
-        return await self.run(lambda: self._grammars.compile(grammar, param), pool)
-
-    async def run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
-        """Run a job in a thread, by default one for prompts."""
+    async def run(self, work: Callable[[], T], threads: WorkThreads | None = None) -> T:
+        """Run a job in a thread, by default one for prompts; it ends when the client leaves."""
         if self._reason is not None:
             raise self._reason
-        loop = asyncio.get_running_loop()
         try:
-            if pool is None:
-                return await loop.run_in_executor(self._pool, self._budgeted, work)
-            return await loop.run_in_executor(pool, work)
+            if threads is None:
+                return await self._prompts.run(partial(_budgeted, work))
+            return await threads.run(work)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # `close` cancelled the queued work, not the caller.
             raise self._reason or Busy(CHANGED) from None
-
-    def _budgeted(self, work: Callable[[], T]) -> T:
-        """Run a job with one budget for its renderings."""
-        job = object()
-        self._began_at[job] = time.monotonic()
-        try:
-            with RENDERERS.budget():
-                return work()
-        finally:
-            del self._began_at[job]
 
     @property
     def facts(self) -> TemplateFacts:
@@ -383,9 +303,22 @@ class TextProcessor:
         )
 
 
+def _budgeted(work: Callable[[], T]) -> T:
+    """Run a job with one budget for its renderings."""
+    with RENDERERS.budget():
+        return work()
+
+
 def _result(compiled: Future[LLMatcher | None]) -> LLMatcher | None:
-    """The compiled grammar, waited for; None once no more work is accepted."""
+    """The compiled grammar, waited for; None without a place, or once no more work is accepted."""
     try:
         return compiled.result()
-    except CancelledError:
+    except (CancelledError, Busy):
         return None
+
+
+def _is_refused(compiled: Future[LLMatcher | None]) -> bool:
+    """Whether a grammar was not compiled, and may be at another time."""
+    if not compiled.done():
+        return False
+    return compiled.cancelled() or isinstance(compiled.exception(), Busy)

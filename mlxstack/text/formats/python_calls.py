@@ -29,7 +29,7 @@ _CLOSING = {quote: re.compile(rf"{quote}(?=\s*+{_REST})") for quote in "\"'"}
 
 
 class _ForwardSearch:
-    """First matches of a pattern at growing positions, in one pass over the text."""
+    """First matches of a pattern at growing positions, in one pass."""
 
     def __init__(self, pattern: re.Pattern[str], text: str) -> None:
         self._pattern = pattern
@@ -142,7 +142,7 @@ class PythonCalls:
 
 
 class _ValueEnds:
-    """Ends of the values of Python calls, asked for from left to right."""
+    """Ends of the values of Python calls, from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.compiler import error_reason
+from mlxstack.text.grammar.compile_messages import error_reason
 from mlxstack.text.grammar.lazy_calls import CallPosition, CallState, CallTrigger
 
 

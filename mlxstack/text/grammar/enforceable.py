@@ -34,9 +34,14 @@ class Enforceable(Struct, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
 
 
-def enforceable(schema: Schema, problem: Problem) -> Enforceable:
-    """Largest part of a schema without a `problem`; {} must have none."""
-    search = _Search(problem, references(schema))
+def enforceable(
+    schema: Schema, problem: Problem, is_over: Callable[[], bool] = lambda: False
+) -> Enforceable:
+    """Largest part of a schema without a `problem`; {} must have none.
+
+    Nothing more is tried once the time `is_over`.
+    """
+    search = _Search(problem, is_over, references(schema))
     made = search.largest(schema, lambda one: one, "")
     return Enforceable(made, tuple(search.left_out))
 
@@ -48,15 +53,16 @@ class _Search:
     is tried as a property refers to it, if something does: others are not compiled.
     """
 
-    def __init__(self, problem: Problem, targets: set[str]) -> None:
+    def __init__(self, problem: Problem, is_over: Callable[[], bool], targets: set[str]) -> None:
         self._problem_of = problem
+        self._is_over = is_over
         self._targets = targets
         self._n_probes = 0
         self.left_out: list[LeftOut] = []
 
     def largest(self, schema: Any, around: Callable[[Any], Schema], path: str) -> Any:
         """Largest part of a schema inside of `around`."""
-        reason = self._problem(around(schema))
+        reason = self._problem(around, schema)
         if reason is None:
             return schema
         if not isinstance(schema, dict):
@@ -82,17 +88,17 @@ class _Search:
         self, key: str, value: Any, around: Callable[[Any], Schema], path: str
     ) -> Iterator[Any]:
         """The part of a keyword's value that fits, if any."""
-        reason = self._problem(around(value))
+        reason = self._problem(around, value)
         if reason is None:
             yield value
-        elif key in NAMED and isinstance(value, dict) and self._is_fit(around(_blank(value))):
+        elif key in NAMED and isinstance(value, dict) and self._is_fit(around, _blank(value)):
             inner = _blank(value)
             for name, one in value.items():
                 inner[name] = self.largest(one, _within(around, inner, name), f"{path}/{name}")
             yield inner
         elif isinstance(value, list):
             yield from self._items(key, value, around, LeftOut(path, reason))
-        elif isinstance(value, dict) and self._is_fit(around({})):
+        elif isinstance(value, dict) and self._is_fit(around, {}):
             yield self.largest(value, around, path)
         else:
             self.left_out.append(LeftOut(path, reason))
@@ -104,10 +110,10 @@ class _Search:
         made: list[Any] = []
         for index, item in enumerate(items):
             path = f"{whole.path}/{index}"
-            if key in LISTED and self._is_fit(around([*made, {}])):
+            if key in LISTED and self._is_fit(around, [*made, {}]):
                 made.append(self.largest(item, lambda one: around([*made, one]), path))
                 continue
-            reason = self._problem(around([*made, item]))
+            reason = self._problem(around, [*made, item])
             if reason is None:
                 made.append(item)
             else:
@@ -117,12 +123,15 @@ class _Search:
         elif not items:
             self.left_out.append(whole)
 
-    def _problem(self, schema: Any) -> str | None:
+    def _problem(self, around: Callable[[Any], Schema], part: Any) -> str | None:
+        """Reason why a part does not fit; "" for an untried one."""
         self._n_probes += 1
-        return self._problem_of(schema) if self._n_probes <= MAX_PROBES else ""
+        if self._n_probes > MAX_PROBES or self._is_over():
+            return ""
+        return self._problem_of(around(part))
 
-    def _is_fit(self, schema: Any) -> bool:
-        return self._problem(schema) is None
+    def _is_fit(self, around: Callable[[Any], Schema], part: Any) -> bool:
+        return self._problem(around, part) is None
 
 
 def _blank(schemas: Schema) -> Schema:

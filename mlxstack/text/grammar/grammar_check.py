@@ -6,16 +6,10 @@ several of them takes minutes and gigabytes, and a thread in it cannot be stoppe
 
 import math
 import re
-import threading
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 
-import msgspec
-
-from mlxstack.core.errors import BadRequest, Busy
-from mlxstack.text.grammar.vocabulary import VocabularyBytes
-from mlxstack.text.limited_process import LimitedProcess, Overrun
+from mlxstack.core.errors import BadRequest
 
 LIMIT_S = 2.0
 """CPU seconds that a grammar may take in the process."""
@@ -26,8 +20,6 @@ MAX_MULTIPLE = 10_000
 COSTLY = "multipleOf"
 VALUES = frozenset({"enum", "const", "default", "example", "examples"})
 """Schema keywords with data as values, where `multipleOf` means nothing."""
-MOST_KNOWN = 64
-"""Grammars whose check is remembered."""
 MAX_UNCHECKED = 50_000
 """Maximum characters; an object's compile time grows faster than quadratically."""
 CHEAP = re.compile(r'multipleOf\\*": ?1e-10\b')
@@ -67,41 +59,3 @@ def _check_multiple(given: Any, param: str) -> None:
             f"it may be {MAX_MULTIPLE} at most, as with 0.01 or 5000",
             param,
         )
-
-
-class GrammarCheck:
-    """Compiles grammars of one tokenizer under limits, in a process. Thread-safe.
-
-    The process makes its table of the same `vocabulary`.
-    """
-
-    def __init__(self, vocabulary: VocabularyBytes) -> None:
-        opening = msgspec.msgpack.encode(vocabulary)
-        self._process = LimitedProcess("mlxstack.text.grammar.grammar_worker", MAX_BYTES, opening)
-        self._lock = threading.Lock()
-        self._known = lru_cache(MOST_KNOWN)(self._problem)
-
-    def check(self, grammar: str, param: str) -> None:
-        """Raise BadRequest when compiling `grammar` takes too long, Busy without a process."""
-        with self._lock:
-            reason = self._known(grammar)
-        if reason is not None:
-            raise BadRequest(
-                f"{param}: compiling this grammar {reason}; use a smaller schema, or fewer and "
-                "smaller values of multipleOf",
-                param,
-            )
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.close()
-
-    def _problem(self, grammar: str) -> str | None:
-        """The limit that compiling exceeds, if any."""
-        try:
-            self._process.request(grammar.encode(errors="surrogatepass"), LIMIT_S)
-        except Overrun as overrun:
-            return str(overrun)
-        except OSError as error:
-            raise Busy(f"the grammar cannot be checked now: {error.strerror}") from error
-        return None

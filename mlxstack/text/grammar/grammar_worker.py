@@ -1,30 +1,33 @@
-"""Child process that compiles grammars under limits, for `grammar_check`.
+"""Child process that makes grammars of clients under limits, for `client_grammars`."""
 
-Its first message is the vocabulary, every other one a grammar; the compiler itself cannot be
-interrupted.
-"""
-
+import pickle
 import sys
 
 import msgspec
-from llguidance import LLMatcher
 
-from mlxstack.text.grammar.vocabulary import VocabularyBytes
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.grammar_text import GrammarJob, GrammarText, RefusedGrammar, grammar_text
 from mlxstack.text.limited_process import limit_memory, serve, to_parent
 
 
-def main() -> None:
-    """`python -m mlxstack.text.grammar.grammar_worker BYTES`: compile, within this memory."""
-    pipe = to_parent()
-    limit_memory(int(sys.argv[1]))
-    tokenizer = msgspec.msgpack.decode(pipe.recv_bytes(), type=VocabularyBytes).table()
+def made(job: GrammarJob) -> GrammarText | RefusedGrammar:
+    """Grammar of a job, or the reason why there is none."""
+    try:
+        return grammar_text(job)
+    except MemoryError:
+        raise
+    except BadRequest as error:
+        return RefusedGrammar(error.message, error.param)
+    except Exception as error:
+        param = "tools" if job.shape is None else job.shape.param
+        return RefusedGrammar(f"{param}: this grammar cannot be compiled: {error}", param)
 
-    def compiled(grammar: bytes) -> bytes:
-        LLMatcher(tokenizer, grammar.decode(errors="replace"), log_level=0)
-        return b""
 
-    serve(compiled, pipe)
+def answer(request: bytes) -> bytes:
+    """Do a job of the parent, which alone sends some."""
+    return msgspec.msgpack.encode(made(pickle.loads(request)))
 
 
 if __name__ == "__main__":
-    main()
+    limit_memory(int(sys.argv[1]))
+    serve(answer, to_parent())

@@ -25,21 +25,20 @@ Source = tuple[Tool, ...] | ResponseConstraint
 
 
 class ToolLoosener:
-    """Finds the enforceable part of each tool's schema, once per tool. Thread-safe.
+    """Finds the enforceable part of each tool's schema once. Single owner."""
 
-    `probe` gives a function that returns why a grammar does not compile, in bounded time.
-    """
-
-    def __init__(self, probe: Callable[[], Callable[[str], str | None]]) -> None:
-        self._probe = probe
+    def __init__(self) -> None:
         self._known: OrderedDict[str, Enforceable] = OrderedDict()
 
-    def loosened(self, calls: ForcedCalls) -> tuple[ForcedCalls, tuple[str, ...]]:
+    def loosened(
+        self, calls: ForcedCalls, problem: Callable[[str], str | None], is_over: Callable[[], bool]
+    ) -> tuple[ForcedCalls, tuple[str, ...]]:
         """Calls with enforceable schemas, and the paths left out.
 
-        Where all of them together are too large, the largest are left out whole.
+        `problem` is the reason why a grammar does not compile, and nothing is tried once the time
+        `is_over`. Where all of them together are too large, the largest are left out whole.
         """
-        parts = [self._part(tool, calls) for tool in calls.tools]
+        parts = [self._part(tool, calls, problem, is_over) for tool in calls.tools]
         tools = [
             replace(tool, parameters=part.schema)
             for tool, part in zip(calls.tools, parts, strict=True)
@@ -49,7 +48,6 @@ class ToolLoosener:
             paths = [f"{tool.name}{lost.path}" for lost in part.left_out]
             left_out += paths if len(paths) <= MAX_PATHS else [tool.name]
         by_size = sorted(range(len(tools)), key=lambda index: _size(tools[index], calls))
-        problem = self._probe()
 
         def with_smallest(n: int) -> ForcedCalls:
             """Calls with the schemas of the `n` smallest tools."""
@@ -69,16 +67,23 @@ class ToolLoosener:
             left_out += [tools[index].name for index in sorted(by_size[n_kept:])]
         return with_smallest(n_kept), tuple(dict.fromkeys(left_out))
 
-    def _part(self, tool: Tool, calls: ForcedCalls) -> Enforceable:
+    def _part(
+        self,
+        tool: Tool,
+        calls: ForcedCalls,
+        problem: Callable[[str], str | None],
+        is_over: Callable[[], bool],
+    ) -> Enforceable:
         key = repr((tool.name, tool.parameters, calls.marks.forced))
         part = self._known.get(key)
         if part is None:
             alone = replace(calls, tools=(tool,), is_complete=False)
-            problem = self._probe()
             part = enforceable(
-                tool.parameters, lambda schema: _problem(_with(alone, schema), problem)
+                tool.parameters, lambda schema: _problem(_with(alone, schema), problem), is_over
             )
-            self._known[key] = part
+            # In another request there may be time to try more of it.
+            if not is_over():
+                self._known[key] = part
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return part

@@ -5,10 +5,11 @@ answer with it.
 """
 
 import json
+import re
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
@@ -23,6 +24,8 @@ JSON_OPTIONS: dict[str, Any] = {
     "lenient": True,
 }
 MAX_CHARS = 1_000_000
+LARK = re.compile(r"^[^\S\n]*+(?:%llguidance\b|start\s*+:)", re.MULTILINE)
+"""First line of a grammar in Lark's notation, or its rule `start`."""
 
 
 class ResponseConstraint(Struct, frozen=True):
@@ -45,13 +48,18 @@ def grammar_of(shape: ResponseConstraint) -> str:
     if shape.grammar is not None:
         bound(shape.grammar, shape.param)
         try:
-            return LLMatcher.grammar_from_lark(any_to_lark(shape.grammar))
+            return LLMatcher.grammar_from_lark(_in_lark(shape.grammar))
         except Exception as error:
             raise BadRequest(f"{shape.param}: {error}", shape.param) from None
     if shape.regex is not None:
         bound(shape.regex, shape.param)
         return LLMatcher.grammar_from_regex(shape.regex)
     return schema_grammar(shape.schema or {"type": "object"}, shape.param)
+
+
+def _in_lark(grammar: str) -> str:
+    """A grammar in Lark's notation, which may be in llama.cpp's."""
+    return grammar if LARK.search(grammar) else gbnf_to_lark(grammar)
 
 
 def schema_grammar(schema: dict[str, Any], param: str) -> str:

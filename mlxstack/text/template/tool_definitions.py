@@ -31,7 +31,7 @@ def completed_tools(tools: Iterable[Tool], capabilities: TemplateCapabilities) -
 
 
 class Expansion:
-    """Work that references of the tools of one request may add; single owner.
+    """Work that references of a request's tools may add. Single owner.
 
     `n_left` counts the keywords and items behind references.
     """

@@ -1,0 +1,53 @@
+"""Threads for work on texts of clients, and how long they are stuck."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from mlxstack.text.limited_pool import client_of
+
+T = TypeVar("T")
+
+
+class WorkThreads:
+    """`n` threads of one kind of work, which `name` says in words."""
+
+    def __init__(self, n: int, name: str) -> None:
+        self.name = name
+        self._n = n
+        self._pool = ThreadPoolExecutor(n, thread_name_prefix=name)
+        self._began_at: dict[object, float] = {}
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run a job of no client."""
+        return self._pool.submit(self._run, work, threading.Event())
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run a job of a client, which is ended when it leaves: when this is cancelled."""
+        has_left = threading.Event()
+        try:
+            return await asyncio.wrap_future(self._pool.submit(self._run, work, has_left))
+        except asyncio.CancelledError:
+            has_left.set()
+            raise
+
+    def stalled_s(self) -> float:
+        """Seconds without a new job, while all threads are busy."""
+        began_at = tuple(self._began_at.values())
+        return time.monotonic() - max(began_at) if len(began_at) >= self._n else 0.0
+
+    def close(self) -> None:
+        """Take no more work, and drop what waits."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, work: Callable[[], T], has_left: threading.Event) -> T:
+        job = object()
+        self._began_at[job] = time.monotonic()
+        try:
+            with client_of(has_left):
+                return work()
+        finally:
+            del self._began_at[job]
