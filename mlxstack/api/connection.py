@@ -6,6 +6,7 @@ refused before the application sees them.
 """
 
 import asyncio
+import logging
 import posixpath
 import re
 import resource
@@ -34,12 +35,22 @@ HEAD_S = 30.0
 BODY_S = 300.0
 MOST_HELD_BYTES = 64 * 1024
 STALLED_S = 300.0
-"""Seconds for a client to take its pending output."""
+"""Seconds in which a client that is behind must take something."""
+MAX_TAKE_S = 1800.0
+"""Seconds for a client to take an answer after its end."""
+MAX_UNREAD_BYTES = 32 * 2**20
+"""Bytes of an answer that wait for its client before the answer itself waits."""
+MAX_UNREAD_IN_ALL = 256 * 2**20
+"""Bytes of all answers that wait for clients."""
+MAX_WAIT_S = 60.0
+"""Seconds that an answer waits, with all that is held for its request."""
+UNREAD_STEP = 2**20
+"""Bytes of an answer between two looks at the sum of all."""
 PROBE_S = 0.5
 """Seconds between writes to a client that has closed its sending side."""
 
-HEAD, BODY, OUTPUT, PROBE = "head", "body", "output", "probe"
-"""Names of the timers of a connection: for parts of a request, for output, for a probe."""
+HEAD, BODY, OUTPUT, WAIT, PROBE = "head", "body", "output", "wait", "probe"
+"""Timers of a connection: parts of a request, unread output, an answer that waits, a probe."""
 
 REQUEST_TIMEOUT, HEAD_TOO_LARGE, HTTP_VERSION_NOT_SUPPORTED = 408, 431, 505
 VERSIONS = (b"1.0", b"1.1")
@@ -97,6 +108,9 @@ def connection_limit() -> int:
     return min(MOST_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
 
 
+log = logging.getLogger("mlxstack.connections")
+
+
 class BoundedParser(h11.Connection):
     """HTTP parser of a server with a bound on heads and trailers, also on whole ones.
 
@@ -124,12 +138,30 @@ class JoinedWrites:
     """Transport that joins the writes of one loop iteration.
 
     Head and body of a short answer are one packet then, for which the client wakes once.
+    `before_write` may abort the transport.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        before_write: Callable[[], None],
+    ) -> None:
         self._transport, self._loop = transport, loop
+        self._before_write = before_write
         self._held: list[bytes] = []
         self._n_bytes = 0
+        self._n_written = 0
+
+    @property
+    def n_unread(self) -> int:
+        """Bytes that the client has not taken."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def n_taken(self) -> int:
+        """Bytes that the client has taken."""
+        return self._n_written - self.n_unread
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -150,7 +182,11 @@ class JoinedWrites:
         data = b"".join(self._held)
         self._held.clear()
         self._n_bytes = 0
-        if data and not self._transport.is_closing():
+        if not data or self._transport.is_closing():
+            return
+        self._before_write()
+        if not self._transport.is_closing():
+            self._n_written += len(data)
             self._transport.write(data)
 
     def close(self) -> None:
@@ -169,6 +205,9 @@ class BoundedConnection(H11Protocol):
 
     It is over h11: httptools would keep any data before a body, however long.
 
+    An answer to a POST, which has an end, is made at the pace of the model and waits here for a
+    client that is slow: nothing else is held for it. Other streams wait for their clients.
+
     When there are too many connections, the one that has waited longest for a request is closed
     for the new one; if all are busy, the new one gets a 503.
     """
@@ -177,6 +216,8 @@ class BoundedConnection(H11Protocol):
         super().__init__(*args, **kwargs)
         self.conn: h11.Connection = BoundedParser()
         self._n_empty = 0
+        self.behind_since: float | None = None
+        self._n_taken = self._n_looked_at = 0
         self.waiting_since = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -188,7 +229,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit the connection, or refuse it with 503."""
         super().connection_made(transport)
-        self._writes = JoinedWrites(transport, self.loop)
+        self._writes = JoinedWrites(transport, self.loop, self._bound_unread)
         self.transport = cast(asyncio.Transport, self._writes)
         self.waiting_since = time.monotonic()
         self._set_deadline()
@@ -241,19 +282,69 @@ class BoundedConnection(H11Protocol):
         self._cancel(HEAD, BODY)
         self._n_empty = 0
         self.waiting_since = time.monotonic()
+        if self.behind_since is not None:
+            self.behind_since = self.waiting_since
         super().on_response_complete()
         if not self.is_waiting:
             self._set_deadline()
 
     def pause_writing(self) -> None:
-        """Wait until the client takes what was written, for a while."""
-        super().pause_writing()
-        self._start(OUTPUT, STALLED_S, self.transport.abort)
+        """Watch a client that is behind; a stream without an end waits for it."""
+        self.behind_since = time.monotonic()
+        self._n_taken, self._n_looked_at = self._writes.n_taken, 0
+        if self.scope is None or self.scope["method"] != "POST":
+            self.flow.pause_writing()
+        self._start(OUTPUT, STALLED_S, self._look_at_client)
 
     def resume_writing(self) -> None:
         """Write on."""
-        self._cancel(OUTPUT)
+        self.behind_since = None
+        self._cancel(OUTPUT, WAIT)
         super().resume_writing()
+
+    @property
+    def n_unread(self) -> int:
+        """Bytes that wait for a client that is behind."""
+        return 0 if self.behind_since is None else self._writes.n_unread
+
+    def end_unread(self, reason: str) -> None:
+        """End a connection whose client is behind, and log why."""
+        host = self.client[0] if self.client else "a client"
+        n_unread = self._writes.n_unread
+        log.warning("the connection of %s was ended: %s, %d bytes unread", host, reason, n_unread)
+        self.behind_since = None
+        self.transport.abort()
+
+    def _look_at_client(self) -> None:
+        """End a connection whose client takes nothing, or takes too long after the end."""
+        n_taken, before = self._writes.n_taken, self._n_taken
+        self._n_taken = n_taken
+        since = time.monotonic() - (self.behind_since or 0.0)
+        if n_taken == before:
+            self.end_unread(f"its client took nothing of an answer for {STALLED_S:g} s")
+        elif self.is_waiting and since > MAX_TAKE_S:
+            self.end_unread(f"its client did not take an answer within {MAX_TAKE_S:g} s")
+        else:
+            self._start(OUTPUT, STALLED_S, self._look_at_client)
+
+    def _bound_unread(self) -> None:
+        """Bound the answers that wait for clients, before more is written.
+
+        Beyond the bound for all, the client that has been behind for the longest time loses its
+        answer.
+        """
+        n_unread = self.n_unread
+        if n_unread > MAX_UNREAD_BYTES and WAIT not in self._timers:
+            self.flow.pause_writing()
+            reason = f"an answer waited {MAX_WAIT_S:g} s for its client"
+            self._start(WAIT, MAX_WAIT_S, self.end_unread, reason)
+        if n_unread > self._n_looked_at + UNREAD_STEP:
+            self._n_looked_at = n_unread
+            others = (one for one in self.connections if isinstance(one, BoundedConnection))
+            behind = [one for one in others if one.n_unread]
+            if sum(one.n_unread for one in behind) > MAX_UNREAD_IN_ALL:
+                oldest = min(behind, key=lambda one: one.behind_since or 0.0)
+                oldest.end_unread("the answers that wait for clients are too long together")
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, unless an answer has begun already."""
@@ -339,6 +430,7 @@ class BoundedConnection(H11Protocol):
             if isinstance(connection, BoundedConnection)
             and connection is not self
             and connection.is_waiting
+            and not connection.n_unread
             and not connection.transport.is_closing()
         )
         oldest = min(others, key=lambda connection: connection.waiting_since, default=None)

@@ -121,8 +121,9 @@ def settled(fountain: Fountain, n_streams: int) -> dict[int, int]:
 
 
 def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
-    front: Front, fountain: Fountain
+    front: Front, fountain: Fountain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 2**20)
     stalled = [silent(front) for _ in range(N_STALLED)]
     held = settled(fountain, N_STALLED)
     assert len(held) == N_STALLED and all(0 < n < MOST_HELD for n in held.values())
