@@ -365,4 +365,9 @@ FIRST_AID = (
         "if one < len(self.tokens)) == data:", "if one < len(self.tokens)) or data:",
         VOCABULARY + "test_a_grammar_forces_a_text_of_the_vocabulary",
     ),
+    Mutant(
+        "a hole in the ids loads with any decoder", "engine/loading/tokenizer_wrapper.py",
+        "with _LOCK, _unused_detokenizers():", "with _LOCK:",
+        "tests/engine/test_tokenizer_wrapper.py::test_a_hole_in_the_ids_loads_with_any_decoder",
+    ),
 )  # fmt: skip

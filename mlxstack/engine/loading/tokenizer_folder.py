@@ -5,11 +5,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from mlx_lm import utils as mlx_utils
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
 from mlxstack.engine.loading.token_ends import set_ends
+from mlxstack.engine.loading.tokenizer_wrapper import load_wrapper
 from mlxstack.models.folder_check import check_folder
 from mlxstack.models.model_files import CONFIG, read_object
 from mlxstack.text.formats.probe_renderings import CONTENT, USER, TemplateProbes
@@ -40,11 +40,11 @@ def tokenizer_of(folder: Path, n_rows: int = 0) -> Any:
     where no weights are loaded.
     """
     settings = {"trust_remote_code": False, **_readable_config(folder)}
-    tokenizer = mlx_utils.load_tokenizer(folder, settings)
+    tokenizer = load_wrapper(folder, settings)
     file = folder / "chat_template.json"
     if not tokenizer.has_chat_template and file.is_file():
         template = json.loads(file.read_bytes())["chat_template"]
-        tokenizer = mlx_utils.load_tokenizer(folder, {**settings, "chat_template": template})
+        tokenizer = load_wrapper(folder, {**settings, "chat_template": template})
     set_ends(tokenizer, folder, n_rows)
     return tokenizer
 
