@@ -45,7 +45,8 @@ class ModelFacts(Struct, frozen=True):
     """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory.
 
     `n_vocab` tokens have a row in embedding and head. A context is at most `n_positions` tokens,
-    where positions are learned; 0: they are not. `accepts_images`: images are served.
+    where positions are learned; 0: they are not. `accepts_images`: images are served. `text_prompt`
+    stands before each text that is embedded.
     """
 
     id: str
@@ -60,3 +61,4 @@ class ModelFacts(Struct, frozen=True):
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     accepts_images: bool = False
     n_positions: int = 0
+    text_prompt: str = ""

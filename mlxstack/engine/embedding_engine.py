@@ -1,7 +1,8 @@
 """Embedding engine: one thread that owns MLX and embeds texts.
 
-A text's vector is the hidden state of its last token, as Qwen3-Embedding and other embedders
-made of language models are trained: https://huggingface.co/Qwen/Qwen3-Embedding-0.6B
+A text's vector is made of hidden states as the folder of the model says; by default it is that of
+the last token, as embedders made of language models are trained:
+https://huggingface.co/Qwen/Qwen3-Embedding-0.6B
 """
 
 import gc
@@ -12,10 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from msgspec.structs import replace
 
+from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import DeviceError, SetupError
 from mlxstack.core.model_info import ModelFacts
@@ -23,8 +27,12 @@ from mlxstack.core.preset import Preset
 from mlxstack.engine import device
 from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error
 from mlxstack.engine.device_memory import DeviceMemory
+from mlxstack.engine.embedding_pooling import Pooler
 from mlxstack.engine.loading import loader
+from mlxstack.engine.model.length_rope import BY_LENGTH
 from mlxstack.host.hardware import this_memory
+from mlxstack.models.embedding_recipe import EmbeddingRecipe, embedding_recipe
+from mlxstack.models.folder_check import check_folder
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +52,7 @@ class EmbeddingEngine:
         self._stopped: Future[None] = Future()
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        self._model: Any = None
+        self._embedder: Embedder | None = None
         self._n_device_errors = 0
         self.trouble = ""
         """Why the engine ended; empty while it serves."""
@@ -63,8 +71,8 @@ class EmbeddingEngine:
         def work() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    assert self._model is not None, "texts come after the model is loaded"
-                    future.set_result(embed(self._model, texts))
+                    assert self._embedder is not None, "texts come after the model is loaded"
+                    future.set_result(self._embedder.embed(texts))
                     self._n_device_errors = 0
                 except Exception as error:
                     failure = device_error(error)
@@ -104,7 +112,7 @@ class EmbeddingEngine:
             self._loaded.set_exception(device_error(error) or error)
         finally:
             self._device_memory.restore()
-            self._model = None
+            self._embedder = None
             gc.collect()
             device.settle()
             # Without this MLX aborts the process at exit: its stream threads are still running.
@@ -120,27 +128,66 @@ class EmbeddingEngine:
                 self.trouble = failure.message
 
     def _load(self) -> ModelFacts:
-        loaded = loader.load(self._preset.model, self._preset.kv)
+        spec = self._preset.model
+        recipe = self._recipe(loader.locate(spec))
+        loaded = loader.load(spec, self._preset.kv)
         loader.check_context(loaded.facts, self._preset.slots.n_ctx)
         self._device_memory.apply()
         try:
-            embed(loaded.model, ((0, 0),))
+            width = int(states_of(loaded.model, mx.array([[0, 0]])).shape[-1])
+            embedder = Embedder(loaded.model, Pooler(recipe, width))
+            embedder.embed(((0, 0),))
         except (AttributeError, TypeError, ValueError) as error:
             raise SetupError(
                 f"the model {loaded.facts.id} shows no hidden states, so it cannot embed: {error}"
             ) from error
-        self._model, self.tokenizer = loaded.model, loaded.tokenizer
+        self._embedder, self.tokenizer = embedder, loaded.tokenizer
         self._device_memory.wire(self._preset.device.wired)
-        return loaded.facts
+        return replace(loaded.facts, text_prompt=recipe.prompt)
+
+    def _recipe(self, folder: Path) -> EmbeddingRecipe:
+        """Recipe of the folder; the default for the demo. Raises SetupError."""
+        if self._preset.model.id == BUILTIN_MODEL:
+            return EmbeddingRecipe()
+        check_folder(folder)
+        try:
+            return embedding_recipe(folder)
+        except SetupError as error:
+            raise SetupError(f"{self._preset.model.id} cannot embed: {error.message}") from error
 
 
-def embed(model: Any, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
-    """Vectors of length one, little-endian float32, in the order of the texts."""
-    vectors: dict[int, bytes] = {}
-    for batch in batches([len(text) for text in texts]):
-        rows = _pooled(model, [texts[i] for i in batch])
-        vectors |= dict(zip(batch, rows, strict=True))
-    return tuple(vectors[at] for at in range(len(texts)))
+class Embedder:
+    """Embeds texts with a model and its pooling, on the MLX thread."""
+
+    def __init__(self, model: Any, pooler: Pooler) -> None:
+        self._model = model
+        self._pooler = pooler
+        names = (type(module).__name__ for _, module in model.named_modules())
+        self._is_alone = not BY_LENGTH.isdisjoint(names)
+        """Whether padding would change the states of a text."""
+
+    def embed(self, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
+        """Vectors of length one, little-endian float32, in the order of the texts."""
+        lengths = [len(text) for text in texts]
+        groups = [[at] for at in range(len(texts))] if self._is_alone else batches(lengths)
+        vectors: dict[int, bytes] = {}
+        for group in groups:
+            rows = self._vectors([texts[at] for at in group])
+            vectors |= dict(zip(group, rows, strict=True))
+        return tuple(vectors[at] for at in range(len(texts)))
+
+    def _vectors(self, texts: Sequence[Tokens]) -> list[bytes]:
+        """Vectors of texts in one pass; causal attention ignores right padding."""
+        lengths = [len(text) for text in texts]
+        padded = mx.array([[*text, *[0] * (max(lengths) - len(text))] for text in texts])
+        vectors: Any = self._pooler.vectors(states_of(self._model, padded), lengths)
+        mx.eval(vectors)
+        return [bytes(memoryview(row)) for row in vectors]
+
+
+def states_of(model: Any, tokens: mx.array) -> Any:
+    """Last hidden states (texts, tokens, width) of tokens (texts, tokens)."""
+    return model.model(tokens)
 
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:
@@ -151,15 +198,3 @@ def batches(lengths: Sequence[int]) -> list[list[int]]:
             made.append([])
         made[-1].append(at)
     return made
-
-
-def _pooled(model: Any, texts: Sequence[Tokens]) -> list[bytes]:
-    """Hidden states of the last tokens; causal attention ignores right padding."""
-    longest = max(len(text) for text in texts)
-    padded = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
-    states: Any = model.model(padded)
-    last = mx.array([len(text) - 1 for text in texts])
-    pooled = states[mx.arange(len(texts)), last].astype(mx.float32)
-    vectors = pooled / mx.maximum(mx.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12)
-    mx.eval(vectors)
-    return [bytes(memoryview(row)) for row in vectors]

@@ -38,9 +38,9 @@ from mlxstack.models.weight_download import (
 
 PATTERNS = (
     "*.json", "model*.safetensors", "mtp*.safetensors", "*.py", "tokenizer.model", "*.tiktoken",
-    "tiktoken.model", "*.txt", "*.jsonl", "*.jinja",
+    "tiktoken.model", "*.txt", "*.jsonl", "*.jinja", "*_Dense/model.safetensors",
 )  # fmt: skip
-"""The files of a repository that mlx-lm loads, and its MTP head."""
+"""Files of a repository that mlx-lm loads, its MTP head, and dense layers of embedders."""
 
 BESIDE_WEIGHTS = tuple(pattern for pattern in PATTERNS if not pattern.endswith(WEIGHTS))
 """Patterns of its small files, without which a snapshot with all weights would not load."""

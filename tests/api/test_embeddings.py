@@ -15,7 +15,9 @@ from mlx_lm import load
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.engine.embedding_engine import MOST_TOKENS, batches, embed
+from mlxstack.engine.embedding_engine import MOST_TOKENS, Embedder, batches
+from mlxstack.engine.embedding_pooling import Pooler
+from mlxstack.models.embedding_recipe import EmbeddingRecipe, PoolingMode
 from mlxstack.service.calls.embedding import numbers, shortened
 from tests.api.running import Running, running
 from tests.api.test_swap import until
@@ -193,13 +195,15 @@ def test_b16_the_service_is_well_and_tells_of_itself(embedding: Running) -> None
     assert httpx.post(embedding.url + "/slots/0?action=erase").status_code == 501
 
 
-def test_b16_together_equals_alone() -> None:
+@pytest.mark.parametrize("mode", PoolingMode)
+def test_b16_together_equals_alone(mode: PoolingMode) -> None:
     model = load(str(MODEL_DIR))[0]
     model.set_dtype(mx.float32)
+    embed = Embedder(model, Pooler(EmbeddingRecipe((mode,)), 160)).embed
     texts = tuple(tuple(range(9, 9 + n)) for n in (3, 200, 1, 40, 40))
-    together = embed(model, texts)
+    together = embed(texts)
     for text, vector in zip(texts, together, strict=True):
-        assert distance(numbers(embed(model, (text,))[0]), numbers(vector)) <= ROUNDING
+        assert distance(numbers(embed((text,))[0]), numbers(vector)) <= ROUNDING
 
 
 def test_b16_batches_hold_every_text_once_and_are_bounded() -> None:

@@ -117,7 +117,7 @@ def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:
 
 
 def _turn_ends(tokenizer: Any, n_ids: int) -> set[int]:
-    """Token after an answer in the template, if that has no known end.
+    """Token after an answer, if that has no known end.
 
     A token that also stands inside of answers, after a thought or before a call, is none.
     """

@@ -25,7 +25,10 @@ MAX_HEADS = 256
 
 
 class PassLength:
-    """Prompt tokens before the last one, of the request in the current pass; 0: it decodes."""
+    """Prompt length of the current pass.
+
+    `n_prefill` are its tokens before the last one, 0 for a request that decodes.
+    """
 
     n_prefill = 0
 
@@ -77,9 +80,9 @@ def n_fixed(rope: Any) -> int:
 
 
 def exact_ropes(model: nn.Module) -> int | None:
-    """Replace the embeddings that depend on the length; that up to which they do not.
+    """Replace embeddings that depend on the length.
 
-    None for a model without any.
+    Returns the length up to which they do not; None for a model without any.
     """
     length, fixed = PassLength(), []
     for _, module in model.named_modules():
@@ -97,9 +100,10 @@ def pass_length(model: nn.Module) -> PassLength:
 
 
 def keyed_by_length(request: Request, fixed: int | None) -> Request:
-    """Request whose KV is found by prompts of the same length only, beyond `fixed` tokens.
+    """Request with a salt for the length of its prompt, beyond `fixed` tokens.
 
-    KV of a longer prompt depends on its length from the first token on.
+    KV of such a prompt depends on its length from the first token on, so only prompts of the same
+    length find it.
     """
     n_prefill = len(request.tokens) - 1
     if fixed is None or n_prefill <= fixed:

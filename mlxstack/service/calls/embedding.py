@@ -90,6 +90,8 @@ async def _tokens(
     if is_cut and isinstance(text, str):
         # A text that is longer is refused before its tokens are known.
         text = text[: max(CHARS_PER_TOKEN * limit, MIN_COUNTED_CHARS)]
+    if isinstance(text, str) and text:
+        text = service.facts.text_prompt + text
     try:
         tokens = await _all_tokens(text_processor, text)
     except TooLong as error:

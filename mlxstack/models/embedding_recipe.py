@@ -1,0 +1,224 @@
+"""Recipe of an embedding model: what sentence-transformers does after the last layer.
+
+Its folder names modules in order: pooling of the hidden states, dense layers, normalization. What
+is not computed here is refused: a wrong vector is worse than none.
+https://sbert.net/docs/sentence_transformer/usage/custom_models.html
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.models.model_files import CONFIG, LONGEST, read_bytes, read_object
+
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+TRANSFORMER_SETTINGS = "sentence_bert_config.json"
+POOLING = "1_Pooling"
+"""Folder of the pooling where no modules.json names another."""
+BOTH_WAYS = (
+    "use_bidirectional_attention",
+    "use_bidirectional",
+    "bidirectional",
+    "is_bidirectional",
+)
+ONE_WAY = ("is_causal", "causal", "causal_attention", "use_causal_mask")
+BOTH_WAYS_NAME = re.compile(r"Bidirec|BiModel|BiFor|Encoder")
+"""Classes of models whose authors took the causal mask away, such as LLM2Vec's."""
+TEXT_ONLY_WORDS = frozenset({"vision", "none", "false", ""})
+"""Values of `use_bidirectional_attention` under which text attends backwards."""
+
+
+class PoolingMode(StrEnum):
+    """Poolings of hidden states in the order of their concatenation."""
+
+    CLS = "cls"
+    MAX = "max"
+    MEAN = "mean"
+    MEAN_SQRT_LEN = "mean_sqrt_len_tokens"
+    WEIGHTED_MEAN = "weightedmean"
+    LAST = "lasttoken"
+
+
+MODE_KEYS = {
+    "pooling_mode_cls_token": PoolingMode.CLS,
+    "pooling_mode_max_tokens": PoolingMode.MAX,
+    "pooling_mode_mean_tokens": PoolingMode.MEAN,
+    "pooling_mode_mean_sqrt_len_tokens": PoolingMode.MEAN_SQRT_LEN,
+    "pooling_mode_weightedmean_tokens": PoolingMode.WEIGHTED_MEAN,
+    "pooling_mode_lasttoken": PoolingMode.LAST,
+}
+
+
+class Activation(StrEnum):
+    """Activation functions of a dense layer by PyTorch's names."""
+
+    IDENTITY = "Identity"
+    TANH = "Tanh"
+    RELU = "ReLU"
+    GELU = "GELU"
+    SILU = "SiLU"
+    SIGMOID = "Sigmoid"
+
+
+class DenseLayer(Struct, frozen=True):
+    """Dense layer with weights in a safetensors file."""
+
+    file: Path
+    activation: Activation = Activation.IDENTITY
+
+
+class Normalization(Struct, frozen=True):
+    """Division by the length of the vector."""
+
+
+class EmbeddingRecipe(Struct, frozen=True):
+    """Pooling modes, whose vectors are concatenated, and the modules after them.
+
+    `prompt` stands before each text. The default is that of embedders made of language models, such
+    as Qwen3-Embedding: the state of the last token.
+    """
+
+    modes: tuple[PoolingMode, ...] = (PoolingMode.LAST,)
+    modules: tuple[DenseLayer | Normalization, ...] = ()
+    prompt: str = ""
+
+
+def embedding_recipe(folder: Path) -> EmbeddingRecipe:
+    """Recipe in a model folder.
+
+    Raises SetupError for one that is not computed here.
+    """
+    _refuse_both_ways(read_object(folder / CONFIG))
+    _refuse_lower_case(folder)
+    prompt = _default_prompt(folder)
+    if not (folder / MODULES).is_file():
+        if not (folder / POOLING / CONFIG).is_file():
+            return EmbeddingRecipe(prompt=prompt)
+        return EmbeddingRecipe(_modes(folder / POOLING / CONFIG), prompt=prompt)
+    modes: tuple[PoolingMode, ...] = ()
+    modules: list[DenseLayer | Normalization] = []
+    for kind, place in _modules(folder / MODULES):
+        if kind == "Transformer" and not (modes or place):
+            continue
+        if kind == "Pooling" and not modes:
+            modes = _modes(folder / place / CONFIG)
+        elif kind == "Dense" and modes:
+            modules.append(_dense(folder / place))
+        elif kind == "Normalize" and modes:
+            modules.append(Normalization())
+        elif kind != "Dropout":
+            raise SetupError(
+                f"{folder / MODULES} names the module {kind} in {place or '.'}, which is not "
+                "computed here in this place; choose another embedding model"
+            )
+    if not modes:
+        raise SetupError(f"{folder / MODULES} names no pooling of the hidden states")
+    return EmbeddingRecipe(modes, tuple(modules), prompt)
+
+
+def _modules(file: Path) -> list[tuple[str, str]]:
+    """Kinds of the modules in their order, and folders inside the model's."""
+    try:
+        modules = msgspec.json.decode(read_bytes(file, LONGEST), type=list[dict[str, Any]])
+        ordered = sorted(modules, key=lambda module: int(module.get("idx", 0)))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as why:
+        raise SetupError(f"{file} is not what it should be: {why}") from why
+    kinds = []
+    for module in ordered:
+        package, _, kind = str(module.get("type")).rpartition(".")
+        place = str(module.get("path") or "")
+        if package.partition(".")[0] != "sentence_transformers":
+            raise SetupError(
+                f"{file} names the module {module.get('type')}, which is code of the folder and "
+                "does not run here; choose another embedding model"
+            )
+        if ".." in Path(place).parts or Path(place).is_absolute():
+            raise SetupError(f"{file} names a folder outside of the model: {place}")
+        kinds.append((kind, place))
+    return kinds
+
+
+def _modes(file: Path) -> tuple[PoolingMode, ...]:
+    """Modes of a pooling config.
+
+    Raises SetupError for none, and for unknown ones.
+    """
+    config = read_object(file)
+    named = config.get("pooling_mode")
+    names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    chosen = {MODE_KEYS.get(f"pooling_mode_{name}", name) for name in names}
+    for key, value in config.items():
+        if key.startswith("pooling_mode_") and value:
+            chosen.add(MODE_KEYS.get(key, key))
+    if unknown := sorted(str(mode) for mode in chosen if mode not in set(PoolingMode)):
+        raise SetupError(f"{file}: the pooling {', '.join(unknown)} is not computed here")
+    if not chosen:
+        raise SetupError(f"{file} names no pooling mode")
+    if config.get("include_prompt") is False:
+        raise SetupError(
+            f"{file}: pooling without the prompt (include_prompt) is not computed here"
+        )
+    return tuple(mode for mode in PoolingMode if mode in chosen)
+
+
+def _dense(folder: Path) -> DenseLayer:
+    """Dense layer in its folder. Raises SetupError."""
+    file, config = folder / "model.safetensors", read_object(folder / CONFIG)
+    name = str(config.get("activation_function") or "Identity").rpartition(".")[2]
+    if name not in set(Activation):
+        raise SetupError(f"{folder / CONFIG}: the activation {name} is not computed here")
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise SetupError(f"{folder / CONFIG}: {key} {config[key]} is not computed here")
+    if not file.is_file():
+        raise SetupError(
+            f"{folder} holds no model.safetensors; pull the model again, or take a version of it "
+            "with safetensors"
+        )
+    return DenseLayer(file, Activation(name))
+
+
+def _default_prompt(folder: Path) -> str:
+    """Prompt that stands before each text by default."""
+    if not (folder / SETTINGS).is_file():
+        return ""
+    settings = read_object(folder / SETTINGS)
+    prompts, name = settings.get("prompts"), settings.get("default_prompt_name")
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else ""
+    if not isinstance(prompt, str):
+        raise SetupError(f"{folder / SETTINGS} has no prompt of the name {name!r}")
+    return prompt
+
+
+def _refuse_lower_case(folder: Path) -> None:
+    file = folder / TRANSFORMER_SETTINGS
+    if file.is_file() and read_object(file).get("do_lower_case"):
+        raise SetupError(f"{file}: texts in lower case (do_lower_case) are not made here")
+
+
+def _refuse_both_ways(config: Mapping[str, Any]) -> None:
+    """Raise SetupError for a model whose tokens attend to those after them."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        both = next((key for key in BOTH_WAYS if _is_on(part.get(key))), "")
+        none = next((key for key in ONE_WAY if part.get(key) is False), "")
+        names = part.get("architectures")
+        names = names if isinstance(names, list) else [names]
+        name = next((str(one) for one in names if one and BOTH_WAYS_NAME.search(str(one))), "")
+        if why := both or none or name:
+            raise SetupError(
+                f"this model attends in both directions ({why} in config.json: bidirectional), and "
+                "mlx-lm computes causal attention alone, so its vectors would be wrong; choose "
+                "another embedding model"
+            )
+
+
+def _is_on(value: Any) -> bool:
+    """Whether a setting of bidirectional attention concerns text."""
+    return str(value).lower() not in TEXT_ONLY_WORDS if value is not None else False
