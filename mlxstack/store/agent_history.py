@@ -1,6 +1,7 @@
 """Agent folders: history and saved contexts; locks between processes.
 
 <root>/<agent>/history.json             readable, for any model
+<root>/<agent>/images/<SHA-256>         an image of the history, once
 <root>/<agent>/<model>/manifest.json    the saved context of one model
 <locks>/<agent>.turn                    held while a turn or an edit goes on; shared by requests
                                         that bring their own conversation
@@ -13,8 +14,10 @@ and their positions as bits in hexadecimal: "Bob:1" is "bob=1~1".
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ from mlxstack.store.files import (
     read_whole,
     refused,
     remove_folder,
+    sync_directory,
     touch,
     write_atomic,
 )
@@ -68,15 +72,24 @@ def name_of(folder: str) -> str | None:
     return agent if folder_of(agent) == folder else None
 
 
-VERSION = 1
+VERSION, VERSION_WITHOUT_IMAGES = 2, 1
+"""Versions of history.json; in the first one images stand in the messages."""
+IMAGES = "images"
+OF_IMAGE = "sha256:"
+"""Scheme of the address of an image that lies beside the history."""
+IMAGE = re.compile(rf"{OF_IMAGE}([0-9a-f]{{64}})")
 MODEL = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
 
 
 class History(Struct, frozen=True):
-    """History of an agent. `facts` belongs to the service."""
+    """History of an agent. `facts` belongs to the service.
+
+    `images` are encoded images by SHA-256 that the messages name, as far as they are not stored.
+    """
 
     messages: tuple[dict[str, Any], ...] = ()
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
+    images: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class HistoryFile(Struct, frozen=True):
@@ -86,6 +99,26 @@ class HistoryFile(Struct, frozen=True):
     agent: str
     facts: dict[str, Any]
     messages: tuple[dict[str, Any], ...]
+
+
+def image_name(data: bytes) -> str:
+    """Name of an image's file: the SHA-256 of its encoded bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def image_names(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Names of the images that messages have beside their history."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return frozenset(name for part in parts if (name := image_of(part)) is not None)
+
+
+def image_of(part: Any) -> str | None:
+    """Name of the image of a part of a content, if it lies beside the history."""
+    match part:
+        case {"image_url": {"url": str(url)}} if (named := IMAGE.fullmatch(url)) is not None:
+            return named[1]
+    return None
 
 
 class ManifestFile(Struct, frozen=True):
@@ -129,17 +162,43 @@ class AgentFolders:
         return True
 
     def write(self, agent: str, history: History) -> int:
-        """Replace the history atomically and durably; bytes. Raises StackError."""
-        about = HistoryFile(VERSION, agent, history.facts, history.messages)
+        """Replace the history atomically and durably; bytes. Raises StackError.
+
+        New images are on the medium before it, and those that it names no more go after it: a
+        crash leaves images too many, which the next write removes.
+        """
+        names = image_names(history.messages)
+        n_bytes = 0
+        for name in sorted(names):
+            n_bytes += self._write_image(agent, name, history.images.get(name))
+        if names:
+            # Their names may be those of a process that died before it flushed them.
+            sync_directory(self._folder(agent) / IMAGES, self._disk.barrier)
+        version = VERSION if names else VERSION_WITHOUT_IMAGES
+        about = HistoryFile(version, agent, history.facts, history.messages)
         text = msgspec.json.format(msgspec.json.encode(about), indent=2)
-        return write_atomic(self._history(agent), [text, b"\n"], self._disk)
+        n_bytes += write_atomic(self._history(agent), [text, b"\n"], self._disk)
+        self._remove_images(agent, names)
+        return n_bytes
+
+    def image(self, agent: str, name: str) -> bytes:
+        """An image of a history. Raises Damaged."""
+        what = f"image {name[:12]} of agent {agent}"
+        try:
+            data = self._read(self._image(agent, name), what)
+        except NotFound as error:
+            raise Damaged(error.message) from None
+        if image_name(data) != name:
+            raise Damaged(f"the {what} is damaged")
+        return data
 
     def read(self, agent: str) -> History:
         """Raises NotFound or Damaged."""
         data = self._read(self._history(agent), f"history of agent {agent}")
         with naming(f"history of agent {agent}"):
             about = parse_json(data, HistoryFile)
-            if (about.version, about.agent) != (VERSION, agent):
+            is_readable = about.version in (VERSION, VERSION_WITHOUT_IMAGES)
+            if not is_readable or about.agent != agent:
                 raise Damaged(f"it is version {about.version} of agent {about.agent}")
         return History(about.messages, about.facts)
 
@@ -180,6 +239,27 @@ class AgentFolders:
         except OSError as error:
             raise refused(f"agent {agent} was not removed", error) from error
 
+    def _write_image(self, agent: str, name: str, data: bytes | None) -> int:
+        """Write an image that is not there; its bytes, 0 for one that is. Raises StackError."""
+        path = self._image(agent, name)
+        try:
+            n_there = path.lstat().st_size
+        except OSError:
+            n_there = -1
+        if data is None and n_there < 0:
+            raise StackError(f"the history of agent {agent} was not saved: an image is missing")
+        if data is None or n_there == len(data):
+            return 0
+        return write_atomic(path, [data], self._disk)
+
+    def _remove_images(self, agent: str, names: frozenset[str]) -> None:
+        """Remove the images that a history no longer names."""
+        with suppress(StackError):
+            for path in children(self._folder(agent) / IMAGES):
+                if path.name not in names and not path.name.startswith(TEMPORARY):
+                    with suppress(OSError):  # the next write tries again
+                        path.unlink()
+
     def _read(self, path: Path, what: str) -> bytes:
         try:
             return read_whole(path, self._disk)
@@ -195,6 +275,9 @@ class AgentFolders:
 
     def _history(self, agent: str) -> Path:
         return self._folder(agent) / "history.json"
+
+    def _image(self, agent: str, name: str) -> Path:
+        return self._folder(agent) / IMAGES / name
 
     def _manifest(self, agent: str, model: str) -> Path:
         if not MODEL.fullmatch(model):

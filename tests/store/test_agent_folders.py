@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
 from mlxstack.core.ports import Manifest
-from mlxstack.store.agent_history import AgentFolders, History, folder_of, is_agent, name_of
+from mlxstack.store.agent_history import (
+    OF_IMAGE,
+    AgentFolders,
+    History,
+    folder_of,
+    image_name,
+    image_names,
+    is_agent,
+    name_of,
+)
 from mlxstack.store.manifest_file import from_json, to_json
 from tests.store.bad_disks import FullDisk
 from tests.store.blobs import MANIFESTS, manifest
@@ -186,6 +195,61 @@ def test_c8_every_truncation_of_a_manifest_is_found() -> None:
     for n_bytes in range(len(data)):
         with pytest.raises(Damaged):
             from_json(data[:n_bytes])
+
+
+def shown(*images: bytes, stored: bool = False) -> History:
+    """A history that shows these images; those that are `stored` come without their bytes."""
+    named = {image_name(data): data for data in images}
+    parts = [{"type": "image_url", "image_url": {"url": OF_IMAGE + name}} for name in named]
+    return History(({"role": "user", "content": parts},), {}, {} if stored else named)
+
+
+def image_files(folders: AgentFolders, agent: str) -> dict[str, int]:
+    """Inode numbers of the images of an agent by their names."""
+    found = (folders.root / agent / "images").glob("*")
+    return {path.name: path.stat().st_ino for path in found}
+
+
+def test_an_image_is_stored_once_and_goes_with_its_last_name(folders: AgentFolders) -> None:
+    first, second = b"first" * 1000, b"second" * 1000
+    folders.write("a", shown(first, first, second))
+    before = image_files(folders, "a")
+    assert before.keys() == {image_name(first), image_name(second)}
+    assert (folders.root / "a" / "history.json").stat().st_size < 1000
+    assert folders.image("a", image_name(first)) == first
+    folders.write("a", shown(first, second, stored=True))
+    assert image_files(folders, "a") == before, "nothing was written again"
+    folders.write("a", shown(second, stored=True))
+    assert image_files(folders, "a").keys() == {image_name(second)}
+    folders.write("a", HELLO)
+    assert image_files(folders, "a") == {}
+    assert folders.manifests() == ()
+    folders.write("a", shown(first))
+    folders.remove("a")
+    assert not (folders.root / "a").exists()
+
+
+def test_an_image_that_is_damaged_or_missing_is_told(folders: AgentFolders) -> None:
+    folders.write("a", shown(b"picture"))
+    name = image_name(b"picture")
+    path = folders.root / "a" / "images" / name
+    path.write_bytes(b"pictur!")
+    with pytest.raises(Damaged, match=f"image {name[:12]} of agent a is damaged"):
+        folders.image("a", name)
+    path.unlink()
+    with pytest.raises(Damaged, match="no image"):
+        folders.image("a", name)
+    with pytest.raises(StackError, match="an image is missing"):
+        folders.write("a", shown(b"picture", stored=True))
+    assert image_names(folders.read("a").messages) == {name}
+
+
+def test_a_full_disk_keeps_the_old_history_and_its_images(folders: AgentFolders) -> None:
+    folders.write("a", shown(b"old"))
+    with pytest.raises(StackError, match="the disk is full"):
+        AgentFolders(folders.root, FullDisk(10)).write("a", shown(b"new" * 100))
+    assert image_names(folders.read("a").messages) == {image_name(b"old")}
+    assert folders.image("a", image_name(b"old")) == b"old"
 
 
 def test_g12_a_full_disk_keeps_the_old_history(folders: AgentFolders) -> None:

@@ -16,7 +16,7 @@ from mlxstack.core.errors import NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import slot_folder_registry
-from mlxstack.store.agent_history import AgentFolders, History
+from mlxstack.store.agent_history import OF_IMAGE, AgentFolders, History, image_name, image_names
 from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.files import TEMPORARY, Disk
 from mlxstack.store.kv_store import DiskKVStore
@@ -65,7 +65,10 @@ class Rooms:
         for file in self.shelf.list():
             found[f"slot {file.name}"] = self._whole(self.shelf.peek(file))
         for agent in self.agents.agents():
-            found[f"history {agent}"] = self.agents.read(agent)
+            history = self.agents.read(agent)
+            found[f"history {agent}"] = history
+            for name in image_names(history.messages):
+                found[f"image {agent} {name}"] = self.agents.image(agent, name)
         for one in self.agents.manifests():
             saved = self.agents.peek_manifest(one.agent, one.model)
             found[f"context {one.agent} {one.model}"] = self._whole(saved)
@@ -94,6 +97,12 @@ def grown(vault: DiskKVStore, *keys: str) -> Manifest:
     return manifest(*keys, tokens=tuple(range(len(keys) * 9)))
 
 
+def with_images(*images: bytes) -> History:
+    named = {image_name(data): data for data in images}
+    shown = [{"type": "image_url", "image_url": {"url": OF_IMAGE + name}} for name in named]
+    return History(({"role": "user", "content": shown},), {}, named)
+
+
 def old(root: Path) -> None:
     for path in root.rglob("*"):
         os.utime(path, (1000, 1000))
@@ -104,6 +113,11 @@ def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
     vault, shelf, agents = rooms.vault, rooms.shelf, rooms.agents
     bounded = QuotaKVStore(vault, agents, DiskSpec(max_bytes=3000), clock=lambda: 5000.0)
     said = [History(({"role": "user", "text": "x" * n},)) for n in (10, 4000)]
+    seen = [
+        with_images(b"first" * 99),
+        with_images(b"first" * 99, b"second"),
+        with_images(b"third"),
+    ]
     yield "save", lambda: shelf.write("a.bin", grown(vault, "aa01", "aa02"))
     yield "save more", lambda: shelf.write("a.bin", grown(vault, "aa01", "aa02", "ab03"))
     yield "save another", lambda: shelf.write("b.bin", grown(vault, "aa01", "ba01"))
@@ -111,6 +125,11 @@ def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "park", lambda: agents.write_manifest("bob", IDENTITY, grown(vault, "aa01", "ca01"))
     yield "say more", lambda: agents.write("bob", said[1])
     yield "park again", lambda: agents.write_manifest("bob", IDENTITY, grown(vault, "ca01", "ca02"))
+    yield "see", lambda: agents.write("bob", seen[0])
+    yield "see more", lambda: agents.write("bob", seen[1])
+    yield "see something else", lambda: agents.write("bob", seen[2])
+    yield "see it again", lambda: agents.write("bob", seen[0])
+    yield "say no more", lambda: agents.write("bob", said[1])
     yield "fork", lambda: agents.write("Eve:2", said[1])
     yield "park the fork", lambda: agents.write_manifest("Eve:2", "beef", grown(vault, "ca01"))
     yield "note", lambda: vault.note(IDENTITY, b"learned")

@@ -210,6 +210,8 @@ def _request(
     _refuse_if_full(service)
     if options.agent is not None:
         agents.check_room(service, options.agent)
+        if conversation is not None:
+            agents.check_history(options.agent, conversation)
     service.text_processor.refuse_rowless(forced, "tool_choice")
     prompt_tokens: PromptTokens = prompt.extended(forced) if forced else prompt
     limit = options.max_tokens

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,20 +14,26 @@ from msgspec.structs import replace
 from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
+from mlxstack.core.image import ImagePart
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
 from mlxstack.core.response_parts import SpokenPart
 from mlxstack.core.status import AgentView
 from mlxstack.service.parts import openai_messages
-from mlxstack.service.parts.agent_registry import AgentRecord, facts_about, facts_of
+from mlxstack.service.parts.agent_registry import AgentFacts, AgentRecord, facts_about, facts_of
 from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.service.service import Service
-from mlxstack.store.agent_history import History
+from mlxstack.store.agent_history import OF_IMAGE, History, image_name
 
 log = logging.getLogger("mlxstack.agents")
 
 MOST_AGENTS = 10_000
 """Limit of explicit agents, which stay until they are deleted."""
+
+MAX_HISTORY_BYTES = 64 * 2**20
+"""Text and images of a history; an image counts once."""
+MAX_IMAGES = 100
+"""Images of a history, as many as a request may have."""
 
 
 class AgentDetails(Struct, frozen=True):
@@ -62,6 +69,26 @@ def check_room(service: Service, agent: str) -> None:
         )
 
 
+def check_history(agent: str, past: Conversation) -> None:
+    """Raises BadRequest for a conversation that is too long for a history."""
+    images = [image for message in past.messages for image in message.images]
+    n_text = sum(len(one.text) + len(one.reasoning or "") for one in past.messages)
+    n_bytes = n_text + sum(len(image.data) for image in images)
+    if n_bytes <= MAX_HISTORY_BYTES and len(images) <= MAX_IMAGES:
+        return
+    # Only here: a hash of every image takes its time.
+    different = {image.mark: len(image.data) for image in images}
+    n_bytes = n_text + sum(different.values())
+    if n_bytes <= MAX_HISTORY_BYTES and len(different) <= MAX_IMAGES:
+        return
+    raise BadRequest(
+        f"the history of agent {agent} would have {n_bytes >> 20} MiB and {len(different)} images; "
+        f"at most {MAX_HISTORY_BYTES >> 20} MiB and {MAX_IMAGES} images are kept: rewind it "
+        f"(POST /v1/agents/{agent}/rewind), or begin another agent",
+        "messages",
+    )
+
+
 async def everyone(service: Service) -> tuple[AgentDetails, ...]:
     """All agents, those without an explicit name too, the last used first."""
     return await _details(service, service.agent_registry.latest)
@@ -75,6 +102,7 @@ async def one(service: Service, agent: str) -> AgentDetails:
 async def create(service: Service, agent: str, past: Conversation) -> AgentDetails:
     """Create an agent with a history. Raises Conflict for a taken id."""
     check_room(service, agent)
+    await asyncio.to_thread(check_history, agent, past)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
             raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
@@ -86,10 +114,20 @@ async def create(service: Service, agent: str, past: Conversation) -> AgentDetai
 async def past(service: Service, agent: str) -> Conversation:
     """History of an agent. Raises NotFound, or Conflict when damaged."""
     try:
-        history = await asyncio.to_thread(service.agent_store.read, agent)
-        messages = tuple(openai_messages.read_stored(message) for message in history.messages)
+        try:
+            return await asyncio.to_thread(_read, service, agent)
+        except Damaged:
+            # Another writer may have removed an image between the two reads.
+            return await asyncio.to_thread(_read, service, agent)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
+
+
+def _read(service: Service, agent: str) -> Conversation:
+    """History of an agent with its images. Raises NotFound, Damaged."""
+    history = service.agent_store.read(agent)
+    load = partial(service.agent_store.image, agent)
+    messages = tuple(openai_messages.read_stored(message, load) for message in history.messages)
     return Conversation(messages, facts_of(history).tools)
 
 
@@ -172,7 +210,8 @@ async def record_turn(
         await _write(service, agent, past)
     except StackError as error:
         log.warning("the history of agent %s was not written: %s", agent, error)
-        service.agent_store.reserve(agent, _history(service, agent, past))
+        facts = _facts(service, agent, past)
+        service.agent_store.reserve(agent, await in_thread(_history, past, facts))
     record = service.agent_registry.record(agent, is_explicit=True)
     if record.is_pinned:
         service.generator.cache.pin_agent(agent)
@@ -212,10 +251,10 @@ async def _replace(service: Service, agent: str, past: Conversation, changes: Ag
 
     Another service of the home may have set them.
     """
-    history = _history(service, agent, past)
+    own = _facts(service, agent, past)
 
     def write() -> None:
-        facts = facts_of(history)
+        facts = own
         with suppress(StackError):
             stored = facts_of(service.agent_store.read(agent))
             facts = replace(facts, priority=stored.priority, is_pinned=stored.is_pinned)
@@ -223,16 +262,33 @@ async def _replace(service: Service, agent: str, past: Conversation, changes: Ag
             facts = replace(facts, priority=changes.priority)
         if changes.is_pinned is not None:
             facts = replace(facts, is_pinned=changes.is_pinned)
-        service.agent_store.write(agent, History(history.messages, msgspec.to_builtins(facts)))
+        service.agent_store.write(agent, _history(past, facts))
 
     await in_thread(write)
 
 
-def _history(service: Service, agent: str, past: Conversation) -> History:
+def _facts(service: Service, agent: str, past: Conversation) -> AgentFacts:
     record = service.agent_registry.record(agent, is_explicit=True)
-    facts = facts_about(record, past.tools)
-    messages = tuple(openai_messages.write_message(message) for message in past.messages)
-    return History(messages, msgspec.to_builtins(facts))
+    return facts_about(record, past.tools)
+
+
+def _history(past: Conversation, facts: AgentFacts) -> History:
+    """History with its images beside the messages."""
+    images: dict[str, bytes] = {}
+
+    def url_of(image: ImagePart) -> str:
+        name = image_name(image.data)
+        images[name] = image.data
+        return OF_IMAGE + name
+
+    messages = tuple(openai_messages.write_message(message, url_of) for message in past.messages)
+    return History(messages, msgspec.to_builtins(facts), images)
+
+
+def _exported(service: Service, agent: str) -> History:
+    """History whose messages hold their images, for another service. Raises NotFound, Damaged."""
+    messages = tuple(map(openai_messages.write_message, _read(service, agent).messages))
+    return replace(service.agent_store.read(agent), messages=messages)
 
 
 async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
@@ -281,7 +337,7 @@ async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> Agent
     peer = service.peers.at(to)
     async with _editing(service, agent):
         record = _record(service, agent)
-        history = await asyncio.to_thread(service.agent_store.read, agent)
+        history = await asyncio.to_thread(_exported, service, agent)
         await _vacate(service, agent, is_kept=True)
         await asyncio.wrap_future(service.generator.after_writes())
         identity = service.facts.identity.key()
@@ -306,7 +362,7 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
     check_room(service, agent)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
-            there = await asyncio.to_thread(service.agent_store.read, agent)
+            there = await asyncio.to_thread(_exported, service, agent)
             # The answer of an earlier move may have been lost.
             if there.messages != moved.messages:
                 raise Conflict(f"there is an agent {agent} already; delete it or move another one")

@@ -14,7 +14,13 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.ports import Manifest
-from mlxstack.store.agent_history import AgentFolders, AgentLock, AgentLockFiles, History
+from mlxstack.store.agent_history import (
+    AgentFolders,
+    AgentLock,
+    AgentLockFiles,
+    History,
+    image_names,
+)
 
 log = logging.getLogger("mlxstack.agents")
 
@@ -69,6 +75,13 @@ class AgentStore:
         """History of an agent. Raises NotFound or Damaged."""
         loose = self._loose.get(agent)
         return self._folders.read(agent) if loose is None else loose
+
+    def image(self, agent: str, name: str) -> bytes:
+        """An image that a history names. Raises Damaged."""
+        loose = self._loose.get(agent)
+        if loose is not None and name in loose.images:
+            return loose.images[name]
+        return self._folders.image(agent, name)
 
     def write(self, agent: str, history: History) -> None:
         """Replace the history, durably where it may be written. Raises StackError."""
@@ -164,7 +177,9 @@ class AgentStore:
         """
         if self.has(other):
             raise Conflict(f"there is an agent {other} already; delete it or choose another id")
-        self.write(other, self.read(agent))
+        history = self.read(agent)
+        images = {name: self.image(agent, name) for name in image_names(history.messages)}
+        self.write(other, replace(history, images=images))
         for file in self._folders.manifests():
             if file.agent == agent:
                 with suppress(StackError):

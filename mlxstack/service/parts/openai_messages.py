@@ -12,6 +12,7 @@ from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Damaged, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
+from mlxstack.store.agent_history import image_of
 from mlxstack.text.images.reader import KINDS, MOST_IN_ALL, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments, plain_text, system_text
 
@@ -176,13 +177,32 @@ def with_marks(
     return parts, tuple(found_images)
 
 
-def read_stored(stored: Mapping[str, Any]) -> Message:
-    """Read what `write_message` wrote, its texts unchanged. Raises Damaged."""
+class StoredImageReader(ImageReader):
+    """Images of stored messages; `load` reads those beside a history by their names."""
+
+    def __init__(self, load: Callable[[str], bytes] | None) -> None:
+        super().__init__(accepts_images=True, most_new=MOST_IN_ALL)
+        self._load = load
+
+    def new(self, part: dict[str, Any], at: str) -> ImagePart:
+        """Image of a part. Raises BadRequest, or Damaged for a file."""
+        name = image_of(part)
+        if name is None or self._load is None:
+            return super().new(part, at)
+        # It was checked when it was sent.
+        return ImagePart(self._load(name), part["image_url"].get("detail", "auto"))
+
+
+def read_stored(stored: Mapping[str, Any], load: Callable[[str], bytes] | None = None) -> Message:
+    """Read what `write_message` wrote, its texts unchanged. Raises Damaged.
+
+    `load` reads an image beside the history.
+    """
     try:
         sent = msgspec.convert(stored, ChatMessageParam)
         if isinstance(sent.content, str | None):
             return _message(sent, sent.content, "messages", _text, _text)
-        images = ImageReader(accepts_images=True, most_new=MOST_IN_ALL)
+        images = StoredImageReader(load)
         content, found_images = with_marks(sent.content, "messages", images, is_new=True)
         one = _message(sent, content, "messages", _text, _text)
         return msgspec.structs.replace(one, images=found_images)
@@ -190,9 +210,17 @@ def read_stored(stored: Mapping[str, Any]) -> Message:
         raise Damaged(f"a stored message cannot be read: {error}") from None
 
 
-def write_message(message: Message) -> dict[str, Any]:
-    """One message as an object; empty fields are left out."""
-    written: dict[str, Any] = {"role": message.role.value, "content": _written_content(message)}
+def data_url(image: ImagePart) -> str:
+    """Address that holds an image itself."""
+    return f"data:image;base64,{base64.b64encode(image.data).decode()}"
+
+
+def write_message(
+    message: Message, url_of: Callable[[ImagePart], str] = data_url
+) -> dict[str, Any]:
+    """One message as an object; empty fields are left out. `url_of` addresses its images."""
+    content = _written_content(message, url_of)
+    written: dict[str, Any] = {"role": message.role.value, "content": content}
     if message.reasoning is not None:
         written["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -203,8 +231,10 @@ def write_message(message: Message) -> dict[str, Any]:
     return written
 
 
-def _written_content(message: Message) -> str | list[dict[str, Any]]:
-    """Text, or its parts with images as data URLs."""
+def _written_content(
+    message: Message, url_of: Callable[[ImagePart], str]
+) -> str | list[dict[str, Any]]:
+    """Text, or its parts with the addresses of images."""
     if not message.images:
         return message.text
     parts: list[dict[str, Any]] = []
@@ -213,8 +243,8 @@ def _written_content(message: Message) -> str | list[dict[str, Any]]:
         before, _, rest = rest.partition(image.mark)
         if before:
             parts.append({"type": "text", "text": before})
-        url = f"data:image;base64,{base64.b64encode(image.data).decode()}"
-        parts.append({"type": "image_url", "image_url": {"url": url, "detail": image.detail}})
+        url = {"url": url_of(image), "detail": image.detail}
+        parts.append({"type": "image_url", "image_url": url})
     return [*parts, *([{"type": "text", "text": rest}] if rest else [])]
 
 
