@@ -61,6 +61,7 @@ from mlxstack.engine.distributed.mirrors import (
     MirroredStore,
 )
 from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.kv_layouts import KVLayouts
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -377,7 +378,14 @@ class EngineCore:
         target = draft_model.target if draft_model else None
         n_beside = draft_model.bytes_beside if draft_model else 0
         parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
-        tier = DiskTier(store, self._slot_files, parked, self._post, self._manifests)
+        tier = DiskTier(
+            store,
+            self._slot_files,
+            parked,
+            KVLayouts(None if self._ranks else runner, factory),
+            self._post,
+            self._manifests,
+        )
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             tier.open()
         pieces = BackgroundSteps(self._post, lambda: self._loop.batch.is_busy)
@@ -391,7 +399,7 @@ class EngineCore:
             plan.array_limit,
         )
         slot_kv.images = loaded.images
-        self._exchange = KVExchange(slot_kv, runner, factory)
+        self._exchange = KVExchange(slot_kv)
         rules = self._rules(plan, alone, factory)
         stacker = _stacker(check, runner, slot_kv)
         self._loop = EngineLoop(

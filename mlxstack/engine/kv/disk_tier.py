@@ -22,10 +22,11 @@ from mlxstack.core.ports import (
     SlotFileStore,
 )
 from mlxstack.core.prompt_tokens import TokenRow, kept
+from mlxstack.engine.kv.kv_layouts import KVLayouts
 from mlxstack.engine.kv.park import ContextParker, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.engine.kv.segments import parents_first, part_of, record_of
-from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.segments import Segment, parents_first, record_of
+from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.kv.slot_restore import RestoreRequest, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue
 from mlxstack.policy.kv.prefix_index import Record
@@ -43,6 +44,7 @@ class DiskTier:
         store: KVStore,
         slot_files: SlotFileStore,
         prefix_cache: PrefixCache,
+        layouts: KVLayouts,
         post: CallSoon,
         manifests: AgentManifestStore | None = None,
     ) -> None:
@@ -54,12 +56,13 @@ class DiskTier:
         self._slot_files = slot_files
         self._prefix_cache = prefix_cache
         self._identity = prefix_cache.identity
+        self.layouts = layouts
         self._post = post
         self.writing = WriteQueue(prefix_cache, store, post)
         self.has_deferred = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._restoring = SlotRestore(
-            store, slot_files, self._identity, self._reader, post, self._anchor
+            store, slot_files, self._identity, layouts, self._reader, post, self._anchor
         )
 
     def open(self) -> int:
@@ -295,17 +298,26 @@ class DiskTier:
     ) -> None:
         self._prefix_cache.index.unlock(keys)
         for key in keys:
-            file = files.pop(key)  # its bytes go as soon as they are arrays
             node = self._prefix_cache.index.nodes.get(key)
-            if isinstance(file, KVFile):
-                if node is None:  # lost with what it continues
-                    self._prefix_cache.note_unused(key)
-                else:
-                    self._prefix_cache.put(node.record, part_of(file), time.monotonic())
-            elif node is not None:
-                log.warning("KV could not be read: %s", file)
-                self._prefix_cache.invalidate(key)
+            try:
+                # The bytes of the file go as soon as they are arrays.
+                part = self._part(files.pop(key))
+            except StackError as error:
+                if node is not None:
+                    log.warning("KV could not be read: %s", error)
+                    self._prefix_cache.invalidate(key)
+                continue
+            if node is None:  # lost with what it continues
+                self._prefix_cache.note_unused(key)
+            else:
+                self._prefix_cache.put(node.record, part, time.monotonic())
         then()
+
+    def _part(self, file: KVFile | StackError) -> Segment | StateCheckpoint:
+        """Arrays of a file. Raises Damaged, or the error of its read."""
+        if isinstance(file, StackError):
+            raise file
+        return self.layouts.part_of(file)
 
     def _read_all(self, keys: Sequence[str]) -> dict[str, KVFile | StackError]:
         found: dict[str, KVFile | StackError] = {}

@@ -19,8 +19,7 @@ from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
 from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
-from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.cache_adapters import LayerState
 from mlxstack.policy.kv import prefix_index
 from mlxstack.policy.kv.prefix_index import CUT
 
@@ -200,11 +199,15 @@ def file_with(
 
 def part_of(file: KVFile) -> Segment | StateCheckpoint:
     """Arrays of a file. Raises Damaged for foreign meta."""
-    layout = json.loads(meta_of(file.meta).layout)
-    arrays = [from_plane(plane) for plane in file.tensors]
-    if file.kind == SEGMENT:
-        return Segment(file.start, file.end, tuple(arrays), tuple(layout))
-    return checkpoint(file.end, arrays, layout)
+    about = meta_of(file.meta)
+    try:
+        arrays = [from_plane(plane) for plane in file.tensors]
+        layout = json.loads(about.layout)
+        if file.kind == SEGMENT:
+            return Segment(file.start, file.end, tuple(arrays), tuple(layout))
+        return checkpoint(file.end, arrays, layout)
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise Damaged(f"the KV file {file.key} has a layout that it cannot have: {error}") from None
 
 
 def record_of(head: KVFileHeader) -> prefix_index.Record:
@@ -220,28 +223,32 @@ def record_of(head: KVFileHeader) -> prefix_index.Record:
     return prefix_index.CheckpointMeta(head.key, about.parent, head.end, head.n_bytes, names[0])
 
 
-Layout = tuple[list[int], list[tuple[str, int, int, int]]]
-"""Layout of a segment: order of parts, shapes and dtypes."""
+class SegmentLayout(Struct, frozen=True):
+    """Order of the parts of a segment, and (dtype, parts, heads, dim) of its groups."""
+
+    order: list[int]
+    groups: list[tuple[str, int, int, int]]
 
 
-def layout_of_head(head: KVFileHeader) -> Layout:
+def segment_layout(segment: Segment) -> SegmentLayout:
+    """Layout of the arrays of a segment, each of four dimensions."""
+    groups = [
+        (DTYPES[group.dtype], group.shape[0], group.shape[1], group.shape[3])
+        for group in segment.groups
+    ]
+    return SegmentLayout(list(segment.order), groups)
+
+
+def layout_of_head(head: KVFileHeader) -> SegmentLayout:
     """Segment layout in a file. Raises Damaged for other tokens."""
     if any(len(dims) != 4 or dims[2] != head.end - head.start for _, dims in head.shapes):
         raise Damaged(f"the arrays of the KV file {head.key} do not fit its tokens")
-    order: list[int] = json.loads(meta_of(head.meta).layout)
-    return order, [(dtype, dims[0], dims[1], dims[3]) for dtype, dims in head.shapes]
-
-
-def layouts(runner: ModelRunner, cache_factory: CacheFactory) -> list[Layout]:
-    """Layouts of a model's segments, plain and quantized."""
-    found: list[Layout] = []
-    for n_tokens in {0, cache_factory.quantized_start}:
-        context = SlotContext(cache_factory).new_empty(n_tokens)
-        runner.execute([SlotTokens(context.caches, mx.array([0, 0]))])
-        groups = pack(context, 0, 1)
-        shapes = [(DTYPES[a.dtype], a.shape[0], a.shape[1], a.shape[3]) for a in groups.groups]
-        found.append((list(groups.order), shapes))
-    return found
+    try:
+        order = msgspec.json.decode(meta_of(head.meta).layout, type=list[int])
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"the KV file {head.key} has no layout of a segment: {error}") from None
+    groups = [(dtype, dims[0], dims[1], dims[3]) for dtype, dims in head.shapes]
+    return SegmentLayout(order, groups)
 
 
 def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:

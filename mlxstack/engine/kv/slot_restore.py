@@ -23,7 +23,8 @@ from mlxstack.core.errors import BadRequest, Damaged, NotFound
 from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
 from mlxstack.engine import device
 from mlxstack.engine.device_errors import raise_device_error
-from mlxstack.engine.kv.segments import BY_NAME, check_cover, meta_of, part_of
+from mlxstack.engine.kv.kv_layouts import KVLayouts
+from mlxstack.engine.kv.segments import BY_NAME, check_cover, meta_of
 from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 
@@ -210,6 +211,7 @@ class SlotRestore:
         store: KVStore,
         slot_files: SlotFileStore,
         identity: str,
+        layouts: KVLayouts,
         reader: Executor,
         post: Callable[[Callable[[], None]], None],
         on_loaded: Callable[[SlotContext, Manifest], None],
@@ -217,6 +219,7 @@ class SlotRestore:
         self._store = store
         self._slot_files = slot_files
         self._identity = identity
+        self._layouts = layouts
         self._reader = reader
         self._post = post
         self._on_loaded = on_loaded
@@ -250,6 +253,8 @@ class SlotRestore:
                     f"{request.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
                     "filename",
                 )
+            for head in found.headers:
+                self._layouts.check_head(head)
             request.room(found.n_bytes)
             buffers = RestoreBuffers(request.context.new_empty(n_tokens), found.headers, n_tokens)
             reading = self._reader.submit(self._read_into, request.name, found, buffers)
@@ -258,7 +263,8 @@ class SlotRestore:
         def take_over(
             found: RestoreSource, buffers: RestoreBuffers, files: Sequence[KVFile]
         ) -> None:
-            checkpoints = [m for file in files if isinstance(m := part_of(file), StateCheckpoint)]
+            parts = [self._layouts.part_of(file) for file in files]
+            checkpoints = [part for part in parts if isinstance(part, StateCheckpoint)]
             n_tokens, context = len(found.manifest.tokens), request.context
             if n_tokens:
                 context.take_over(buffers.load(found.manifest, checkpoints))
@@ -299,6 +305,8 @@ class SlotRestore:
             for keys in (manifest.segments, manifest.checkpoints)
         )
         check_cover(name, manifest, headers)
+        if any(head.end > len(manifest.tokens) for head in checkpoints):
+            raise Damaged(f"the slot file {name} names a checkpoint beyond its tokens")
         return RestoreSource(manifest, headers, checkpoints)
 
     def _read_into(

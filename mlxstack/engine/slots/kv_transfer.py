@@ -10,10 +10,8 @@ from mlxstack.core.ports import KVFileHeader, Manifest
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import IncrementalPack
-from mlxstack.engine.kv.segments import Layout, check_cover, layout_of_head, layouts, record_of
+from mlxstack.engine.kv.segments import check_cover, record_of
 from mlxstack.engine.kv.write_queue import copy_outcome
-from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.policy.kv.prefix_index import CheckpointMeta, Record, SegmentMeta
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -22,14 +20,9 @@ from mlxstack.policy.kv.reuse_plan import ReusePlan
 class KVExchange:
     """KV exchange of one engine, as files of its identity."""
 
-    def __init__(
-        self, slot_kv: SlotKVManager, runner: ModelRunner, cache_factory: CacheFactory
-    ) -> None:
+    def __init__(self, slot_kv: SlotKVManager) -> None:
         self._slot_kv = slot_kv
         self._disk_tier: DiskTier = slot_kv.disk_tier
-        self._runner = runner
-        self._cache_factory = cache_factory
-        self._layouts: list[Layout] = []
 
     def match(self, prompt: PromptTokens, salt: str) -> int:
         """Cached tokens at the prompt's start: in slot, memory or disk."""
@@ -76,7 +69,6 @@ class KVExchange:
         """
         if manifest.identity != self._slot_kv.prefix_cache.identity:
             raise Damaged("the KV is of another model, adapter, KV precision or version of mlx-lm")
-        self._layouts = self._layouts or layouts(self._runner, self._cache_factory)
         prefix_cache = self._slot_kv.prefix_cache
         chains = prefix_cache.chains(manifest, manifest.salt)
         names = {name for chain in chains for name in chain.keys}
@@ -90,8 +82,9 @@ class KVExchange:
             n_known = len(manifest.tokens) // prefix_cache.spec.block_size
             n_known -= head.start // prefix_cache.spec.block_size
             is_ours = isinstance(record, SegmentMeta) and names.issuperset(record.blocks[:n_known])
-            if not is_ours or layout_of_head(head) not in self._layouts:
-                raise Damaged(f"the KV file {head.key} is not of these tokens and this model")
+            if not is_ours:
+                raise Damaged(f"the KV file {head.key} is not of these tokens")
+            self._disk_tier.layouts.check_head(head)
             records.append(replace(record, parent=records[-1].key if records else None))
         for head in headers[len(segments) :]:
             record = record_of(head)
