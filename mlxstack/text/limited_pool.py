@@ -43,7 +43,8 @@ class PoolLimits(Struct, frozen=True):
     """Limits of the processes of a pool.
 
     A job is slow after `quick_s` CPU seconds; of `n_slow` places for slow ones each takes one, and
-    without it raises Busy with `busy`. `n_idle` processes are kept.
+    without it raises Busy with `busy`. `n_idle` processes are kept. An answer has `max_answered`
+    bytes at most.
     """
 
     max_bytes: int
@@ -51,6 +52,7 @@ class PoolLimits(Struct, frozen=True):
     n_slow: int
     n_idle: int
     busy: str
+    max_answered: int | None = None
 
 
 class SlowLane:
@@ -99,7 +101,9 @@ class LimitedPool:
         check_client()
         with self._lock:
             process = self._idle.pop() if self._idle else None
-        process = process or LimitedProcess(self._module, self._limits.max_bytes)
+        process = process or LimitedProcess(
+            self._module, self._limits.max_bytes, self._limits.max_answered
+        )
         lane = SlowLane(self._slow, self._limits.quick_s, self._limits.busy)
         try:
             answer = process.request(payload, limit_s, lane.look)

@@ -46,10 +46,15 @@ class Overrun(Exception):
     """A request ended its child; the text says by which limit."""
 
 
+class Stalled(Overrun):
+    """A request took too long in all, maybe on a busy computer."""
+
+
 class ChildChannel:
     """Messages to a child and back, without blocking. Single owner."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, max_answered: int | None = None) -> None:
+        self.max_answered = max_answered
         self._socket = end
         self._socket.setblocking(False)
         self._poll = select.poll()
@@ -72,8 +77,9 @@ class ChildChannel:
         Raises EOFError, Overrun for a large one, and errors of `waiting`.
         """
         (n_bytes,) = LENGTH.unpack(self._exactly(LENGTH.size, waiting))
-        if not 0 <= n_bytes <= MOST_ANSWERED:
-            raise Overrun(f"makes more than {MOST_ANSWERED >> 20} MB")
+        most = self.max_answered or MOST_ANSWERED
+        if not 0 <= n_bytes <= most:
+            raise Overrun(f"makes more than {most >> 20} MB")
         return self._exactly(n_bytes, waiting)
 
     def close(self) -> None:
@@ -101,10 +107,12 @@ class LimitedProcess:
     """Child running a module that calls `serve`.
 
     One thread uses it at a time. It is started by the first request, and again after an overrun.
-    It may hold `max_bytes` of memory. `close` may be called by any thread.
+    It may hold `max_bytes` of memory. An answer has `MOST_ANSWERED` bytes at most, or
+    `max_answered`. `close` may be called by any thread.
     """
 
-    def __init__(self, module: str, max_bytes: int) -> None:
+    def __init__(self, module: str, max_bytes: int, max_answered: int | None = None) -> None:
+        self._max_answered = max_answered
         self._module = module
         self._max_bytes = max_bytes
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,7 +137,7 @@ class LimitedProcess:
                 if look is not None:
                     look(cpu_seconds(process.pid) - before_s)
                 if time.monotonic() > deadline:
-                    raise Overrun(f"takes longer than {STALL_S:g} s")
+                    raise Stalled(f"takes longer than {STALL_S:g} s")
 
             with suppress(ConnectionError):
                 channel.send(HEADER.pack(limit_s) + payload, waiting)
@@ -156,7 +164,7 @@ class LimitedProcess:
             if self._channel is not None:
                 self._channel.close()
             ours, end = socket.socketpair()
-            self._channel = ChildChannel(ours)
+            self._channel = ChildChannel(ours, self._max_answered)
             # Without `close_fds` CPython may use posix_spawn, which copies no memory map.
             # Descriptors of Python are not inherited anyway.
             command = [sys.executable, "-m", self._module, str(self._max_bytes)]

@@ -187,8 +187,8 @@ FIRST_AID = (
     ),
     Mutant(
         "bodies are converted beside the loop", "service/parts/text_processor.py",
-        "return await self.run(lambda: convert(self.image_reader()))",
-        "return convert(self.image_reader())",
+        "converted = await self.run(lambda: convert(reader))",
+        "converted = convert(reader)",
         BOUNDS + "test_a_body_is_converted_beside_the_loop",
     ),
     Mutant(

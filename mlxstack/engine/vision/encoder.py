@@ -14,7 +14,7 @@ from mlxstack.engine.vision.seam import ImageModel, image_model
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
 from mlxstack.models.model_files import processor_of
 from mlxstack.policy.scheduling.chunked_prefill import steps_within
-from mlxstack.text.images.bounds import RefusedImage, decoded
+from mlxstack.text.images.bounds import RefusedImage, pixels_of
 
 MAX_BYTES = 256 << 20
 """Bytes of features that are kept; those of the last image always are."""
@@ -137,7 +137,7 @@ class ImageEncoder:
 
     def _decode(self, image: ImageSpan) -> Any:
         try:
-            return self._processor.pixels(decoded(image.data), image.size)
+            return pixels_of(self._processor, image.data, image.size)
         except RefusedImage as why:
             raise BadRequest(f"messages: an image is refused: {why}", "messages") from why
 

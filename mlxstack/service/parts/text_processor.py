@@ -12,9 +12,10 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
-from mlxstack.core.image import ImageProcessor, MediaText, text_tokens
+from mlxstack.core.image import ImagePart, ImageProcessor, MediaText, text_tokens
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images
+from mlxstack.service.parts.image_checks import ImageChecks
 from mlxstack.service.parts.work_threads import WorkThreads
 from mlxstack.text.grammar.client_grammars import ClientGrammars
 from mlxstack.text.grammar.compiler import GrammarCompiler
@@ -98,7 +99,13 @@ class TextProcessor:
         # Grammars delay no prompts, and optional ones none that an answer has to wait for.
         self._compilers = WorkThreads(N_COMPILERS, "grammars")
         self._free_compilers = WorkThreads(N_FREE_COMPILERS, "grammars of optional calls")
-        self._all_threads = (self._prompts, self._compilers, self._free_compilers)
+        self._image_checks = ImageChecks()
+        self._all_threads = (
+            self._prompts,
+            self._compilers,
+            self._free_compilers,
+            *self._image_checks.threads,
+        )
         if preset.kind is ServiceKind.CHAT:
             self._free_compilers.submit(self._grammars.load)
         self._has_free_rules = preset.structured_output.auto_tool_grammar
@@ -112,10 +119,13 @@ class TextProcessor:
 
     def image_reader(self) -> ImageReader:
         """Reader of the images of one request."""
-        return ImageReader(accepts_images=True) if self.accepts_images else TEXT_ONLY
+        return ImageReader(accepts_images=True, defers=True) if self.accepts_images else TEXT_ONLY
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
+        # Images of a stored history may not have been decoded since the start.
+        images = [image.data for one in conversation.messages for image in one.images]
+        await self._image_checks.measure(images)
         prompt = await self.run(lambda: self.prompt_maker.make(conversation, scope))
         self.refuse_rowless(prompt.tokens, "messages")
         return prompt
@@ -132,13 +142,21 @@ class TextProcessor:
         return next(stuck, "")
 
     async def read(self, convert: Callable[[ImageReader], T]) -> T:
-        """Run `convert`, which takes long for a large body."""
-        return await self.run(lambda: convert(self.image_reader()))
+        """Run `convert`, which takes long for a large body.
+
+        Images that were not seen before are decoded once, and it runs again.
+        """
+        reader = self.image_reader()
+        converted = await self.run(lambda: convert(reader))
+        if not reader.unmeasured:
+            return converted
+        await self._image_checks.measure(reader.unmeasured)
+        return await self.run(lambda: convert(ImageReader(accepts_images=True)))
 
     async def raw(self, prompt: RawPrompt) -> Prompt:
         """Prompt of texts and tokens in a row, or of a text with images. Raises as `check` does."""
         if isinstance(prompt, str | MediaText):
-            plain = await self.run(lambda: self._plain(prompt))
+            plain = await self._plain(prompt)
             self.refuse_rowless(plain.tokens, "prompt")
             return plain
         if len(prompt) > self._n_ctx:
@@ -147,19 +165,22 @@ class TextProcessor:
         self.check(tokens, "prompt")
         return self.prompt_maker.given(tokens)
 
-    def _plain(self, prompt: str | MediaText) -> Prompt:
+    async def _plain(self, prompt: str | MediaText) -> Prompt:
         if isinstance(prompt, str):
-            return self.prompt_maker.plain(prompt)
+            return await self.run(lambda: self.prompt_maker.plain(prompt))
         if not self.accepts_images:
             raise BadRequest(
                 "multimodal_data is not supported; this model reads text only", "prompt"
             )
-        reader = self.image_reader()
-        images = [
-            reader.new({"data": data}, f"prompt.multimodal_data[{i}]")
-            for i, data in enumerate(prompt.data)
-        ]
-        return self.prompt_maker.plain(prompt.text, images)
+
+        def read(reader: ImageReader) -> list[ImagePart]:
+            return [
+                reader.new({"data": data}, f"prompt.multimodal_data[{i}]")
+                for i, data in enumerate(prompt.data)
+            ]
+
+        images = await self.read(read)
+        return await self.run(lambda: self.prompt_maker.plain(prompt.text, images))
 
     async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text."""

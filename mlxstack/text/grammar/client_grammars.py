@@ -13,7 +13,7 @@ from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.grammar_text import GrammarJob, GrammarText, RefusedGrammar
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.limited_pool import LimitedPool, PoolLimits
-from mlxstack.text.limited_process import Overrun
+from mlxstack.text.limited_process import Overrun, Stalled
 
 LIMIT_S = 2.0
 """CPU seconds that the grammar of a request may take, and half of those to loosen schemas."""
@@ -42,8 +42,8 @@ Made = GrammarText | RefusedGrammar
 class ClientGrammars:
     """Maker and cache of grammar texts. Thread-safe.
 
-    The model has `n_vocab` tokens. Equal jobs are done once; those over a limit of CPU time or memory
-    are refused again at once.
+    The model has `n_vocab` tokens. Equal jobs are done once; those over a limit of CPU time or
+    memory are refused again at once.
     """
 
     def __init__(self, n_vocab: int) -> None:
@@ -93,6 +93,8 @@ class ClientGrammars:
     def _asked(self, payload: bytes, param: str, limit_s: float) -> Made:
         try:
             answer, _ = PROCESSES.request(payload, limit_s)
+        except Stalled:
+            raise Busy("this grammar was not compiled in time; try again") from None
         except Overrun as overrun:
             return RefusedGrammar(
                 f"{param}: compiling this grammar {overrun}; use a smaller schema, or fewer and "

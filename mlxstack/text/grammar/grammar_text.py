@@ -28,8 +28,8 @@ N_BYTES = 256
 class GrammarJob(Struct, frozen=True):
     """Request for the grammar of a `shape` or of `calls`.
 
-    The model has `n_vocab` tokens. With `is_loose`, schemas of tools are loosened. A search for parts
-    to leave out or to blame takes `probing_s` CPU seconds at most.
+    The model has `n_vocab` tokens. With `is_loose`, schemas of tools are loosened. A search for
+    parts to leave out or to blame takes `probing_s` CPU seconds at most.
     """
 
     n_vocab: int

@@ -1,18 +1,36 @@
 """Bounds of images, checked before anything is decoded, and their pixels.
 
-A refusal is deterministic, so that a conversation with a refused image keeps its prompt.
+A refusal is deterministic, so that a conversation with a refused image keeps its prompt. Decoders
+run in limited processes: a file may make one work for long.
 """
 
 import hashlib
+import pickle
+import re
 import threading
 import warnings
 from collections import OrderedDict
 from io import BytesIO
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import Busy
+from mlxstack.core.image import ImageProcessor, ImageSize
+from mlxstack.text.limited_pool import LimitedPool, PoolLimits
+from mlxstack.text.limited_process import Overrun, Stalled
+
 MAX_BYTES = 8 * 1024 * 1024
 MAX_SIDE = 8000
 MAX_PIXELS = 40_000_000
+MAX_SCANS = 100
+MAX_PIXELS_IN_ALL = 1_000_000_000
+"""Pixels of all images of one request."""
+MAX_SCANNED = 1_000_000_000
+"""Pixels in all scans of a JPEG; a decoder passes over all of them for each scan."""
+LIMIT_S = 5.0
+"""CPU seconds to decode one image; 40 megapixels take one or two."""
 _MOST_KNOWN = 4096
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"GIF8", "GIF"))
 _ORIENTATION = 0x0112
@@ -26,12 +44,59 @@ _TURNS = {
     8: "ROTATE_90",
 }
 """Turns by EXIF orientation, under Pillow's names."""
-_decoding = threading.Lock()
-_known: OrderedDict[bytes, tuple[int, int] | str] = OrderedDict()
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+"""Marker of a JPEG that is no part of a scan."""
+_END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
+_WITHOUT_LENGTH = frozenset({0x01, 0xD8})
+PROCESSES = LimitedPool(
+    "mlxstack.text.images.image_worker",
+    PoolLimits(
+        max_bytes=3 * 1024**3,
+        quick_s=LIMIT_S,
+        n_slow=1,
+        n_idle=2,
+        busy="an image takes long to decode; try again",
+        max_answered=1024**3,
+    ),
+)
+"""The processes that decode images."""
+
+Measured = tuple[int, int] | str
+"""Width and height of an upright image, or the reason why it is refused."""
+_lock = threading.Lock()
+_known: OrderedDict[bytes, Measured] = OrderedDict()
 
 
 class RefusedImage(ValueError):
     """An image outside the bounds, or broken; says what was measured."""
+
+
+class ImageJob(Struct, frozen=True):
+    """Request to decode `data`: to measure it, or for the pixels of a `size`."""
+
+    data: bytes
+    processor: ImageProcessor | None = None
+    size: ImageSize | None = None
+
+
+class ImagePixels(Struct, frozen=True, tag=True):
+    """Float32 array as bytes."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class ImageMeasure(Struct, frozen=True, tag=True):
+    """Width and height of an upright image."""
+
+    width: int
+    height: int
+
+
+class ImageRefusal(Struct, frozen=True, tag=True):
+    """Reason why an image is refused."""
+
+    reason: str
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
@@ -39,23 +104,82 @@ def upright_size(data: bytes) -> tuple[int, int]:
 
     An image is decoded once, to find whether it is whole; later calls cost a hash.
     """
+    measured = known_measure(data) or measure(data, LIMIT_S)
+    if isinstance(measured, str):
+        raise RefusedImage(measured)
+    return measured
+
+
+def known_measure(data: bytes) -> Measured | None:
+    """Measure of an image that was decoded before, or has too many bytes."""
     if len(data) > MAX_BYTES:
-        raise RefusedImage(f"it has {len(data)} bytes, at most {MAX_BYTES} are taken")
-    key = hashlib.sha256(data).digest()
-    # One at a time: a decoded image takes up to 160 MB.
-    with _decoding:
-        found = _known.get(key)
-        if found is None:
-            try:
-                found = decoded(data).size
-            except RefusedImage as refusal:
-                found = str(refusal)
-            _known[key] = found
-            if len(_known) > _MOST_KNOWN:
-                _known.popitem(last=False)
-    if isinstance(found, str):
-        raise RefusedImage(found)
-    return found
+        return f"it has {len(data)} bytes, at most {MAX_BYTES} are taken"
+    with _lock:
+        return _known.get(hashlib.sha256(data).digest())
+
+
+def measure(data: bytes, limit_s: float) -> Measured:
+    """Measure of an image, which is decoded within so many CPU seconds.
+
+    Raises Overrun for a limit below `LIMIT_S`, and Busy.
+    """
+    try:
+        answer = _answered(ImageJob(data), limit_s)
+    except Overrun as overrun:
+        if limit_s < LIMIT_S:
+            raise
+        answer = ImageRefusal(f"decoding it {overrun}")
+    measured: Measured
+    if isinstance(answer, ImageMeasure):
+        measured = (answer.width, answer.height)
+    else:
+        assert isinstance(answer, ImageRefusal)
+        measured = answer.reason
+    with _lock:
+        _known[hashlib.sha256(data).digest()] = measured
+        if len(_known) > _MOST_KNOWN:
+            _known.popitem(last=False)
+    return measured
+
+
+def pixels_of(processor: ImageProcessor, data: bytes, size: ImageSize) -> Any:
+    """Float32 input of a tower for an image, scaled to `size`. Raises RefusedImage, Busy."""
+    import numpy as np  # noqa: PLC0415
+
+    try:
+        answer = _answered(ImageJob(data, processor, size), LIMIT_S)
+    except Overrun as overrun:
+        raise RefusedImage(f"decoding it {overrun}") from None
+    if isinstance(answer, ImageRefusal):
+        raise RefusedImage(answer.reason)
+    assert isinstance(answer, ImagePixels)
+    return np.frombuffer(answer.data, np.float32).reshape(answer.shape)
+
+
+def _answered(job: ImageJob, limit_s: float) -> ImagePixels | ImageMeasure | ImageRefusal:
+    payload = pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
+    try:
+        data, _ = PROCESSES.request(payload, limit_s)
+    except Stalled:
+        raise Busy("an image was not decoded in time; try again") from None
+    except OSError as error:
+        raise Busy(f"images cannot be decoded now: {error.strerror}") from error
+    answer: ImagePixels | ImageMeasure | ImageRefusal = msgspec.msgpack.decode(
+        data, type=ImagePixels | ImageMeasure | ImageRefusal
+    )
+    return answer
+
+
+def answer_of(job: ImageJob) -> ImagePixels | ImageMeasure | ImageRefusal:
+    """Do a job, in a limited process."""
+    try:
+        image = decoded(job.data)
+        if job.processor is None or job.size is None:
+            return ImageMeasure(*image.size)
+        pixels = job.processor.pixels(image, job.size)
+        return ImagePixels(pixels.shape, pixels.astype("float32", copy=False).tobytes())
+    except RefusedImage as refusal:
+        return ImageRefusal(str(refusal))
 
 
 def decoded(data: bytes) -> Any:
@@ -98,7 +222,26 @@ def _opened(data: bytes) -> Any:
             f"it is {width} x {height} pixels; at most {MAX_SIDE} a side and {MAX_PIXELS} in all "
             "are taken"
         )
+    if kind == "JPEG":
+        _check_scans(data, width * height)
     return image
+
+
+def _check_scans(data: bytes, n_pixels: int) -> None:
+    """Raise RefusedImage for a JPEG whose scans take long to decode."""
+    n_scans = at = 0
+    while (marker := _MARKER.search(data, at)) and n_scans <= MAX_SCANS:
+        code, at = marker[1][0], marker.end()
+        if code == _END_OF_IMAGE:
+            break
+        n_scans += code == _START_OF_SCAN
+        if code not in _WITHOUT_LENGTH:
+            at += max(2, int.from_bytes(data[at : at + 2]))
+    if n_scans > MAX_SCANS or n_scans * n_pixels > MAX_SCANNED:
+        raise RefusedImage(
+            f"it is a JPEG of {n_scans} scans over {n_pixels} pixels; at most {MAX_SCANS} scans, "
+            f"and {MAX_SCANNED} pixels in all of them, are taken; send PNG"
+        )
 
 
 def _orientation(image: Any) -> int:

@@ -7,7 +7,13 @@ from typing import Any
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImagePart
-from mlxstack.text.images.bounds import MAX_BYTES, RefusedImage, upright_size
+from mlxstack.text.images.bounds import (
+    MAX_BYTES,
+    MAX_PIXELS_IN_ALL,
+    RefusedImage,
+    known_measure,
+    upright_size,
+)
 
 MOST_NEW, MOST_IN_ALL = 20, 100
 OMITTED = "[image omitted]"
@@ -20,14 +26,20 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)
 class ImageReader:
     """Images of one request, counted. Single owner.
 
-    A text model takes none.
+    A text model takes none. One that `defers` takes images that were never decoded, and lists all
+    in `unmeasured`: the caller has them measured, and reads again.
     """
 
-    def __init__(self, *, accepts_images: bool = False, most_new: int = MOST_NEW) -> None:
+    def __init__(
+        self, *, accepts_images: bool = False, most_new: int = MOST_NEW, defers: bool = False
+    ) -> None:
         self.accepts_images = accepts_images
+        self.unmeasured: list[bytes] = []
+        self._defers = defers
         self._most_new = most_new
         self._n_new = 0
         self._n_in_all = 0
+        self._n_pixels = 0
 
     def new(self, part: dict[str, Any], at: str) -> ImagePart:
         """Image that the user sends now.
@@ -57,9 +69,21 @@ class ImageReader:
     def _read(self, part: dict[str, Any]) -> ImagePart:
         detail = _detail(part)
         data = _bytes(part)
-        upright_size(data)
+        if self._defers and known_measure(data) is None:
+            self.unmeasured.append(data)
+        else:
+            self._add_pixels(*upright_size(data))
         self._n_in_all += 1
         return ImagePart(data, detail)
+
+    def _add_pixels(self, width: int, height: int) -> None:
+        """Count the pixels of an image. Raises RefusedImage."""
+        if self._n_pixels + width * height > MAX_PIXELS_IN_ALL:
+            raise RefusedImage(
+                f"a request has at most {MAX_PIXELS_IN_ALL} pixels in all of its images; send "
+                "fewer or smaller ones"
+            )
+        self._n_pixels += width * height
 
 
 TEXT_ONLY = ImageReader()
