@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
 from mlxstack.api.guards import host_rules
@@ -22,6 +23,11 @@ from mlxstack.core.preset import ServerSpec
 
 HOST = "127.0.0.1"
 DASHBOARD = (sys.executable, "-m", "mlxstack.cli.main", "tui")
+MAX_DASHBOARDS = 8
+"""Browsers at a time: each has two processes of some 25 MiB."""
+MAX_COLUMNS, MAX_ROWS = 1000, 500
+"""Cells of a terminal; the dashboard draws all of them."""
+UNAVAILABLE = 503
 PAGE = (Path(__file__).parent / "web_dashboard.html").read_text(encoding="utf-8")
 FOCUS = 'addEventListener("load", () => document.querySelector(".xterm-helper-textarea").focus());'
 """Keys reach the terminal without a click first."""
@@ -53,6 +59,7 @@ class WebDashboard(Server):
         self._listener = listener
         self._key = key
         self._check_host = host_rules(ServerSpec(host=HOST, port=port))
+        self._n_dashboards = 0
 
     def run(self) -> None:
         """Serve until Ctrl-C."""
@@ -72,6 +79,30 @@ class WebDashboard(Server):
         """Return the page, for the address in the browser."""
         page = PAGE.replace("{host}", escape(request.host)).replace("{focus}", FOCUS)
         return web.Response(text=page, content_type="text/html")
+
+    async def handle_websocket(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
+        """Run a dashboard for a browser, within the bounds of their number and size."""
+        if self._n_dashboards >= MAX_DASHBOARDS:
+            text = f"{MAX_DASHBOARDS} browsers show the dashboard already; close one\n"
+            return web.Response(status=UNAVAILABLE, text=text)
+        if not _is_size(request.query.get("width", "80"), request.query.get("height", "24")):
+            return web.Response(status=400, text="width and height are no size of a terminal\n")
+        self._n_dashboards += 1
+        try:
+            return await super().handle_websocket(request)
+        finally:
+            self._n_dashboards -= 1
+
+    async def _process_messages(
+        self, websocket: web.WebSocketResponse, app_service: AppService
+    ) -> None:
+        resize = app_service.set_terminal_size
+
+        async def set_terminal_size(width: int, height: int) -> None:
+            await resize(*_clipped(width, height))
+
+        app_service.set_terminal_size = set_terminal_size  # type: ignore[method-assign]
+        await super()._process_messages(websocket, app_service)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -99,6 +130,17 @@ def serve(options: Sequence[str], port: int, key: str | None) -> None:
         ) from why
     with listener:
         WebDashboard(options, listener, key).run()
+
+
+def _clipped(width: int, height: int) -> tuple[int, int]:
+    """Size of a terminal, within the bounds."""
+    return max(1, min(int(width), MAX_COLUMNS)), max(1, min(int(height), MAX_ROWS))
+
+
+def _is_size(width: str, height: str) -> bool:
+    """Whether two texts are a size of a terminal within the bounds."""
+    is_width = width.isdecimal() and len(width) < 5 and 0 < int(width) <= MAX_COLUMNS
+    return is_width and height.isdecimal() and len(height) < 5 and 0 < int(height) <= MAX_ROWS
 
 
 def _given_key(header: str) -> str:

@@ -1,7 +1,10 @@
 """The web page at `/`: for browsers only, loads nothing from elsewhere, and chats."""
 
+import ast
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,50 @@ def test_the_page_names_every_client() -> None:
     line = re.search(r"const CLIENTS = (\[.*\]);", (STATIC / "page.js").read_text())
     assert line is not None
     assert json.loads(line[1]) == list(CLIENTS)
+
+
+STUBS = """
+const get = (_, key) => (key === Symbol.toPrimitive ? () => "" : stub);
+const stub = new Proxy(function () {}, {get, apply: () => stub});
+globalThis.document = stub; globalThis.sessionStorage = stub; globalThis.setInterval = () => 0;
+globalThis.fetch = async () => { throw new Error(); };
+const [file, name] = process.argv.slice(1);
+require("vm").runInThisContext(require("fs").readFileSync(file, "utf8"));
+const origin = "http://localhost:7109";
+console.log(JSON.stringify([curlOf(origin, name), pythonOf(origin, name)]));
+"""
+HOSTILE = (
+    "x'; touch PWNED; '",
+    '"); __import__("os").system("touch PWNED"); ("',
+    "$(touch PWNED)`touch PWNED`\\",
+    "a\x1b[201~\ntouch PWNED\n\r\u202egnp\x9b\u2028\U000e0001",
+    "模型 😀",
+)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's functions with Node.js")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_snippet_with_any_name_is_one_command_with_that_name(tmp_path: Path, name: str) -> None:
+    told = subprocess.run(
+        ["node", "-e", STUBS, STATIC / "page.js", name], capture_output=True, text=True, check=True
+    )
+    command, program = json.loads(told.stdout)
+    assert command.isprintable()
+    assert program.replace("\n", "").isprintable()
+    assert program.count("\n") == 3
+    curl = tmp_path / "curl"
+    curl.write_text('#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done\n')
+    curl.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    run = subprocess.run(
+        ["sh", "-c", command], env=env, cwd=tmp_path, capture_output=True, check=True
+    )
+    words = run.stdout.decode().split("\0")
+    assert len(words) == 6 and words[3] == "-d"
+    assert json.loads(words[4])["model"] == name
+    assert not (tmp_path / "PWNED").exists()
+    calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.keyword)]
+    assert [ast.literal_eval(call.value) for call in calls if call.arg == "model"] == [name]
 
 
 def value(browser: Browser, expression: str) -> Any:

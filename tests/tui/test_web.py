@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from aiohttp import WSServerHandshakeError
 from aiohttp.test_utils import TestClient, TestServer
 from msgspec import structs
 
@@ -23,7 +25,7 @@ from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import running, tiny_preset
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.tui.browser import CHROMIUM, chromium
 
 KEY = "sk-of-the-dashboard"
@@ -65,6 +67,38 @@ async def test_the_page_wants_host_origin_and_key_as_the_service_does(
         if path != "/ws":
             wanted = 404 if path.startswith("/download") else 200
             assert (await page.get(path, headers=headers)).status == wanted
+
+
+@pytest.mark.net
+async def test_dashboards_of_browsers_are_bounded_in_number_and_size(
+    page: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_dashboard, "MAX_DASHBOARDS", 2)
+    key = basic(KEY)
+    for width in ("0", "-1", "1001", "1000000", "x"):
+        assert (await page.get(f"/ws?width={width}&height=30", headers=key)).status == 400
+    held = [await page.ws_connect("/ws?width=100&height=30", headers=key) for _ in range(2)]
+    with pytest.raises(WSServerHandshakeError) as refused:
+        await page.ws_connect("/ws", headers=key)
+    assert refused.value.status == 503
+    await held[0].send_json(["resize", {"width": 10**6, "height": 10**6}])
+    await held[0].close()
+    await until(lambda: dashboard_of(page)._n_dashboards == 1)
+    again = await page.ws_connect("/ws", headers=key)
+    for socket_of_page in (again, held[1]):
+        await socket_of_page.close()
+    await until(lambda: dashboard_of(page)._n_dashboards == 0)
+
+
+def dashboard_of(page: TestClient) -> web_dashboard.WebDashboard:
+    """The dashboard behind a client."""
+    middleware: Any = page.app.middlewares[-1]  # type: ignore[union-attr]
+    found: web_dashboard.WebDashboard = middleware.__self__
+    return found
+
+
+def test_a_size_is_clipped() -> None:
+    assert web_dashboard._clipped(10**6, -5) == (web_dashboard.MAX_COLUMNS, 1)
 
 
 @pytest.mark.net

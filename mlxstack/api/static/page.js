@@ -42,18 +42,45 @@ function describe() {
   const card = cards.find((one) => one.id === model());
   const context = card?.max_input_tokens ?? card?.meta?.n_ctx;
   element("context").textContent = context ? `${context.toLocaleString()} tokens of context` : "";
-  const body = JSON.stringify({ model: model(), messages: [{ role: "user", content: "Hello!" }] });
   const snippets = {
-    curl: `curl ${location.origin}/v1/chat/completions -H 'content-type: application/json' -d '${body}'`,
-    "Python (openai)":
-      `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key="none-needed")\n` +
-      `answer = client.chat.completions.create(model="${model()}", messages=[{"role": "user", "content": "Hello!"}])`,
+    curl: curlOf(location.origin, model()),
+    "Python (openai)": pythonOf(location.origin, model()),
   };
   for (const client of CLIENTS.filter((name) => name !== "openai")) {
     snippets[client] = `mlx-stack run ${client} --url ${location.origin}`;
   }
   snippets["any OpenAI SDK"] = `eval "$(mlx-stack env openai --url ${location.origin})"`;
   element("snippets").replaceChildren(...Object.entries(snippets).map(snippet));
+}
+
+// Characters that a terminal obeys when they are pasted, or that turn the direction of a text.
+const OBEYED = /[\p{C}\p{Zl}\p{Zp}]/gu;
+const hex = (number, width) => number.toString(16).padStart(width, "0");
+
+function jsonOf(value) {
+  const escaped = (text) => [...Array(text.length).keys()].map((i) => "\\u" + hex(text.charCodeAt(i), 4));
+  return JSON.stringify(value).replace(OBEYED, (found) => escaped(found).join(""));
+}
+
+function pythonString(text) {
+  // JSON's escapes are Python's, but for pairs of surrogates.
+  return JSON.stringify(text).replace(OBEYED, (found) => "\\U" + hex(found.codePointAt(0), 8));
+}
+
+function shellWord(text) {
+  return `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function curlOf(origin, name) {
+  const body = jsonOf({ model: name, messages: [{ role: "user", content: "Hello!" }] });
+  return `curl ${origin}/v1/chat/completions -H 'content-type: application/json' -d ${shellWord(body)}`;
+}
+
+function pythonOf(origin, name) {
+  return (
+    `from openai import OpenAI\n\nclient = OpenAI(base_url="${origin}/v1", api_key="none-needed")\n` +
+    `answer = client.chat.completions.create(model=${pythonString(name)}, messages=[{"role": "user", "content": "Hello!"}])`
+  );
 }
 
 function snippet([title, text]) {
