@@ -42,7 +42,7 @@ from mlxstack.host.services import (
     write_json,
 )
 from mlxstack.models import reference
-from mlxstack.models.folder_check import check_startable
+from mlxstack.models.folder_check import check_startable, check_weights
 from mlxstack.planner import fit
 from mlxstack.planner.derived_preset import DerivedPreset, derive, text_of
 from mlxstack.planner.fit import Candidate, MemoryRoom, as_sets
@@ -275,6 +275,7 @@ def _check_model_id(key: str, model_id: str) -> None:
         raise SetupError(f"{key}: there is no folder {folder}; download the model, or correct it")
     try:
         check_startable(folder)
+        check_weights(folder)
     except SetupError as why:
         raise SetupError(f"{key}: {why.message}") from why
 

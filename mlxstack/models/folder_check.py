@@ -14,6 +14,7 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.models.model_files import (
     CONFIG,
+    gguf_refusal,
     is_lfs_pointer,
     pointer_refusal,
     read_bytes,
@@ -69,6 +70,22 @@ def check_startable(folder: Path) -> None:
     _refuse_other_weights(folder)
 
 
+def check_weights(folder: Path) -> None:
+    """Refuse a folder without weights. Raises SetupError."""
+    if not weight_files(folder, "model"):
+        raise SetupError(
+            f"{folder} holds no weights (model*.safetensors); get the model with `mlx-stack pull`"
+        )
+
+
+def check_adapter(folder: Path) -> None:
+    """Check the files of an adapter before mlx-lm reads them. Raises SetupError."""
+    refuse_special_files(folder)
+    for file in sorted(folder.glob("adapter*")):
+        if is_lfs_pointer(file):
+            raise pointer_refusal(file)
+
+
 def refuse_special_files(folder: Path) -> None:
     """Raise SetupError for a named pipe, a device or a socket.
 
@@ -97,6 +114,8 @@ def _refuse_other_weights(folder: Path) -> None:
     """Raise SetupError for weights that mlx-lm does not read."""
     if weight_files(folder, "model"):
         return
+    if any(folder.glob("*.gguf")):
+        raise gguf_refusal(folder)
     others = sorted(file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern))
     others = [name for name in others if not name.startswith((".", "training_args"))]
     others += [file.name for file in weight_files(folder)]

@@ -286,15 +286,20 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
+def gguf_refusal(folder: Path) -> SetupError:
+    """Refusal of GGUF files, with the remedy."""
+    return SetupError(
+        f"{folder} holds GGUF files, which llama.cpp reads; get the MLX version of this model, "
+        "such as one of mlx-community on the hub"
+    )
+
+
 def refuse_gguf(folder: Path) -> None:
     """Raise SetupError for a GGUF folder, or one without config."""
     if (folder / CONFIG).is_file():
         return
     if any(folder.glob("*.gguf")):
-        raise SetupError(
-            f"{folder} holds GGUF files, which llama.cpp reads; get the MLX version of this "
-            "model, such as one of mlx-community on the hub"
-        )
+        raise gguf_refusal(folder)
     raise SetupError(f"{folder} holds no config.json, so it is not a model folder")
 
 

@@ -477,8 +477,12 @@ def test_a_file_that_is_no_weights_costs_the_head_alone(model_of: ModelOf, tmp_p
     folder = add_head(model_of("tiny-hybrid"), tmp_path / "model")
     (folder / "._model.safetensors").write_bytes(b"\x00\x05\x16\x07" + bytes(4092))
     model, _ = load(folder)
-    (folder / "other.safetensors").write_bytes(b"\xff" * 8)
-    with pytest.raises(ValueError, match="other"):
+    # A copy of the weights that Git LFS left as a pointer is not the model's.
+    (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    assert load_head(model, folder) is not None
+    assert read_config(folder).head.n_single > 0
+    (folder / "mtp-more.safetensors").write_bytes(b"\xff" * 8)
+    with pytest.raises(ValueError, match="mtp-more"):
         load_head(model, folder)
 
 

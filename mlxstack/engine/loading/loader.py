@@ -30,7 +30,7 @@ from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
-from mlxstack.models.folder_check import check_folder, refuse_special_files
+from mlxstack.models.folder_check import check_adapter, check_folder
 from mlxstack.models.generation_config import sampling_defaults
 from mlxstack.models.model_files import n_trained_in, vision_weights, weight_files
 from mlxstack.models.rope_config import not_scaled, scaled_config
@@ -79,7 +79,7 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     path = locate(spec)
     check_folder(path)
     if spec.adapter is not None:
-        refuse_special_files(Path(spec.adapter))
+        check_adapter(Path(spec.adapter))
     n_bytes = sum(file.stat().st_size for file in weight_files(path, "model"))
     log.info("loading %s, %s of weights", spec.id, size(n_bytes))
     try:

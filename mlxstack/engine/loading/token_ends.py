@@ -14,6 +14,7 @@ from typing import Any
 from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
 from mlxstack.models.generation_config import FILE as GENERATION_CONFIG
 from mlxstack.models.model_files import CONFIG, read_object
+from mlxstack.text.formats.description import first_mark, is_mark
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.formats.probe_renderings import (
     CONTENT,
@@ -130,16 +131,20 @@ def _turn_ends(tokenizer: Any, n_ids: int) -> set[int]:
     after = whole.partition(CONTENT)[2].partition(NEXT_USER["content"])[0]
     if any(end in after for end in probes.eos):
         return set()
-    added = {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
-    first = _first_of(after, added)
-    if not first or added[first] >= n_ids or any(first in text for text in _inside(probes)):
+    known = {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
+    mark = first_mark(after)
+    # SentencePiece has marks among its pieces.
+    if is_mark(mark) and mark in (vocabulary := tokenizer.get_vocab()):
+        known[mark] = vocabulary[mark]
+    first = _first_of(after, known)
+    if not first or known[first] >= n_ids or any(first in text for text in _inside(probes)):
         return set()
-    return {added[first]}
+    return {known[first]}
 
 
-def _first_of(text: str, added: dict[str, int]) -> str:
-    """Longest added token that begins a text, after white space."""
-    begins = [content for content in added if content.strip() and text.lstrip().startswith(content)]
+def _first_of(text: str, known: dict[str, int]) -> str:
+    """Longest token that begins a text, after white space."""
+    begins = [content for content in known if content.strip() and text.lstrip().startswith(content)]
     return max(begins, key=len, default="")
 
 

@@ -134,10 +134,20 @@ class _Tensors:
         self.is_quantized = any(name.endswith(".scales") for name in self.of_head)
 
 
+OWN_FILES = ("model", "mtp")
+"""Beginnings of the files that hold heads; others may be no weights at all."""
+
+
 def _weights(path: Path) -> Iterator[tuple[str, mx.array, bool]]:
     """Names and tensors of the weight files, and whether mlx-lm wrote each."""
     for file in weight_files(path):
-        loaded: Any = mx.load(str(file), return_metadata=True)
+        try:
+            loaded: Any = mx.load(str(file), return_metadata=True)
+        except (ValueError, RuntimeError):
+            if file.name.startswith(OWN_FILES):
+                raise
+            # Such as a second copy of the weights that was never downloaded.
+            continue
         tensors, metadata = loaded
         for name, tensor in tensors.items():
             yield name, tensor, metadata.get("format") == "mlx"
