@@ -24,6 +24,7 @@ from mlxstack.host.services import (
     ERROR_LINE,
     Phase,
     RestartPolicy,
+    ServiceFiles,
     ServiceSpec,
     ServiceState,
     claim,
@@ -41,6 +42,9 @@ DEAF_S = 6.0
 """Seconds after which a worker that still calls itself well ignores SIGTERM."""
 
 PROBE_S = 1.0
+
+FILES_S = 1.0
+"""Seconds between two looks at the files of the service."""
 
 
 class HealthProbe(Struct, frozen=True):
@@ -124,7 +128,9 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         try:
             with closing(RotatingLog(self._plan.home.log_file(self._plan.name))) as self._log:
+                keeping = asyncio.create_task(self._keep_files())
                 end = await self._keep_alive()
+                keeping.cancel()
                 self._record_state(phase=end, worker=None)
         finally:
             release(self._plan.home, self._plan.name)
@@ -150,6 +156,16 @@ class Supervisor:
             self._record_state(phase=Phase.WAITING)
             await self._wait_or_stop(delay)
         return Phase.STOPPED
+
+    async def _keep_files(self) -> None:
+        """Restore the record of the service if its folder was deleted."""
+        files = ServiceFiles(self._plan.home, self._plan.name)
+        while True:
+            await asyncio.sleep(FILES_S)
+            with suppress(OSError, StackError):
+                files.keep()
+                if files.restore(self._state):
+                    self._say(f"{self._plan.home.run} was deleted; its files are written again")
 
     async def _one_life(self) -> int:
         """Start a worker and see it to its end; its exit code."""

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.preset import Preset, ServerSpec
-from mlxstack.host.home import Home, make_home
+from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.logs import tail
 from mlxstack.host.process import ProcessId, ask_to_stop, end, is_alive, kill, wait_gone
 
@@ -185,6 +185,45 @@ def claim(state: ServiceState) -> None:
             )
         write_json(home.state_file(name), state)
         write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+
+
+class ServiceFiles:
+    """Files of a running service in `run`, which may be deleted meanwhile."""
+
+    def __init__(self, home: Home, name: str) -> None:
+        self._home, self._name = home, name
+        self._kept: dict[Path, tuple[int, bytes]] = {}
+        self.keep()
+
+    def keep(self) -> None:
+        """Read the files that have changed."""
+        home, name = self._home, self._name
+        for path in (home.plan_file(name), home.preset_file(name), home.gateway_file(name)):
+            with suppress(OSError):
+                changed_at = path.stat().st_mtime_ns
+                if self._kept.get(path, (0, b""))[0] != changed_at:
+                    self._kept[path] = changed_at, path.read_bytes()
+
+    def restore(self, state: ServiceState) -> bool:
+        """Write what is missing; False if nothing is.
+
+        Where another service has the name by now, its files stay.
+        Raises OSError, SetupError.
+        """
+        home, name = self._home, self._name
+        if home.state_file(name).exists() and home.pid_file(name).exists():
+            return False
+        make_home(home)
+        with _ours(home):
+            if owner(home, name) is not None:
+                return False
+            for path, (_, data) in self._kept.items():
+                if not path.exists():
+                    make_private(path.parent)
+                    write_atomic(path, data)
+            write_json(home.state_file(name), state)
+            write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+        return True
 
 
 def refuse_other_case(home: Home, name: str) -> None:

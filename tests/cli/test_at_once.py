@@ -1,6 +1,7 @@
 """A7, A15: commands that meet: starts at once, a stop during a start, a start during a stop."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -106,3 +107,22 @@ def test_a7_how_a_worker_died_while_it_started_is_told(shell: Shell) -> None:
     assert up.returncode == 1
     assert told.startswith("error: `tiny` did not start: its worker was killed by SIGKILL; ")
     assert shell.own_processes() == []
+
+
+def test_a_service_whose_run_folder_was_deleted_is_found_again(shell: Shell) -> None:
+    up = shell.up()
+    assert up.returncode == 0, up.stderr
+    before = shell.services()["tiny"]
+    shutil.rmtree(shell.home / "run")
+    wait_until(lambda: shell.services() != {}, "the service is not found again")
+    assert shell.services()["tiny"]["supervisor_pid"] == before["supervisor_pid"]
+    # The preset that a new worker reads is there again, too.
+    os.kill(before["worker_pid"], signal.SIGKILL)
+    wait_until(
+        lambda: shell.services()["tiny"]["worker_pid"] not in {None, before["worker_pid"]},
+        "no worker was started again",
+    )
+    wait_until(lambda: shell.services()["tiny"]["state"] == "healthy", "it is not healthy")
+    down = shell.run("down")
+    assert (down.returncode, down.stdout) == (0, "tiny is stopped\n")
+    assert not shell.own_processes()
