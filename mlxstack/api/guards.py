@@ -281,13 +281,18 @@ def require_unscoped(key: ApiKey) -> None:
 
 def check_model(key: ApiKey | None, names: Collection[str]) -> None:
     """Raise Forbidden for a model, by all its names, that the key does not name."""
-    if key is None or not key.models:
-        return
-    if not any(fnmatchcase(name, pattern) for name in names for pattern in key.models):
+    if key is not None and not is_for(key, names):
         raise Forbidden(
             f"this API key is not for the model {next(iter(names), '')!r}, only for "
             f"{', '.join(key.models)} (server.api_keys of the preset)"
         )
+
+
+def is_for(key: ApiKey, names: Collection[str]) -> bool:
+    """Whether a key is for a model with these names."""
+    return not key.models or any(
+        fnmatchcase(name, pattern) for name in names for pattern in key.models
+    )
 
 
 def is_unscoped(connection: Connection) -> bool:

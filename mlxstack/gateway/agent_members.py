@@ -68,6 +68,12 @@ class AgentMembers:
             name = next((self._names[one] for one in models if one in self._names), None)
         return name
 
+    def is_new(self, agent: str) -> bool:
+        """Whether no member has served an agent, and no history of it is stored."""
+        if self.find(agent) is not None:
+            return False
+        return not (is_agent(agent) and (self._folder / folder_of(agent)).exists())
+
     def _known(self, agent: str) -> OrderedDict[str, str]:
         return self._conversations if is_implicit(agent) else self._agents
 

@@ -25,7 +25,8 @@ from mlxstack.api.swap_middleware import (
     Send,
     pass_gate,
 )
-from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
+from mlxstack.core.errors import Broken, Busy, Forbidden, Loading, StackError, UnknownModel
+from mlxstack.core.preset import ApiKey
 from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.listing import is_own, own_app
 from mlxstack.gateway.member_paths import CHANGES, require_forwarded
@@ -52,6 +53,13 @@ class ModelField(Struct):
 
     model: Any = None
     name: Any = None
+
+
+class AgentFields(Struct):
+    """Fields of a body that name an agent."""
+
+    agent: Any = None
+    session_id: Any = None
 
 
 class Gateway:
@@ -91,6 +99,8 @@ class Gateway:
             sent = await body.read()
             member = self._choose(scope, sent)
             guards.check_model(holder, (*member.spec.names, member.spec.name))
+            if holder is not None and holder.models:
+                self._check_agents(holder, path, sent)
             app = self._forwarding(member, sent, key)
             if scope["method"] in READS or path in READING:
                 await _read(member, app, scope, body.receive, response)
@@ -169,6 +179,19 @@ class Gateway:
             return self._members.by_name[self._agents.find(agent) or self._spec.default]
         return self._members.default
 
+    def _check_agents(self, holder: ApiKey, path: str, body: bytes) -> None:
+        """Refuse agents of models that a key does not name. Raises Forbidden."""
+        for agent in _agents_of(path, body):
+            if self._agents.is_new(agent):
+                continue
+            member = self._members.by_name.get(self._agents.find(agent) or "")
+            names = (*member.spec.names, member.spec.name) if member is not None else ()
+            if not guards.is_for(holder, names):
+                raise Forbidden(
+                    f"agent {agent!r} was served by another model, and this API key is only for "
+                    f"{', '.join(holder.models)} (server.api_keys of the preset)"
+                )
+
     async def _note_agent(self, message: Message, member: MemberGate) -> None:
         for header, value in message["headers"]:
             if header == AGENT_HEADER:
@@ -186,6 +209,16 @@ async def _read(
     except MemberLost as why:
         if not response.is_begun:
             raise Loading(f"{member.spec.name} does not answer: {why}") from why
+
+
+def _agents_of(path: str, body: bytes) -> set[str]:
+    """Agents that a request names, in its path and its body."""
+    named = {path.removeprefix(AGENTS).partition("/")[0]} if path.startswith(AGENTS) else set()
+    try:
+        found = decode_body(body, AgentFields)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return named
+    return named | {one for one in (found.agent, found.session_id) if isinstance(one, str)}
 
 
 def _unknown(wanted: str, names: Mapping[str, str], spec: GatewaySpec) -> str:

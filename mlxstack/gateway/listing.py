@@ -144,10 +144,16 @@ async def list_agents(
 ) -> dict[str, Any]:
     """List the agents of all members that run, the last used first.
 
-    One that several members know is shown by the member that served it last.
+    One that several members know is shown by the member that served it last. A key for some models
+    sees the agents that these served last.
     """
+    holder = guards.key_of(request)
     key = internal_key(spec.secret, request.state.get("key"))
-    every = list(members.by_name.values())
+    every = [
+        one
+        for one in members.by_name.values()
+        if guards.is_for(holder, (*one.spec.names, one.spec.name))
+    ]
     bodies = await asyncio.gather(*(_read(one, "/v1/agents", key) for one in every))
     found: dict[str, dict[str, Any]] = {}
     for member, body in zip(every, bodies, strict=True):
@@ -156,6 +162,12 @@ async def list_agents(
             other = found.setdefault(entry["id"], shown)
             if other is not shown and agent_members.find(entry["id"]) == member.spec.name:
                 found[entry["id"]] = shown
+    allowed = {one.spec.name for one in every}
+    found = {
+        agent: entry
+        for agent, entry in found.items()
+        if not holder.models or (agent_members.find(agent) or entry["member"]) in allowed
+    }
     return {"object": "list", "data": sorted(found.values(), key=lambda one: one["idle_s"])}
 
 

@@ -74,6 +74,37 @@ def test_a_key_opens_only_the_models_that_it_names(site: AnySite) -> None:
     assert asked(site, "llamas", model="llama-0").status_code == 200
 
 
+def test_a_key_for_some_models_has_no_agents_of_others(site: AnySite) -> None:
+    def call(key: str, method: str, path: str, body: object = None) -> httpx.Response:
+        head = {"authorization": f"Bearer {key}"}
+        return httpx.request(method, site.url + path, json=body, headers=head, timeout=PATIENCE_S)
+
+    assert asked(site, "sesame", model="tiny/sinks-5", agent="secret").status_code == 200
+    assert asked(site, "llamas", model="llama-0", agent="mine").status_code == 200
+    turn = {"append": HELLO["messages"], "max_tokens": 2}
+    for query, body in (("?model=llama-0", {}), ("", {"model": "llama-0"})):
+        agent = "/v1/agents/secret"
+        for method, path, sent in (
+            ("GET", agent, None),
+            ("GET", agent + "/history", None),
+            ("POST", agent + "/generate", {**turn, **body}),
+            ("POST", agent + "/fork", {"id": "stolen", **body}),
+            ("POST", agent + "/rewind", {"n_messages": 0, **body}),
+            ("DELETE", agent, None),
+            ("POST", "/v1/chat/completions", {**HELLO, **body, "agent": "secret"}),
+            ("POST", "/v1/chat/completions", {**HELLO, **body, "session_id": "secret"}),
+        ):
+            refused = call("llamas", method, path + query, sent)
+            assert refused.status_code == 403, (method, path, refused.text)
+    own = {one["id"] for one in call("llamas", "GET", "/v1/agents").json()["data"]}
+    assert "mine" in own and "secret" not in own
+    every = {one["id"] for one in call("sesame", "GET", "/v1/agents").json()["data"]}
+    assert {"mine", "secret"} <= every
+    assert call("llamas", "POST", "/v1/agents/mine/generate", turn).status_code == 200
+    assert call("llamas", "GET", "/v1/agents/mine/history").status_code == 200
+    assert call("sesame", "GET", "/v1/agents/secret/history").status_code == 200
+
+
 def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
     """Each answer is of the model it names, memory holds, and a return finds its KV on disk."""
     highest, done = [0], threading.Event()
