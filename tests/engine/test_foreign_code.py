@@ -9,6 +9,7 @@ import pytest
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.loading.loader import load
+from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 from tests.models import build
 
 EVIL = """
@@ -36,6 +37,35 @@ def test_code_of_a_model_does_not_run_unless_the_preset_trusts_it(tmp_path: Path
     assert not (folder / "ran").exists()
     load(ModelSpec(id=str(folder), trust_remote_code=True), KVSpec())
     assert (folder / "ran").exists(), "the trap works"
+
+
+@pytest.mark.mlx
+def test_code_of_a_tokenizer_runs_neither_by_a_preset_nor_by_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default transformers asks the terminal, and runs it where that answers `y`."""
+    folder = build(tmp_path / "model", "tiny")
+    (folder / "evil.py").write_text(EVIL + "class Evil: pass\n")
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {
+        "tokenizer_class": "Evil",
+        "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]},
+    }
+    file.write_text(json.dumps(settings))
+    asked: list[str] = []
+
+    def answer(question: str = "") -> str:
+        asked.append(question)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", answer)
+    for work in (
+        lambda: load_tokenizer(folder),
+        lambda: load(ModelSpec(id=str(folder), trust_remote_code=True), KVSpec()),
+    ):
+        with pytest.raises(SetupError, match=r"is Python code of the folder .* does not run"):
+            work()
+    assert not asked and not (folder / "ran").exists()
 
 
 def test_nothing_is_unpickled_evaluated_or_run_by_a_shell() -> None:

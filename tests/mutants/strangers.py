@@ -93,4 +93,67 @@ STRANGERS = (
         "tests/api/test_result_order.py::"
         "test_results_in_any_order_are_one_prompt_of_one_conversation",
     ),
+    Mutant(
+        "no prompt holds a token without a row", "service/parts/text_processor.py",
+        "        if self._rowless:\n", "        if not tokens:\n",
+        "tests/api/test_rowless_tokens.py::"
+        "test_a_prompt_with_it_is_refused_by_its_name",
+    ),
+    Mutant(
+        "nor does a chat template write one", "engine/loading/tokenizer_folder.py",
+        "if written := sorted(rowless.keys() & _template_tokens(tokenizer)):",
+        "if written := sorted(rowless.keys() - rowless.keys()):",
+        "tests/engine/test_token_ends.py::"
+        "test_a_template_that_writes_a_token_without_a_row_is_refused",
+    ),
+    Mutant(
+        "a slot is no longer than learned positions", "engine/loading/loader.py",
+        "if 0 < facts.n_positions < n_ctx:", "if 0 > n_ctx:",
+        "tests/engine/test_embedding_tables.py::"
+        "test_a_slot_is_no_longer_than_the_learned_positions",
+    ),
+    Mutant(
+        "an end without a row is left out", "engine/loading/token_ends.py",
+        "if token is not None and 0 <= token < n_ids}", "if token is not None}",
+        "tests/engine/test_token_ends.py::"
+        "test_usable_ends_are_kept_and_others_named",
+    ),
+    Mutant(
+        "a template that closes turns ends answers", "engine/loading/token_ends.py",
+        "            added |= _turn_ends(tokenizer, n_ids)\n",
+        "            _turn_ends(tokenizer, n_ids)\n",
+        "tests/engine/test_token_ends.py::"
+        "test_a_token_that_closes_turns_in_the_template_is_an_end",
+    ),
+    Mutant(
+        "KV of a dynamic base is that of prompts of its length", "engine/model/length_rope.py",
+        "if fixed is None or n_prefill <= fixed:", "if not request.salt:",
+        "tests/engine/test_dynamic_rope.py::"
+        "test_the_next_turn_is_that_of_mlx_lm",
+    ),
+    Mutant(
+        "attention in both directions does not embed", "models/embedding_recipe.py",
+        "if why := both or none or name:", "if why := both and none and name:",
+        "tests/engine/test_embedding_recipe.py::"
+        "test_attention_in_both_directions_is_refused",
+    ),
+    Mutant(
+        "padding is in no mean", "engine/embedding_pooling.py",
+        "    is_token = place < n_tokens\n", "    is_token = place < states.shape[1] + n_tokens\n",
+        "tests/engine/test_embedding_recipe.py::"
+        "test_each_pooling_is_that_of_the_library",
+    ),
+    Mutant(
+        "code of a tokenizer does not run", "engine/loading/tokenizer_folder.py",
+        '{"trust_remote_code": False, ', '{"trust_remote_code": None, ',
+        "tests/engine/test_foreign_code.py::"
+        "test_code_of_a_tokenizer_runs_neither_by_a_preset_nor_by_an_answer",
+    ),
+    Mutant(
+        "a named pipe is never opened", "models/model_files.py",
+        "    if kind:\n        raise SetupError(",
+        "    if not kind and not file:\n        raise SetupError(",
+        "tests/host/test_folder_check.py::"
+        "test_a_named_pipe_is_refused_and_never_opened",
+    ),
 )  # fmt: skip

@@ -17,6 +17,9 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.rendering import renderers as template_rendering
 from mlxstack.text.rendering.jinja_environment import compiled
 from mlxstack.text.rendering.renderers import RENDERERS, TemplateRefusal, TemplateRenderers
+from mlxstack.text.rendering.worker import MAX_REASON
+from mlxstack.text.template.adaptation import TemplateCapabilities
+from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
 from tests import forked
 from tests.patience import PATIENCE_S
 from tests.text.conftest import CHATML
@@ -37,6 +40,32 @@ def renderers() -> Iterator[TemplateRenderers]:
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_rendering, "LIMIT_S", 0.5)
+
+
+def test_the_reason_of_a_refusal_is_short(renderers: TemplateRenderers) -> None:
+    with pytest.raises(TemplateRefusal) as refused:
+        renderers.render("{{ raise_exception('x' * 9999999) }}", {})
+    assert str(refused.value) == "x" * MAX_REASON
+
+
+def test_a_rendering_is_no_longer_than_the_conversation_explains(
+    renderers: TemplateRenderers,
+) -> None:
+    with pytest.raises(TemplateOverrun, match="writes 9 MB"):
+        renderers.render("{{ 'x' * 9999999 }}", {"messages": TURNS})
+    long = [{"role": "user", "content": "x" * 2_000_000}]
+    source = "{{ messages[0].content * 4 }}"
+    assert len(renderers.render(source, {"messages": long})) == 8_000_000
+
+
+def test_a_template_that_refuses_all_is_soon_probed() -> None:
+    asked: list[str] = []
+
+    def refuse(probe: TemplateProbe, _: TemplateCapabilities) -> None:
+        asked.append(probe.name)
+
+    assert find_capabilities(refuse) == TemplateCapabilities()
+    assert len(asked) < 20
 
 
 @pytest.mark.parametrize(
