@@ -26,6 +26,7 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
+from mlxstack.text.tokens.pattern_panics import refusing_panics
 from mlxstack.text.tokens.special_tokens import nameless
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
@@ -81,7 +82,8 @@ class OutputFormat:
         self.free_call_marks = self._free_call_marks()
 
     def _tokens(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+        with refusing_panics():
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     def _answer_opening(self) -> str:
         """The text after which the answer itself begins."""

@@ -14,6 +14,8 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from msgspec import Struct
 from tokenizers import Tokenizer
 
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.tokens.pattern_panics import refusing_panics
 from mlxstack.text.tokens.special_tokens import nameless
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
@@ -94,11 +96,15 @@ class ForcedText:
 
 
 def text_encoder(tokenizer: Any) -> Encode:
-    """Function that returns the tokens of a text without marks."""
+    """Function that returns the tokens of a text without marks; none where it gives up."""
     backend = Tokenizer.from_str(without_marks(tokenizer))
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        try:
+            with refusing_panics():
+                ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        except BadRequest:
+            return []
         return ids
 
     return encode

@@ -17,7 +17,7 @@ from mlxstack.text.template.adaptation import (
 
 MAX_DEPTH = 8
 MAX_REFERENCES = 100
-MAX_EXPANDED = 100_000
+MAX_EXPANDED = 25_000
 """Keywords and items behind references that the tools of a request may have in all."""
 CHOICES = ("anyOf", "oneOf", "allOf")
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImageSpan
 from mlxstack.core.prompt_tokens import PromptTokens
+from mlxstack.text.tokens.pattern_panics import refusing_panics
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
@@ -275,13 +276,14 @@ class CachedTokenizer:
     def _scratch(self, text: str) -> list[int]:
         if not text:
             return []
-        if self._backend is not None:
-            # A batch of one, since `encode` holds the GIL, which stops all other threads.
-            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
-            ids: list[int] = encoding.ids
-            return ids
-        with self._lock:
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        with refusing_panics():
+            if self._backend is not None:
+                # A batch of one, since `encode` holds the GIL, which stops all other threads.
+                (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+                ids: list[int] = encoding.ids
+                return ids
+            with self._lock:
+                return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _find_backend(self) -> Any:
         """Thread-safe Rust tokenizer, where it alone decides the tokens."""
