@@ -31,7 +31,12 @@ def why_not_loaded(folder: Path, error: BaseException) -> str:
             shape_of_config(read_object(folder / CONFIG))
         except (Unsupported, SetupError) as refused:
             return refused.message
-    plain = " ".join(text.split()) or type(error).__name__
+    return in_one_line(error)
+
+
+def in_one_line(error: BaseException) -> str:
+    """The words of an error, or its type where it has none."""
+    plain = " ".join(str(error).split()) or type(error).__name__
     return plain if len(plain) <= MAX_CHARS else f"{plain[:MAX_CHARS]} ..."
 
 

@@ -21,6 +21,7 @@ from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec, ModelSpec, scaled_context
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
+from mlxstack.engine.loading.adapters import ADAPTER, with_adapter
 from mlxstack.engine.loading.embedding_tables import EmbeddingTables, embedding_tables
 from mlxstack.engine.loading.hub_download import fetch, fetch_head
 from mlxstack.engine.loading.load_errors import why_not_loaded
@@ -43,9 +44,6 @@ log = logging.getLogger(__name__)
 CHUNK = 1 << 22
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SystemExit)
 BLOB = re.compile(r"[0-9a-f]{64}")
-ADAPTER = ("adapter_config.json", "adapters.safetensors")
-"""Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
-
 IMAGE_KV_VERSION = "2"
 """Moves with the names of images in block keys, and with faults in their KV."""
 
@@ -105,7 +103,7 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     if spec.rope is not None and not has_scaled_rope(model):
         raise SetupError(not_scaled(str(config.get("model_type", ""))))
     if spec.adapter is not None:
-        model = _adapted(model, spec)
+        model = with_adapter(model, spec)
     if group is not None:
         divide(model, group, spec.id)
     if not has_gpu():
@@ -261,18 +259,6 @@ def adapter_digest(path: Path) -> str:
     for name in ADAPTER:
         digest.update(_bytes_digest(path / name))
     return digest.hexdigest()
-
-
-def _adapted(model: Any, spec: ModelSpec) -> Any:
-    """Model with its adapter. Raises SetupError for a misfit."""
-    try:
-        model = mlx_utils.load_adapters(model, spec.adapter)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise SetupError(
-            f"model.adapter: {spec.adapter} is no adapter for {spec.id}: {error}"
-        ) from error
-    model.eval()
-    return model
 
 
 def _bytes_digest(file: Path) -> bytes:
