@@ -19,9 +19,7 @@ from mlxstack.core.request import Request
 CHUNK = 2048
 """`prefill_step_size` of `mlx_lm.generate.generate_step`."""
 BY_LENGTH = frozenset({"DynamicNTKScalingRoPE"})
-"""Classes of mlx-lm in rope_utils and internlm3."""
-MAX_HEADS = 256
-"""internlm3 adds the number of heads, in place of that of tokens, to the position."""
+"""Classes of mlx-lm (rope_utils)."""
 
 
 class PassLength:
@@ -40,7 +38,7 @@ class LengthRope(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.inner = inner
         self._length = length
-        self._n_fixed = n_fixed(inner)
+        self._n_fixed = int(inner.max_position_embeddings)
 
     def __call__(self, x: mx.array, offset: Any = 0) -> Any:
         """Rotate x (..., tokens, dims) at positions from `offset` on.
@@ -72,13 +70,6 @@ class LengthRope(nn.Module):  # type: ignore[misc]
         return rotated[..., before : before + n, :]
 
 
-def n_fixed(rope: Any) -> int:
-    """Length in tokens up to which its frequencies are those of training."""
-    n_trained = int(rope.max_position_embeddings)
-    is_by_head = type(rope).__module__.endswith("internlm3")
-    return max(0, n_trained - MAX_HEADS) if is_by_head else n_trained
-
-
 def exact_ropes(model: nn.Module) -> int | None:
     """Replace embeddings that depend on the length.
 
@@ -89,7 +80,7 @@ def exact_ropes(model: nn.Module) -> int | None:
         for name, child in list(module.items()):
             if type(child).__name__ in BY_LENGTH:
                 setattr(module, name, LengthRope(child, length))
-                fixed.append(n_fixed(child))
+                fixed.append(int(child.max_position_embeddings))
     return min(fixed, default=None)
 
 
