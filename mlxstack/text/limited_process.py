@@ -36,6 +36,8 @@ ENDING_S = 1.0
 """Seconds that a child which closed its pipe has to end."""
 LEAST_S = 0.001
 """Shortest limit; a timer of no time would be none."""
+NICENESS = 5
+"""Of children whose work may wait for prompts and tokens."""
 NO_MEMORY = 77
 """Exit status of a child whose allocation was refused."""
 OF_INTERPRETER = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")

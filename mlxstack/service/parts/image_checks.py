@@ -4,10 +4,12 @@ Those that take long have threads of their own, so that others do not wait for t
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.work_threads import WorkThreads
-from mlxstack.text.images.bounds import LIMIT_S, known_measure, measure
+from mlxstack.text.images.bounds import LIMIT_S, known_measure, measure, n_header_pixels
+from mlxstack.text.images.reader import check_pixels
 from mlxstack.text.limited_process import Overrun
 
 QUICK_S = 0.5
@@ -28,8 +30,15 @@ class ImageChecks:
 
     async def measure(self, images: Iterable[bytes]) -> None:
         """Measure images that are not known yet. Raises BadRequest, Busy."""
+        sent = tuple(images)
+        if not sent:
+            return
+        unknown, n_pixels = await self._quick.run(partial(_unknown, sent))
+        for data in unknown:
+            n_pixels += await self._quick.run(partial(_n_pixels, data))
+            check_pixels(n_pixels)
         left_s = REQUEST_S
-        for data in dict.fromkeys(images):
+        for data in unknown:
             if left_s <= 0:
                 raise BadRequest(
                     f"messages: the images of this request take more than {REQUEST_S:g} s to "
@@ -41,16 +50,29 @@ class ImageChecks:
     async def _measured(self, data: bytes) -> float:
         """CPU seconds that an image takes at most."""
         try:
-            is_new = await self._quick.run(lambda: _is_new(data))
+            await self._quick.run(partial(measure, data, QUICK_S))
         except Overrun:
-            await self._slow.run(lambda: measure(data, LIMIT_S))
+            await self._slow.run(partial(measure, data, LIMIT_S))
             return LIMIT_S
-        return QUICK_S / 4 if is_new else 0.0
+        return QUICK_S / 4
 
 
-def _is_new(data: bytes) -> bool:
-    """Whether an image was not known, and has been measured now."""
-    if known_measure(data) is not None:
-        return False
-    measure(data, QUICK_S)
-    return True
+def _unknown(images: Iterable[bytes]) -> tuple[tuple[bytes, ...], int]:
+    """Images that are not known, each once, and the pixels of the others."""
+    unknown: dict[bytes, None] = {}
+    n_pixels = 0
+    for data in images:
+        known = known_measure(data)
+        if known is None:
+            unknown[data] = None
+        elif not isinstance(known, str):
+            n_pixels += known[0] * known[1]
+    return tuple(unknown), n_pixels
+
+
+def _n_pixels(data: bytes) -> int:
+    """Pixels of an image by its header; 0 for one that will be refused."""
+    try:
+        return n_header_pixels(data, QUICK_S)
+    except Overrun:
+        return 0

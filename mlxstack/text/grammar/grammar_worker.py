@@ -1,5 +1,6 @@
 """Child process that makes grammars of clients under limits, for `client_grammars`."""
 
+import os
 import pickle
 import sys
 
@@ -7,7 +8,7 @@ import msgspec
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.grammar_text import GrammarJob, GrammarText, RefusedGrammar, grammar_text
-from mlxstack.text.limited_process import limit_memory, serve, to_parent
+from mlxstack.text.limited_process import NICENESS, limit_memory, serve, to_parent
 
 
 def made(job: GrammarJob) -> GrammarText | RefusedGrammar:
@@ -30,4 +31,5 @@ def answer(request: bytes) -> bytes:
 
 if __name__ == "__main__":
     limit_memory(int(sys.argv[1]))
+    os.nice(NICENESS)
     serve(answer, to_parent())

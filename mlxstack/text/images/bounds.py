@@ -72,9 +72,13 @@ class RefusedImage(ValueError):
 
 
 class ImageJob(Struct, frozen=True):
-    """Request to decode `data`: to measure it, or for the pixels of a `size`."""
+    """Request to decode `data`: to measure it, or for the pixels of a `size`.
+
+    `is_header`: its header alone is read, and nothing decoded.
+    """
 
     data: bytes
+    is_header: bool = False
     processor: ImageProcessor | None = None
     size: ImageSize | None = None
 
@@ -142,12 +146,21 @@ def measure(data: bytes, limit_s: float) -> Measured:
     return measured
 
 
+def n_header_pixels(data: bytes, limit_s: float) -> int:
+    """Pixels of an image by its header; 0 for one that is refused. Raises Overrun, Busy."""
+    known = known_measure(data)
+    if known is None:
+        answer = _answered(ImageJob(data, is_header=True), limit_s)
+        known = (answer.width, answer.height) if isinstance(answer, ImageMeasure) else ""
+    return 0 if isinstance(known, str) else known[0] * known[1]
+
+
 def pixels_of(processor: ImageProcessor, data: bytes, size: ImageSize) -> Any:
     """Float32 input of a tower for an image, scaled to `size`. Raises RefusedImage, Busy."""
     import numpy as np  # noqa: PLC0415
 
     try:
-        answer = _answered(ImageJob(data, processor, size), LIMIT_S)
+        answer = _answered(ImageJob(data, processor=processor, size=size), LIMIT_S)
     except Overrun as overrun:
         raise RefusedImage(f"decoding it {overrun}") from None
     if isinstance(answer, ImageRefusal):
@@ -173,6 +186,8 @@ def _answered(job: ImageJob, limit_s: float) -> ImagePixels | ImageMeasure | Ima
 def answer_of(job: ImageJob) -> ImagePixels | ImageMeasure | ImageRefusal:
     """Do a job, in a limited process."""
     try:
+        if job.is_header:
+            return ImageMeasure(*_opened(job.data).size)
         image = decoded(job.data)
         if job.processor is None or job.size is None:
             return ImageMeasure(*image.size)

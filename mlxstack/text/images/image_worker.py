@@ -1,12 +1,13 @@
 """Child process that decodes images under limits, for `bounds`."""
 
+import os
 import pickle
 import sys
 
 import msgspec
 
 from mlxstack.text.images.bounds import answer_of
-from mlxstack.text.limited_process import limit_memory, serve, to_parent
+from mlxstack.text.limited_process import NICENESS, limit_memory, serve, to_parent
 
 
 def answer(request: bytes) -> bytes:
@@ -16,4 +17,5 @@ def answer(request: bytes) -> bytes:
 
 if __name__ == "__main__":
     limit_memory(int(sys.argv[1]))
+    os.nice(NICENESS)
     serve(answer, to_parent())

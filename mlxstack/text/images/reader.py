@@ -77,13 +77,19 @@ class ImageReader:
         return ImagePart(data, detail)
 
     def _add_pixels(self, width: int, height: int) -> None:
-        """Count the pixels of an image. Raises RefusedImage."""
-        if self._n_pixels + width * height > MAX_PIXELS_IN_ALL:
-            raise RefusedImage(
-                f"a request has at most {MAX_PIXELS_IN_ALL} pixels in all of its images; send "
-                "fewer or smaller ones"
-            )
+        """Count the pixels of an image. Raises BadRequest."""
         self._n_pixels += width * height
+        check_pixels(self._n_pixels)
+
+
+def check_pixels(n_pixels: int) -> None:
+    """Raise BadRequest for a request with so many pixels in all of its images."""
+    if n_pixels > MAX_PIXELS_IN_ALL:
+        raise BadRequest(
+            f"messages: the images of this request have {n_pixels} pixels or more, at most "
+            f"{MAX_PIXELS_IN_ALL} in all are taken; send fewer or smaller ones",
+            "messages",
+        )
 
 
 TEXT_ONLY = ImageReader()
