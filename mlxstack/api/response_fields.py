@@ -39,7 +39,7 @@ class Timings(Struct, frozen=True):
     draft_n_accepted: int | UnsetType = UNSET
 
 
-class PromptTokens(Struct, frozen=True):
+class PromptTokensDetails(Struct, frozen=True):
     """Reused tokens of a prompt, and those of its images if it has any."""
 
     cached_tokens: int
@@ -61,7 +61,7 @@ class OpenAIUsage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokens
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokens
 
 
@@ -136,7 +136,7 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
-        prompt_tokens_details=PromptTokens(
+        prompt_tokens_details=PromptTokensDetails(
             sum(work.n_cached for work in prompts), sum(work.n_image for work in prompts) or UNSET
         ),
         completion_tokens_details=CompletionTokens(

@@ -378,16 +378,9 @@ class EngineCore:
         target = draft_model.target if draft_model else None
         n_beside = draft_model.bytes_beside if draft_model else 0
         parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
-        tier = DiskTier(
-            store,
-            self._slot_files,
-            parked,
-            KVLayouts(None if self._ranks else runner, factory),
-            self._post,
-            self._manifests,
-        )
-        if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
-            tier.open()
+        layouts = KVLayouts(None if self._ranks else runner, factory)
+        tier = DiskTier(store, self._slot_files, parked, layouts, self._post, self._manifests)
+        tier.open()
         pieces = BackgroundSteps(self._post, lambda: self._loop.batch.is_busy)
         slot_kv = SlotKVManager(
             slots,

@@ -48,8 +48,9 @@ class DiskTier:
         post: CallSoon,
         manifests: AgentManifestStore | None = None,
     ) -> None:
-        is_written = prefix_cache.spec.enabled and prefix_cache.spec.disk.enabled
-        shared = SharedPrefixes(prefix_cache.spec.block_size, self._note if is_written else None)
+        self._is_written = prefix_cache.spec.enabled and prefix_cache.spec.disk.enabled
+        note = self._note if self._is_written else None
+        shared = SharedPrefixes(prefix_cache.spec.block_size, note)
         self.parker = ContextParker(prefix_cache, shared)
         self._manifests = manifests
         self._store = store
@@ -66,7 +67,9 @@ class DiskTier:
         )
 
     def open(self) -> int:
-        """Index the records of earlier runs on disk; how many."""
+        """Index the records of earlier runs on disk, if any are kept there; how many."""
+        if not self._is_written:
+            return 0
         self.parker.shared_prefixes.recall(self._store.noted(self._identity))
         now, n_known = time.monotonic(), 0
         for head in sorted(self._store.headers(self._identity), key=parents_first):

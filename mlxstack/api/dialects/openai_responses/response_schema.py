@@ -4,12 +4,17 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mlxstack.api.response_fields import PromptTokens, ReasoningTokens, SampledLogprob, Timings
+from mlxstack.api.response_fields import (
+    PromptTokensDetails,
+    ReasoningTokens,
+    SampledLogprob,
+    Timings,
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputTokensDetails(PromptTokens, frozen=True):
+class InputTokensDetails(PromptTokensDetails, frozen=True):
     """Input tokens that came from the cache; writing to it is free."""
 
     cache_write_tokens: int = 0
