@@ -76,7 +76,7 @@ class ImageRange(Struct, frozen=True):
 
 
 class ImageSpan(ImageRange, frozen=True):
-    """Range of a prompt with what computes its features: size and encoded bytes."""
+    """Range of a prompt with the size and encoded bytes of its image."""
 
     size: ImageSize
     data: bytes = b""
@@ -159,9 +159,9 @@ def text_tokens(tokens: Iterable[int]) -> list[int]:
 
 
 def same_until(own: Sequence[ImageRange], other: Sequence[ImageRange], n_tokens: int) -> int:
-    """First of `n_tokens` equal ids that belong to different images; `n_tokens` if none do.
+    """First position of `n_tokens` equal ids that is of different images.
 
-    Both are ascending. An image that begins within the tokens differs from none.
+    It is `n_tokens` without one. Both are ascending. An image that begins within the tokens differs from none.
     """
     for mine, theirs in zip_longest(own, other):
         start = min(span.start for span in (mine, theirs) if span is not None)

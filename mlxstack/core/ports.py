@@ -129,7 +129,7 @@ class Constraint(Protocol):
 
 
 class Manifest(Struct, frozen=True):
-    """Saved context: its tokens, the ranges of their images and, in order, their KV files.
+    """Saved context: its tokens, their images and, in order, their KV files.
 
     `model` is the name of the model for display; `salt` the tenant of the tokens.
     """

@@ -10,7 +10,7 @@ from mlxstack.core.image import FIRST_VIRTUAL, ImageRange, ImageSpan, reuse_cut
 
 
 class TokenRow(Protocol):
-    """Tokens with the ascending ranges of their images, to hash and to compare."""
+    """Tokens and ascending ranges of images, to hash and to compare."""
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -22,16 +22,16 @@ class TokenRow(Protocol):
 
 
 class KeptTokens(Struct, frozen=True):
-    """Tokens whose KV is kept, with the ranges of the images that begin in them."""
+    """Tokens whose KV is kept, with the images that begin there."""
 
     tokens: Sequence[int]
     images: tuple[ImageRange, ...] = ()
 
 
 class PromptTokens(Struct, frozen=True):
-    """Tokens of a prompt, its images, and positions worth a checkpoint, all ascending.
+    """Tokens of a prompt, its images, and positions worth a checkpoint.
 
-    Raises ValueError for a virtual id outside of all images: the model has no row for it.
+    Images and positions are ascending. Raises ValueError for a virtual id outside of all images: the model has no row for it.
     """
 
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class PromptTokens(Struct, frozen=True):
         return replace(self, tokens=self.tokens + tokens)
 
     def first(self, n_tokens: int) -> "PromptTokens":
-        """The first tokens with what lies in them; fewer where an image would be cut."""
+        """The first tokens; fewer where an image would be cut."""
         end = reuse_cut(self.images, min(n_tokens, len(self.tokens)))
         return PromptTokens(
             self.tokens[:end],
@@ -56,7 +56,7 @@ class PromptTokens(Struct, frozen=True):
 
 
 def kept(row: TokenRow, start: int, end: int) -> KeptTokens:
-    """Tokens `[start, end)` of a row, to keep; the ranges of images are those of the row."""
+    """Tokens `[start, end)` of a row; images have their ranges in the row."""
     images = (image for image in row.images if start <= image.start < end)
     ranges = tuple(ImageRange(image.start, image.end, image.digest) for image in images)
     return KeptTokens(row.tokens[start:end], ranges)

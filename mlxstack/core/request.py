@@ -77,7 +77,7 @@ class Request(Struct, frozen=True):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Token ids of the prompt, virtual ones in the ranges of its images."""
+        """Token ids of the prompt, virtual ones for its images."""
         return self.prompt.tokens
 
     @property

@@ -67,7 +67,7 @@ class DiskTier:
         )
 
     def open(self) -> int:
-        """Index the records of earlier runs on disk, if any are kept there; how many."""
+        """Index the records of earlier runs on disk; how many."""
         if not self._is_written:
             return 0
         self.parker.shared_prefixes.recall(self._store.noted(self._identity))

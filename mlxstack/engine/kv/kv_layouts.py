@@ -1,4 +1,4 @@
-"""Layouts of the KV of one model, against which stored KV is checked.
+"""Layouts of a model's KV, against which stored KV is checked.
 
 A checksum says that a file is as it was written, not that it was written for this model.
 """
@@ -21,14 +21,14 @@ N_DIMS = 4
 
 
 class ArrayLayout(Struct, frozen=True):
-    """Type and dimensions of an array of state, without the number of its tokens."""
+    """Type and dimensions of an array of state, but for its tokens."""
 
     dtype: Any
     dims: tuple[int, ...]
 
 
 class LayerLayout(Struct, frozen=True):
-    """State of a layer: its arrays, None where one is not set, and the number of its numbers."""
+    """Arrays of a layer's state, None where unset, and number of its numbers."""
 
     arrays: tuple[ArrayLayout | None, ...]
     n_numbers: int
@@ -48,7 +48,7 @@ class KVLayouts:
         self._states: list[tuple[LayerLayout, ...]] = []
 
     def check_head(self, head: KVFileHeader) -> None:
-        """Raise Damaged unless the segment of this head is one of this model."""
+        """Raise Damaged unless this is a segment of this model."""
         layout = segments.layout_of_head(head)
         if self._is_measured() and layout not in self._segments:
             raise Damaged(f"the KV file {head.key} is not of this model")
@@ -101,7 +101,7 @@ def _array_layout(array: mx.array | None) -> ArrayLayout | None:
 
 
 def _fits(layout: tuple[LayerLayout, ...], reference: tuple[LayerLayout, ...]) -> bool:
-    """Whether layers and arrays are those of the reference, in which fewer may be set."""
+    """Whether layers and set arrays are those of the reference."""
     if len(layout) != len(reference):
         return False
     for layer, expected in zip(layout, reference, strict=True):

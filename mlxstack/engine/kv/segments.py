@@ -93,7 +93,7 @@ def load(
     parts: Iterable[Segment | StateCheckpoint | None],
     sources: KVSources,
 ) -> None:
-    """Fill an empty context for the tokens of `row` with parked KV, that of `sources`."""
+    """Fill an empty context with parked KV of `row`, that of `sources`."""
     known = list(parts)
     packed = [part for part in known if isinstance(part, Segment)]
     checkpoints = [part for part in known if isinstance(part, StateCheckpoint)]
@@ -224,7 +224,7 @@ def record_of(head: KVFileHeader) -> prefix_index.Record:
 
 
 class SegmentLayout(Struct, frozen=True):
-    """Order of the parts of a segment, and (dtype, parts, heads, dim) of its groups."""
+    """Order of parts, and (dtype, parts, heads, dim) of each group."""
 
     order: list[int]
     groups: list[tuple[str, int, int, int]]

@@ -215,7 +215,7 @@ class SlotContext:
         return self._cache_factory.quantized_start
 
     def extend(self, tokens: Sequence[int], images: tuple[ImageRange, ...] = ()) -> None:
-        """Note tokens whose KV the model has just appended, and the images that begin in them."""
+        """Note tokens whose KV was just appended, and images that begin there."""
         self.tokens.extend(tokens)
         self.images += images
         self.version += 1

@@ -39,7 +39,7 @@ SHOWN = 24
 
 
 class LastPrompt(Struct, frozen=True):
-    """The last prompt of a conversation as uint32, its images and its block chains."""
+    """Last prompt of a conversation as uint32, its images and block chains."""
 
     tokens: "array[int]"
     images: tuple[ImageRange, ...]

@@ -47,9 +47,9 @@ def start(salt: bytes, block_size: int) -> BlockHashes:
 
 
 def extend(chain: BlockHashes, row: TokenRow, end: int | None = None) -> BlockHashes:
-    """Chain of the tokens of `row` before `end`, whose first ones are those of `chain`.
+    """Chain of the tokens of `row` before `end`.
 
-    O(new tokens + number of keys).
+    The first ones are those of `chain`. O(new tokens + number of keys).
     """
     data = memoryview(chain.tail + pack(row.tokens[chain.n_tokens : end]))
     size = chain.block_size

@@ -29,9 +29,9 @@ MOST_HEADS = 64
 
 
 class SharedPrefixTokens(Struct, frozen=True):
-    """Shared prefix: hexadecimal key of its last block, and its tokens, all of text.
+    """Shared prefix: hexadecimal key of its last block, and its tokens.
 
-    Raises ValueError for those of images, whose bytes are not here.
+    They are text. Raises ValueError for those of images, whose bytes are not here.
     """
 
     key: str

@@ -105,7 +105,7 @@ def image_splices(
     marked: str,
     token_of: Callable[[str], int],
 ) -> list[Splice]:
-    """Tokens of images in place of the placeholders of a rendering, in order.
+    """Tokens of images for the placeholders of a rendering, in order.
 
     Raises BadRequest when the template shows another number.
     """
