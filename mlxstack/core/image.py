@@ -161,7 +161,8 @@ def text_tokens(tokens: Iterable[int]) -> list[int]:
 def same_until(own: Sequence[ImageRange], other: Sequence[ImageRange], n_tokens: int) -> int:
     """First position of `n_tokens` equal ids that is of different images.
 
-    It is `n_tokens` without one. Both are ascending. An image that begins within the tokens differs from none.
+    It is `n_tokens` without one. Both are ascending. An image that begins within the tokens
+    differs from none.
     """
     for mine, theirs in zip_longest(own, other):
         start = min(span.start for span in (mine, theirs) if span is not None)

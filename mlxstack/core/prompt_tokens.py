@@ -31,7 +31,8 @@ class KeptTokens(Struct, frozen=True):
 class PromptTokens(Struct, frozen=True):
     """Tokens of a prompt, its images, and positions worth a checkpoint.
 
-    Images and positions are ascending. Raises ValueError for a virtual id outside of all images: the model has no row for it.
+    Images and positions are ascending. Raises ValueError for a virtual id outside of all images:
+    the model has no row for it.
     """
 
     tokens: tuple[int, ...]
