@@ -52,7 +52,7 @@ PROBE_S = 0.5
 HEAD, BODY, OUTPUT, WAIT, PROBE = "head", "body", "output", "wait", "probe"
 """Timers of a connection: parts of a request, unread output, an answer that waits, a probe."""
 
-REQUEST_TIMEOUT, HEAD_TOO_LARGE, HTTP_VERSION_NOT_SUPPORTED = 408, 431, 505
+BAD_REQUEST, REQUEST_TIMEOUT, HEAD_TOO_LARGE = 400, 408, 431
 VERSIONS = (b"1.0", b"1.1")
 OTHER_VERSION = "this service speaks HTTP/1.1 and HTTP/1.0"
 LONG_HEAD = f"the request line and headers are longer than {MAX_HEAD_BYTES} bytes; shorten them"
@@ -128,7 +128,7 @@ class BoundedParser(h11.Connection):
             if isinstance(event, h11.Request):
                 n_bytes += len(event.method) + len(event.target)
                 if event.http_version not in VERSIONS:
-                    raise h11.RemoteProtocolError(OTHER_VERSION, HTTP_VERSION_NOT_SUPPORTED)
+                    raise h11.RemoteProtocolError(OTHER_VERSION)
             if n_bytes > MAX_HEAD_BYTES:
                 raise h11.RemoteProtocolError(LONG_HEAD, HEAD_TOO_LARGE)
         return event
@@ -349,11 +349,12 @@ class BoundedConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, unless an answer has begun already."""
         fault = sys.exception()
-        status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else None
-        if status == HTTP_VERSION_NOT_SUPPORTED:
-            self._refuse(BadRequest(OTHER_VERSION), status)
-        elif status == HEAD_TOO_LARGE:
-            self._refuse(BadRequest(LONG_HEAD), status)
+        if str(fault) == OTHER_VERSION:
+            self._refuse(BadRequest(OTHER_VERSION), BAD_REQUEST)
+        elif (
+            isinstance(fault, h11.RemoteProtocolError) and fault.error_status_hint == HEAD_TOO_LARGE
+        ):
+            self._refuse(BadRequest(LONG_HEAD), HEAD_TOO_LARGE)
         elif self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             super().send_400_response(msg)
         else:

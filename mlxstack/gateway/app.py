@@ -84,7 +84,8 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        if path in CHANGES or (is_own(scope["method"], path) and _named(scope) is None):
+        is_for_all = _named(scope) is None or path == AGENTS.rstrip("/")
+        if path in CHANGES or (is_own(scope["method"], path) and is_for_all):
             await self._own(scope, receive, send)
             return
         response = RelayedResponse(scope, send)

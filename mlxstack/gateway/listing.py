@@ -32,11 +32,12 @@ from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.web_page import page_file, page_or
 from mlxstack.core.errors import UnknownModel, Unsupported
-from mlxstack.core.preset import ServiceKind
+from mlxstack.core.preset import ApiKey, ServiceKind
 from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.processes import json_of
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, names_of
+from mlxstack.policy.kv.conversation_id import is_implicit
 
 LM_STUDIO, LM_STUDIO_V1 = "/api/v0/models", "/api/v1/models"
 LOAD = "/v1/models/load"
@@ -141,34 +142,44 @@ async def list_agents(
     members: TheMembers,
     spec: TheSpec,
     agent_members: TheAgentMembers,
+    model: FromQuery[str | None] = None,
 ) -> dict[str, Any]:
     """List the agents of all members that run, the last used first.
 
     One that several members know is shown by the member that served it last. A key for some models
-    sees the agents that these served last.
+    sees the agents that these served last. `model` chooses one member. Raises UnknownModel.
     """
     holder = guards.key_of(request)
     key = internal_key(spec.secret, request.state.get("key"))
-    every = [
-        one
-        for one in members.by_name.values()
-        if guards.is_for(holder, (*one.spec.names, one.spec.name))
-    ]
+    chosen = members.by_name.values() if not model else [_chosen(members, spec, model)]
+    every = [one for one in chosen if _is_for(holder, one)]
     bodies = await asyncio.gather(*(_read(one, "/v1/agents", key) for one in every))
     found: dict[str, dict[str, Any]] = {}
     for member, body in zip(every, bodies, strict=True):
         for entry in (body or {}).get("data", ()):
-            shown = entry | {"member": member.spec.name}
-            other = found.setdefault(entry["id"], shown)
-            if other is not shown and agent_members.find(entry["id"]) == member.spec.name:
-                found[entry["id"]] = shown
-    allowed = {one.spec.name for one in every}
-    found = {
-        agent: entry
-        for agent, entry in found.items()
-        if not holder.models or (agent_members.find(agent) or entry["member"]) in allowed
-    }
+            agent, shown = entry["id"], entry | {"member": member.spec.name}
+            last = agent_members.find(agent)
+            if holder.models and not is_implicit(agent) and last not in members.by_name:
+                continue
+            if holder.models and last is not None and not _is_for(holder, members.by_name[last]):
+                continue
+            other = found.setdefault(agent, shown)
+            if other is not shown and last == member.spec.name:
+                found[agent] = shown
     return {"object": "list", "data": sorted(found.values(), key=lambda one: one["idle_s"])}
+
+
+def _is_for(holder: ApiKey, member: MemberGate) -> bool:
+    return guards.is_for(holder, (*member.spec.names, member.spec.name))
+
+
+def _chosen(members: Members, spec: GatewaySpec, model: str) -> MemberGate:
+    """Member by one of its names, as requests name it. Raises UnknownModel."""
+    names = names_of(spec)
+    name = names.get(model) or names.get(model.removesuffix(":latest"))
+    if name is None:
+        raise UnknownModel(f"model {model!r} is not served here; /v1/models lists those that are")
+    return members.by_name[name]
 
 
 @get("/metrics", opt=OF_ALL)

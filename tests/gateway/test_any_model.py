@@ -96,8 +96,12 @@ def test_a_key_for_some_models_has_no_agents_of_others(site: AnySite) -> None:
         ):
             refused = call("llamas", method, path + query, sent)
             assert refused.status_code == 403, (method, path, refused.text)
-    own = {one["id"] for one in call("llamas", "GET", "/v1/agents").json()["data"]}
-    assert "mine" in own and "secret" not in own
+    for query in ("", "?model=llama-0", "?model=tiny/llama-0"):
+        listed = call("llamas", "GET", "/v1/agents" + query).json()["data"]
+        own = {one["id"] for one in listed}
+        assert "mine" in own and "secret" not in own
+    assert call("llamas", "GET", "/v1/agents?model=sinks-5").json()["data"] == []
+    assert call("llamas", "GET", "/v1/agents?model=nowhere").status_code == 404
     every = {one["id"] for one in call("sesame", "GET", "/v1/agents").json()["data"]}
     assert {"mine", "secret"} <= every
     assert call("llamas", "POST", "/v1/agents/mine/generate", turn).status_code == 200
