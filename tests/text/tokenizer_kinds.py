@@ -70,8 +70,8 @@ def byte_vocabulary() -> dict[str, int]:
 
 def spm_vocabulary(*more: str) -> dict[str, int]:
     """Letters and words with SentencePiece's letter of a space."""
-    words = [word.replace(" ", SPACE) for word in WORDS]
-    return vocabulary(["<unk>", *more, SPACE, SPACE * 2, "\n", "é", *LETTERS, *words])
+    texts = [word.replace(" ", SPACE) for word in WORDS]
+    return vocabulary(["<unk>", *more, SPACE, SPACE * 2, "\n", "é", *LETTERS, *texts])
 
 
 def byte_level(decoder: Any = None, more: Sequence[AddedToken] = (), **parts: Any) -> Tokenizer:
@@ -108,8 +108,8 @@ def metaspace(scheme: str, *, is_unigram: bool = False) -> Tokenizer:
 
 def plain(decoder: Any, *pieces: str) -> Tokenizer:
     """Whole words, with any decoder or none."""
-    words = [word.strip() for word in WORDS if word.strip()]
-    vocab = vocabulary(["[UNK]", *pieces, *words, *LETTERS, "é", ".", "n't"])
+    texts = [word.strip() for word in WORDS if word.strip()]
+    vocab = vocabulary(["[UNK]", *pieces, *texts, *LETTERS, "é", ".", "n't"])
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if decoder is not None:
@@ -120,8 +120,8 @@ def plain(decoder: Any, *pieces: str) -> Tokenizer:
 def word_piece(prefix: str, *, cleanup: bool) -> Tokenizer:
     """WordPiece; `prefix` begins the rest of a word."""
     letters = [f"{prefix}{letter}" for letter in (*LETTERS, "é", "ing")]
-    words = [word.strip() for word in WORDS if word.strip()]
-    vocab = vocabulary(["[UNK]", *letters, *LETTERS, *words, "do", "not", "n't", "'s"])
+    texts = [word.strip() for word in WORDS if word.strip()]
+    vocab = vocabulary(["[UNK]", *letters, *LETTERS, *texts, "do", "not", "n't", "'s"])
     model = models.WordPiece(vocab, unk_token="[UNK]", continuing_subword_prefix=prefix)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -139,20 +139,20 @@ def with_added(tokenizer: Tokenizer, more: Sequence[AddedToken] = ()) -> Tokeniz
 def sparse() -> Tokenizer:
     """Byte letters, and added tokens after a hole of 300 ids."""
     data = json.loads(byte_level().to_str())
-    words = (*MARKS, " brave", " está", "\U0001f642")
+    texts = (*MARKS, " brave", " está", "\U0001f642")
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     start = len(data["model"]["vocab"]) + 300
     data["added_tokens"] = [
         {"id": start + at, "content": word, "special": word == MARKS[0], **flags}
-        for at, word in enumerate(words)
+        for at, word in enumerate(texts)
     ]
-    data["model"]["vocab"] |= {word: start + at for at, word in enumerate(words)}
+    data["model"]["vocab"] |= {word: start + at for at, word in enumerate(texts)}
     return Tokenizer.from_str(json.dumps(data))
 
 
-def added(*words: str, normalized: bool = False) -> list[AddedToken]:
+def added(*texts: str, normalized: bool = False) -> list[AddedToken]:
     """Words that are no special tokens."""
-    return [AddedToken(word, normalized=normalized) for word in words]
+    return [AddedToken(word, normalized=normalized) for word in texts]
 
 
 def wrapped(tokenizer: Tokenizer, kind: type[Any] = PreTrainedTokenizerFast) -> TokenizerWrapper:
@@ -240,7 +240,7 @@ def _kinds() -> Mapping[str, Callable[[], TokenizerKind]]:
     lower = normalizers.Lowercase()
     stripped = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 1)])
     replaced = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\n\n", "\u00b6")])
-    words = ("▁▁▁", "\n\n\n", "está", "naïve")
+    texts = ("▁▁▁", "\n\n\n", "está", "naïve")
     accents = (" está", "Việt", "\U0001f642 ")
     prefixed = pre_tokenizers.ByteLevel(add_prefix_space=True)
 
@@ -273,7 +273,7 @@ def _kinds() -> Mapping[str, Callable[[], TokenizerKind]]:
         "bytes, lines": lines,
         "pieces": lambda: complete(spm(SPM_STRIPPED)),
         "pieces, spaces kept": lambda: complete(spm(SPM)),
-        "pieces, added words": lambda: complete(spm(SPM_STRIPPED, added(*words))),
+        "pieces, added words": lambda: complete(spm(SPM_STRIPPED, added(*texts))),
         "pieces, nested": lambda: complete(spm(nested)),
         "pieces, replaced late": lambda: fast(spm(late)),
         "pieces, expression": lambda: fast(spm(start)),
