@@ -112,7 +112,7 @@ log = logging.getLogger("mlxstack.connections")
 
 
 class BoundedParser(h11.Connection):
-    """HTTP parser of a server with a bound on heads and trailers, also on whole ones.
+    """HTTP parser with a bound on whole heads and trailers, too.
 
     h11 itself bounds those that are not complete yet.
     """
@@ -121,7 +121,10 @@ class BoundedParser(h11.Connection):
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
 
     def next_event(self) -> Any:
-        """The next event. Raises RemoteProtocolError for a long head or another version of HTTP."""
+        """The next event.
+
+        Raises RemoteProtocolError for a long head or another version of HTTP.
+        """
         event = super().next_event()
         if isinstance(event, h11.Request | h11.EndOfMessage):
             n_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in event.headers)
@@ -289,7 +292,7 @@ class BoundedConnection(H11Protocol):
             self._set_deadline()
 
     def pause_writing(self) -> None:
-        """Watch a client that is behind; a stream without an end waits for it."""
+        """Watch a client that is behind; an endless stream waits for it."""
         self.behind_since = time.monotonic()
         self._n_taken, self._n_looked_at = self._writes.n_taken, 0
         if self.scope is None or self.scope["method"] != "POST":
@@ -316,7 +319,7 @@ class BoundedConnection(H11Protocol):
         self.transport.abort()
 
     def _look_at_client(self) -> None:
-        """End a connection whose client takes nothing, or takes too long after the end."""
+        """End the connection of a client that takes nothing, or too slowly."""
         n_taken, before = self._writes.n_taken, self._n_taken
         self._n_taken = n_taken
         since = time.monotonic() - (self.behind_since or 0.0)

@@ -58,7 +58,7 @@ def note(text: str, *, is_dim: bool = False) -> None:
 
 
 def emit(text: str) -> None:
-    """Text for a shell or a file; only on a terminal without control characters."""
+    """Text for a shell or a file; printable on a terminal."""
     typer.echo(printable_lines(text) if sys.stdout.isatty() else text, nl=False)
 
 

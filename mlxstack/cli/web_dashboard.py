@@ -81,7 +81,7 @@ class WebDashboard(Server):
         return web.Response(text=page, content_type="text/html")
 
     async def handle_websocket(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
-        """Run a dashboard for a browser, within the bounds of their number and size."""
+        """Run a dashboard for a browser, within bounds of number and size."""
         if self._n_dashboards >= MAX_DASHBOARDS:
             text = f"{MAX_DASHBOARDS} browsers show the dashboard already; close one\n"
             return web.Response(status=UNAVAILABLE, text=text)

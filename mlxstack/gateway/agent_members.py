@@ -69,7 +69,7 @@ class AgentMembers:
         return name
 
     def is_new(self, agent: str) -> bool:
-        """Whether no member has served an agent, and no history of it is stored."""
+        """Whether an agent has no member and no stored history."""
         if self.find(agent) is not None:
             return False
         return not (is_agent(agent) and (self._folder / folder_of(agent)).exists())

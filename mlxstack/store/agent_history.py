@@ -114,7 +114,7 @@ def image_names(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def image_of(part: Any) -> str | None:
-    """Name of the image of a part of a content, if it lies beside the history."""
+    """Name of the stored image of a part of a content."""
     match part:
         case {"image_url": {"url": str(url)}} if (named := IMAGE.fullmatch(url)) is not None:
             return named[1]
@@ -240,7 +240,7 @@ class AgentFolders:
             raise refused(f"agent {agent} was not removed", error) from error
 
     def _write_image(self, agent: str, name: str, data: bytes | None) -> int:
-        """Write an image that is not there; its bytes, 0 for one that is. Raises StackError."""
+        """Bytes written of an image; 0 for a stored one. Raises StackError."""
         path = self._image(agent, name)
         try:
             n_there = path.lstat().st_size

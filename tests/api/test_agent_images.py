@@ -39,7 +39,7 @@ def client(seeing: Running) -> Iterator[httpx.Client]:
         yield client
 
 
-def turn(client: httpx.Client, agent: str, *messages: dict[str, Any]) -> httpx.Response:
+def next_turn(client: httpx.Client, agent: str, *messages: dict[str, Any]) -> httpx.Response:
     return client.post(f"/v1/agents/{agent}/generate", json={"append": messages, **TURN})
 
 
@@ -56,11 +56,11 @@ def images(home: Path, agent: str) -> dict[bytes, int]:
 
 
 def test_a_text_turn_writes_no_image_again(client: httpx.Client, home: Path) -> None:
-    turn(client, "ann", asked(1, 2)).raise_for_status()
+    next_turn(client, "ann", asked(1, 2)).raise_for_status()
     stored = images(home, "ann")
     assert stored.keys() == {base64.b64decode(png(1)), base64.b64decode(png(2))}
-    turn(client, "ann", {"role": "user", "content": "and now?"}).raise_for_status()
-    turn(client, "ann", asked(1)).raise_for_status()
+    next_turn(client, "ann", {"role": "user", "content": "and now?"}).raise_for_status()
+    next_turn(client, "ann", asked(1)).raise_for_status()
     assert images(home, "ann") == stored
     assert png(1) not in (home / "agents" / "ann" / "history.json").read_text()
     shown = history(client, "ann")
@@ -70,8 +70,8 @@ def test_a_text_turn_writes_no_image_again(client: httpx.Client, home: Path) -> 
 
 
 def test_changes_of_an_agent_keep_its_images_whole(client: httpx.Client, home: Path) -> None:
-    turn(client, "ben", asked(3)).raise_for_status()
-    turn(client, "ben", asked(4)).raise_for_status()
+    next_turn(client, "ben", asked(3)).raise_for_status()
+    next_turn(client, "ben", asked(4)).raise_for_status()
     client.post("/v1/agents/ben/fork", json={"id": "cid"}).raise_for_status()
     assert images(home, "cid").keys() == images(home, "ben").keys()
     assert history(client, "cid") == history(client, "ben")
@@ -80,13 +80,13 @@ def test_changes_of_an_agent_keep_its_images_whole(client: httpx.Client, home: P
     client.delete("/v1/agents/ben").raise_for_status()
     assert not (home / "agents" / "ben").exists()
     assert len(images(home, "cid")) == 2
-    turn(client, "cid", {"role": "user", "content": "go on"}).raise_for_status()
+    next_turn(client, "cid", {"role": "user", "content": "go on"}).raise_for_status()
 
 
 def test_a_history_of_an_earlier_release_is_read_and_stored_anew(
     client: httpx.Client, home: Path
 ) -> None:
-    turn(client, "dan", asked(5)).raise_for_status()
+    next_turn(client, "dan", asked(5)).raise_for_status()
     file = home / "agents" / "dan" / "history.json"
     stored = msgspec.json.decode(file.read_bytes())
     earlier = {**stored, "version": 1, "messages": history(client, "dan")}
@@ -94,15 +94,15 @@ def test_a_history_of_an_earlier_release_is_read_and_stored_anew(
     for image in (file.parent / "images").iterdir():
         image.unlink()
     assert history(client, "dan") == earlier["messages"]
-    turn(client, "dan", {"role": "user", "content": "and now?"}).raise_for_status()
+    next_turn(client, "dan", {"role": "user", "content": "and now?"}).raise_for_status()
     assert images(home, "dan").keys() == {base64.b64decode(png(5))}
 
 
 def test_an_image_that_is_gone_is_told(client: httpx.Client, home: Path) -> None:
-    turn(client, "eve", asked(6)).raise_for_status()
+    next_turn(client, "eve", asked(6)).raise_for_status()
     for image in (home / "agents" / "eve" / "images").iterdir():
         image.unlink()
-    refused = turn(client, "eve", {"role": "user", "content": "and now?"})
+    refused = next_turn(client, "eve", {"role": "user", "content": "and now?"})
     assert refused.status_code == 409
     assert "send its full `messages` once" in refused.text
     healed = client.post("/v1/agents/eve/generate", json={"messages": [asked(6)], **TURN})
@@ -151,7 +151,7 @@ def test_a_history_is_bounded_in_every_dialect(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, bound: str
 ) -> None:
     client.delete("/v1/agents/fay")
-    turn(client, "fay", asked(7)).raise_for_status()
+    next_turn(client, "fay", asked(7)).raise_for_status()
     before = history(client, "fay")
     least = {"MAX_HISTORY_BYTES": len(base64.b64decode(png(7))) + 100, "MAX_IMAGES": 1}
     monkeypatch.setattr(agents, bound, least[bound])
@@ -159,4 +159,4 @@ def test_a_history_is_bounded_in_every_dialect(
     assert refused.status_code == 400
     assert "are kept: rewind it" in refused.text
     assert history(client, "fay") == before
-    turn(client, "fay", {"role": "user", "content": "and now?"}).raise_for_status()
+    next_turn(client, "fay", {"role": "user", "content": "and now?"}).raise_for_status()

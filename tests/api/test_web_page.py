@@ -96,9 +96,9 @@ def test_a_snippet_with_any_name_is_one_command_with_that_name(tmp_path: Path, n
     run = subprocess.run(
         ["sh", "-c", command], env=env, cwd=tmp_path, capture_output=True, check=True
     )
-    words = run.stdout.decode().split("\0")
-    assert len(words) == 6 and words[3] == "-d"
-    assert json.loads(words[4])["model"] == name
+    arguments = run.stdout.decode().split("\0")
+    assert len(arguments) == 6 and arguments[3] == "-d"
+    assert json.loads(arguments[4])["model"] == name
     assert not (tmp_path / "PWNED").exists()
     calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.keyword)]
     assert [ast.literal_eval(call.value) for call in calls if call.arg == "model"] == [name]

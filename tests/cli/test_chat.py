@@ -149,8 +149,8 @@ def test_piped_input_is_one_prompt_and_only_the_answer_is_on_stdout(demo: Shell)
     reused, new, made = figures(done.stderr)
     assert reused + new > 0 and made > 0
     empty = piped("  \n")
-    words = "error: the prompt is empty; give it with -p, or on the standard input\n"
-    assert (empty.returncode, empty.stderr) == (2, words)
+    refusal = "error: the prompt is empty; give it with -p, or on the standard input\n"
+    assert (empty.returncode, empty.stderr) == (2, refusal)
     flagged = demo.run("chat", "-p", REMEMBER, "--system", "You are short.")
     assert flagged.returncode == 0 and flagged.stdout.strip()
 

@@ -178,7 +178,7 @@ def with_marks(
 
 
 class StoredImageReader(ImageReader):
-    """Images of stored messages; `load` reads those beside a history by their names."""
+    """Images of stored messages; `load` reads those beside a history."""
 
     def __init__(self, load: Callable[[str], bytes] | None) -> None:
         super().__init__(accepts_images=True, most_new=MOST_IN_ALL)
@@ -218,7 +218,10 @@ def data_url(image: ImagePart) -> str:
 def write_message(
     message: Message, url_of: Callable[[ImagePart], str] = data_url
 ) -> dict[str, Any]:
-    """One message as an object; empty fields are left out. `url_of` addresses its images."""
+    """One message as an object; empty fields are left out.
+
+    `url_of` gives the addresses of its images.
+    """
     content = _written_content(message, url_of)
     written: dict[str, Any] = {"role": message.role.value, "content": content}
     if message.reasoning is not None:
