@@ -444,11 +444,12 @@ def _named_weights(folder: Path, here: set[str]) -> set[str]:
     named = _names(folder)
     if named & here:
         return named
-    shards = [match for name in here if (match := SHARD.fullmatch(name))]
+    matches = (SHARD.fullmatch(name) for name in here)
+    rows = {(match[1], match[2]) for match in matches if match}
     return {
-        f"{one[1]}{number:0{len(one[2])}}-of-{one[2]}.safetensors"
-        for one in shards
-        for number in range(1, int(one[2]) + 1)
+        f"{beginning}{number:0{len(total)}}-of-{total}.safetensors"
+        for beginning, total in rows
+        for number in range(1, int(total) + 1)
     }
 
 

@@ -11,7 +11,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.folder_check import check_adapter, check_folder, check_startable, check_weights
 from mlxstack.models.local_models import _state
-from mlxstack.models.model_files import measured, read_config, read_object
+from mlxstack.models.model_files import measured, missing_weights, read_config, read_object
 from tests.host.test_foreign_json import header
 from tests.models import LLAMA
 
@@ -151,3 +151,11 @@ def test_arguments_of_a_training_are_no_weights(folder: Path) -> None:
     (folder / "training_args.bin").write_bytes(b"PK")
     (folder / "model.safetensors").unlink()
     check_startable(folder)
+
+
+def test_twenty_thousand_shards_are_named_once(folder: Path) -> None:
+    """Each shard names all of them, which would be 400 million names."""
+    (folder / "model.safetensors").unlink()
+    for number in range(1, 20_000):
+        (folder / f"model-{number:05}-of-20000.safetensors").touch()
+    assert missing_weights(folder) == ["model-20000-of-20000.safetensors"]
