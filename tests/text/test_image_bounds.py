@@ -1,5 +1,6 @@
 """Bounds of images: what is refused before decoding, and how the rest is decoded."""
 
+import base64
 import io
 import struct
 import zlib
@@ -7,7 +8,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from mlxstack.text.images import bounds
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.images import bounds, reader
 from mlxstack.text.images.bounds import RefusedImage, decoded, upright_size
 
 
@@ -53,14 +55,59 @@ def test_a_bomb_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> Non
     """Pillow's decoder is never asked for the pixels of a large image."""
     monkeypatch.setattr(Image.Image, "load", None)
     with pytest.raises(RefusedImage, match="pixels"):
-        upright_size(bomb(7_900, 7_900))
+        decoded(bomb(7_900, 7_900))
 
 
 def test_an_image_is_decoded_once_to_see_that_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.new("RGB", (17, 9), "teal"))
     assert upright_size(data) == (17, 9)
-    monkeypatch.setattr(bounds, "decoded", None)
+    monkeypatch.setattr(bounds, "PROCESSES", None)
     assert upright_size(data) == (17, 9)
+
+
+def scanned(side: int, n_scans: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    whole = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True)
+    at = whole.rindex(b"\xff\xda")
+    n_own = whole.count(b"\xff\xda")
+    return whole[:at] + whole[at:-2] * (n_scans - n_own + 1) + whole[-2:]
+
+
+@pytest.mark.parametrize(("side", "n_scans"), [(64, 101), (64, 20_000), (6000, 30)])
+def test_a_jpeg_of_many_scans_is_refused_by_its_markers(
+    monkeypatch: pytest.MonkeyPatch, side: int, n_scans: int
+) -> None:
+    data = scanned(side, n_scans)
+    monkeypatch.setattr(Image.Image, "load", None)
+    with pytest.raises(RefusedImage, match="scans"):
+        decoded(data)
+
+
+def test_a_jpeg_of_usual_scans_is_taken() -> None:
+    assert upright_size(scanned(64, 100)) == (64, 64)
+    photo = encoded(Image.effect_noise((600, 400), 90).convert("RGB"), "JPEG", progressive=True)
+    assert upright_size(photo) == (600, 400)
+
+
+def test_an_image_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "LIMIT_S", 0.05)
+    data = encoded(Image.new("RGB", (5000, 5000), "navy"), "JPEG", progressive=True)
+    for _ in range(2):
+        with pytest.raises(RefusedImage, match=r"takes longer than 0\.05 s of CPU time"):
+            upright_size(data)
+
+
+def test_pixels_of_a_request_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_PIXELS_IN_ALL", 1000)
+    parts = [
+        {"data": base64.b64encode(encoded(Image.new("1", (30, 10), at))).decode()} for at in (0, 1)
+    ]
+    images = reader.ImageReader(accepts_images=True)
+    images.new(parts[0], "first")
+    images.earlier(parts[1])
+    images.new(parts[0], "third")
+    with pytest.raises(BadRequest, match="1200 pixels or more, at most 1000"):
+        images.earlier(parts[1])
 
 
 def test_the_orientation_of_exif_turns_size_and_pixels() -> None:

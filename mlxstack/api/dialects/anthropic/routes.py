@@ -22,7 +22,13 @@ from mlxstack.api.dialects.anthropic.typed_tools import omitted_tools
 from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer,
+    cancel_on_disconnect,
+    n_tokens,
+)
 from mlxstack.core.conversation import Conversation
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -42,9 +48,13 @@ async def messages(
 ) -> Response[MessageResponse] | Stream:
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
-    parsed = await service.text_processor.read(partial(conversation, data))
+    parsed = await cancel_on_disconnect(
+        request, service.text_processor.read(partial(conversation, data))
+    )
     require_answerable(parsed)
-    generation = await admit(service, parsed, _options(service, data, parsed, request))
+    generation = await cancel_on_disconnect(
+        request, admit(service, parsed, _options(service, data, parsed, request))
+    )
     names = ResponseIds(generation.request.id, model, request_id(request.scope))
     return await answer(request, service, [[generation]], MessageStream(names), bool(data.stream))
 

@@ -12,7 +12,13 @@ from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBod
 from mlxstack.api.dialects.llama_server.response_schema import Answer
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer,
+    cancel_on_disconnect,
+    check_all,
+)
 from mlxstack.core.errors import Unsupported
 from mlxstack.service.calls.admission import admit_text
 
@@ -29,7 +35,9 @@ async def completion(
     options = structs.replace(options, has_progress=bool(data.return_progress))
     name = f"cmpl-{uuid4().hex}"
     orders = [
-        await admit_text(service, prompt, structs.replace(options, id=f"{name}-{i}"))
+        await cancel_on_disconnect(
+            request, admit_text(service, prompt, structs.replace(options, id=f"{name}-{i}"))
+        )
         for i, prompt in enumerate(prompts)
     ]
     renderer = LlamaRenderer(

@@ -209,7 +209,7 @@ async def generate_for_agent(
     model = resolve_model(service, data.model)
     agent = checked_agent(agent, "agent")
     convert = partial(_turn_request, service, agent, data, request)
-    turn = await service.text_processor.read(convert)
+    turn = await cancel_on_disconnect(request, service.text_processor.read(convert))
     renderer = ChatRenderer(data, turn.options.id, model, service.text_processor)
     if data.stream:
         return await _stream(service, agent, turn, renderer)

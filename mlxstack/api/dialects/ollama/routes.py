@@ -65,8 +65,10 @@ async def chat(
     if not data.messages:
         return _loaded(renderer, service)
     convert = partial(to_conversation.chat_conversation, data)
-    conversation = await service.text_processor.read(convert)
-    generation = await admit(service, conversation, _options(data, request, service))
+    conversation = await cancel_on_disconnect(request, service.text_processor.read(convert))
+    generation = await cancel_on_disconnect(
+        request, admit(service, conversation, _options(data, request, service))
+    )
     return await answer(request, service, [[generation]], renderer, data.stream is not False)
 
 
@@ -80,12 +82,12 @@ async def generate(
     if not data.prompt:
         return _loaded(renderer, service)
     convert = partial(to_conversation.prompt_conversation, data)
-    conversation = await service.text_processor.read(convert)
+    conversation = await cancel_on_disconnect(request, service.text_processor.read(convert))
     options = _options(data, request, service)
     generation = (
-        await admit_text(service, data.prompt, options)
+        await cancel_on_disconnect(request, admit_text(service, data.prompt, options))
         if data.raw
-        else await admit(service, conversation, options)
+        else await cancel_on_disconnect(request, admit(service, conversation, options))
     )
     return await answer(request, service, [[generation]], renderer, data.stream is not False)
 

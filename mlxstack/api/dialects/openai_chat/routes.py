@@ -15,7 +15,15 @@ from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, In
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import chosen_tool, resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, copies, n_choices, n_tokens
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer,
+    cancel_on_disconnect,
+    copies,
+    n_choices,
+    n_tokens,
+)
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -34,8 +42,12 @@ async def chat_completions(
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
-    conversation = await service.text_processor.read(partial(to_conversation.conversation, data))
-    generation = await admit(service, conversation, options(data, request, service))
+    conversation = await cancel_on_disconnect(
+        request, service.text_processor.read(partial(to_conversation.conversation, data))
+    )
+    generation = await cancel_on_disconnect(
+        request, admit(service, conversation, options(data, request, service))
+    )
     text_processor, tokens = generation.text_processor, generation.request.tokens
     verbose = Verbose(text_processor.decode(tokens), len(tokens)) if data.verbose else UNSET
     renderer = ChatRenderer(data, generation.request.id, model, text_processor, n, verbose)

@@ -11,7 +11,15 @@ from mlxstack.api.dialects.openai_completions.response_schema import TextComplet
 from mlxstack.api.dialects.openai_completions.stream import CompletionRenderer
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all, copies, n_choices
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer,
+    cancel_on_disconnect,
+    check_all,
+    copies,
+    n_choices,
+)
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit_text
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -32,7 +40,9 @@ async def completions(
     shape = CompletionRenderer(service, resolve_model(service, data.model), data, len(prompts))
     options = _options(data, request, service)
     orders = [
-        await admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
+        await cancel_on_disconnect(
+            request, admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
+        )
         for i, prompt in enumerate(prompts)
     ]
     groups = [copies(generation, shape.n) for generation in orders]

@@ -24,7 +24,13 @@ from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, to
 from mlxstack.api.guards import salt_of
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer,
+    cancel_on_disconnect,
+    n_tokens,
+)
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.calls.generation import Generation
@@ -50,9 +56,9 @@ async def responses(
     data = _resolved(data, request)
     options = _options(data, request, service, box)
     convert = partial(to_conversation.conversation, data, box)
-    conversation = await service.text_processor.read(convert)
+    conversation = await cancel_on_disconnect(request, service.text_processor.read(convert))
     with _of_input():
-        generation = await admit(service, conversation, options)
+        generation = await cancel_on_disconnect(request, admit(service, conversation, options))
     response, is_sealed = _response(data, generation, model), SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
     renderer = ResponseStream(
