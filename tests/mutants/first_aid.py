@@ -118,7 +118,7 @@ FIRST_AID = (
         "tests/api/test_tenants.py::test_a_key_of_some_agents_reads_no_totals_and_no_path",
     ),
     Mutant(
-        "a reader that leaves ends a command quietly", "cli/main.py",
+        "a reader that leaves ends a command quietly", "cli/streams.py",
         "        except BrokenPipeError:\n", "        except ZeroDivisionError:\n",
         "tests/cli/test_words.py::test_a_reader_that_leaves_ends_the_command_quietly",
     ),

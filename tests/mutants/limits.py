@@ -239,4 +239,46 @@ LIMITS = (
         "tests/policy/test_newcomers.py::"
         "test_newcomers_begin_to_decode_together_where_a_step_is_slow",
     ),
+    Mutant(
+        "a slow client holds nothing of others", "api/connection.py",
+        'if self.scope is None or self.scope["method"] != "POST":', "if True:",
+        "tests/api/test_slow_readers.py::"
+        "test_a_request_is_over_with_its_last_token_and_the_answer_stays_whole",
+    ),
+    Mutant(
+        "answers that wait for clients are bounded", "api/connection.py",
+        "if n_unread > MAX_UNREAD_BYTES and WAIT not in self._timers:", "if False:",
+        "tests/api/test_slow_readers.py::test_answers_that_wait_are_bounded",
+    ),
+    Mutant(
+        "a history is bounded", "service/calls/admission.py",
+        "agents.check_history(options.agent, conversation)", "pass",
+        "tests/api/test_agent_images.py::test_a_history_is_bounded_in_every_dialect",
+    ),
+    Mutant(
+        "an image of a history is written once", "store/agent_history.py",
+        "if data is None or n_there == len(data):", "if data is None:",
+        "tests/store/test_agent_folders.py::"
+        "test_an_image_is_stored_once_and_goes_with_its_last_name",
+    ),
+    Mutant(
+        "a key for some models has no agents of others", "gateway/app.py",
+        "if holder is not None and holder.models:", "if False:",
+        "tests/gateway/test_any_model.py::test_a_key_for_some_models_has_no_agents_of_others",
+    ),
+    Mutant(
+        "dashboards of browsers are bounded", "cli/web_dashboard.py",
+        "if self._n_dashboards >= MAX_DASHBOARDS:", "if False:",
+        "tests/tui/test_web.py::test_dashboards_of_browsers_are_bounded_in_number_and_size",
+    ),
+    Mutant(
+        "a closed pipe ends no start", "cli/streams.py",
+        "if _n_changes:", "if False:",
+        "tests/cli/test_streams.py::test_a_start_goes_on_where_nothing_reads_its_output",
+    ),
+    Mutant(
+        "commands print no control codes of names", "cli/output.py",
+        "typer.echo(printable_lines(text), nl=nl)", "typer.echo(text, nl=nl)",
+        "tests/cli/test_streams.py::test_a_name_turns_no_terminal",
+    ),
 )  # fmt: skip

@@ -217,8 +217,9 @@ def test_an_image_is_stored_once_and_goes_with_its_last_name(folders: AgentFolde
     assert before.keys() == {image_name(first), image_name(second)}
     assert (folders.root / "a" / "history.json").stat().st_size < 1000
     assert folders.image("a", image_name(first)) == first
-    folders.write("a", shown(first, second, stored=True))
-    assert image_files(folders, "a") == before, "nothing was written again"
+    for is_stored in (False, True):
+        folders.write("a", shown(first, second, stored=is_stored))
+        assert image_files(folders, "a") == before, "nothing was written again"
     folders.write("a", shown(second, stored=True))
     assert image_files(folders, "a").keys() == {image_name(second)}
     folders.write("a", HELLO)
