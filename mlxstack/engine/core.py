@@ -151,16 +151,20 @@ class EngineCore:
 
     def submit(self, request: Request) -> None:
         """Admit a request; `deliver` gets its events, finished or failed last."""
-        self._post(lambda: self._loop.submit(keyed_by_length(request, self._n_fixed_rope)))
+        self._post(lambda: self._loop.submit(self._keyed(request)))
 
     def begin_early(self, request: Request, after: str) -> None:
         """Compute the expected next prompt after a request; see `EngineLoop.begin_early`."""
 
         def begin() -> None:
             if self._drain_until is None:
-                self._loop.begin_early(keyed_by_length(request, self._n_fixed_rope), after)
+                self._loop.begin_early(self._keyed(request), after)
 
         self._post(begin)
+
+    def _keyed(self, request: Request) -> Request:
+        fixed = self._n_fixed_rope
+        return request if fixed is None else keyed_by_length(request, fixed)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request; no-op once it is over."""

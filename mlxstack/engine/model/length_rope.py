@@ -90,13 +90,13 @@ def pass_length(model: nn.Module) -> PassLength:
     return next((rope._length for rope in ropes), PassLength())
 
 
-def keyed_by_length(request: Request, fixed: int | None) -> Request:
-    """Request with a salt for the length of its prompt, beyond `fixed` tokens.
+def keyed_by_length(request: Request, fixed: int) -> Request:
+    """Request with a salt for the length of its prompt.
 
-    KV of such a prompt depends on its length from the first token on, so only prompts of the same
-    length find it.
+    KV of a prompt beyond `fixed` tokens depends on its length from the first token on, so only
+    prompts of the same length find it.
     """
     n_prefill = len(request.tokens) - 1
-    if fixed is None or n_prefill <= fixed:
+    if n_prefill <= fixed:
         return request
     return replace(request, salt=f"{request.salt}\0{n_prefill} tokens")
