@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -35,7 +35,7 @@ from mlxstack.core.errors import UnknownModel, Unsupported
 from mlxstack.core.preset import ApiKey, ServiceKind
 from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.members import MemberGate, Members
-from mlxstack.gateway.processes import json_of
+from mlxstack.gateway.processes import object_of
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, names_of
 from mlxstack.policy.kv.conversation_id import is_implicit
 
@@ -156,7 +156,7 @@ async def list_agents(
     bodies = await asyncio.gather(*(_read(one, "/v1/agents", key) for one in every))
     found: dict[str, dict[str, Any]] = {}
     for member, body in zip(every, bodies, strict=True):
-        for entry in (body or {}).get("data", ()):
+        for entry in _entries(body, "data", {"id": str, "idle_s": int | float}):
             agent, shown = entry["id"], entry | {"member": member.spec.name}
             last = agent_members.find(agent)
             if holder.models and not is_implicit(agent) and last not in members.by_name:
@@ -264,7 +264,7 @@ async def _gathered(
     bodies = await asyncio.gather(*(_read(one, path) for one in every))
     for one, body in zip(every, bodies, strict=True):
         if body is not None:
-            entries += body.get(key, ())
+            entries += _entries(body, key, {})
         elif known is not None:
             entries.append(known(one.spec))
     return entries
@@ -329,9 +329,8 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     name, *others = member.spec.names
     known = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}
     since = {"created": STARTED, "created_at": rfc3339(STARTED), "display_name": name}
-    own: dict[str, Any] = next(
-        (card for card in (body or {}).get("data", ()) if card["id"] == name), {}
-    )
+    cards = _entries(body, "data", {"id": str})
+    own: dict[str, Any] = next((card for card in cards if card["id"] == name), {})
     n_ctx = member.spec.service.n_ctx
     accepts_images = "vision" in member.spec.model.capabilities
     return {
@@ -361,7 +360,22 @@ async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[s
         answer = await member.process.call("GET", path, key=key)
     except httpx.HTTPError:
         return None
-    return json_of(answer) if answer.status_code == 200 else None
+    return object_of(answer) if answer.status_code == 200 else None
+
+
+def _entries(
+    body: dict[str, Any] | None, key: str, needed: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Objects of a list in a member's answer that have the `needed` fields in their types."""
+    listed = (body or {}).get(key)
+    if not isinstance(listed, list):
+        return []
+    return [
+        entry
+        for entry in listed
+        if isinstance(entry, dict)
+        and all(isinstance(entry.get(name), kind) for name, kind in needed.items())
+    ]
 
 
 ROUTES: list[Any] = [

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 from msgspec import structs
 
-from mlxstack.core.errors import Broken, Busy, StackError
+from mlxstack.core.errors import Broken, Busy
 from mlxstack.core.preset import Preset
 from mlxstack.gateway.spec import GatewayMember, internal_key, own_preset
 from mlxstack.host import services
@@ -25,6 +25,8 @@ LOOK_S = 0.1
 CALL_S = 5.0
 STOP_S = 2.0
 OK = 200
+MAX_ANSWER_BYTES = 16 << 20
+"""Bytes of an answer that the gateway reads itself."""
 PASSING = frozenset({409, 503})
 """Answers of a member that loads its model, or that a late request keeps from unloading."""
 
@@ -122,7 +124,7 @@ class MemberProcess:
         with suppress(httpx.HTTPError):
             answer = await self.call("GET", "/health")
             if answer.status_code == OK:
-                return str((json_of(answer) or {}).get("status") or "ok")
+                return str(object_of(answer).get("status") or "ok")
         return ""
 
     async def unload(self) -> None:
@@ -155,11 +157,22 @@ class MemberProcess:
     async def call(
         self, method: str, path: str, timeout_s: float = CALL_S, key: str | None = None
     ) -> httpx.Response:
-        """Call it with a key that it accepts, by default the gateway's own."""
+        """Call it with a key that it accepts, by default the gateway's own.
+
+        Raises httpx.HTTPError without an answer of at most `MAX_ANSWER_BYTES`.
+        """
         headers = {"authorization": f"Bearer {key}"} if key is not None else None
-        return await self._client.request(
+        content = bytearray()
+        async with self._client.stream(
             method, self.url + path, timeout=timeout_s, headers=headers
-        )
+        ) as answer:
+            async for part in answer.aiter_bytes():
+                content += part
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise httpx.RemoteProtocolError(
+                        f"{path} of {self._plan.name} has more than {MAX_ANSWER_BYTES} bytes"
+                    )
+        return httpx.Response(answer.status_code, content=bytes(content))
 
     def _reap(self) -> None:
         """Take the exit code of a supervisor that has ended."""
@@ -202,9 +215,9 @@ class MemberProcess:
         self._plan = structs.replace(self._plan, url=self.url)
 
 
-def json_of(answer: httpx.Response) -> Any:
-    """Body of an answer; None where it is no JSON."""
+def object_of(answer: httpx.Response) -> dict[str, Any]:
+    """JSON object of an answer; empty where it has none."""
     try:
-        return msgspec.json.decode(answer.content)
-    except (msgspec.DecodeError, StackError):
-        return None
+        return msgspec.json.decode(answer.content, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return {}

@@ -155,11 +155,12 @@ class MemberConnection(asyncio.Protocol):
             more, body = not response.is_complete, response.take()
             if is_begun and (body or not more):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
+            # Also after the last piece: a kept connection that is not read answers no more.
+            self.transport.resume_reading()
             if not more:
                 return not response.is_last
             if self._fault:
                 raise MemberLost(self._fault)
-            self.transport.resume_reading()
 
 
 class Upstream:

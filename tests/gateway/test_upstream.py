@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mlxstack.api import connection
 from mlxstack.core.preset import ServerSpec
-from mlxstack.gateway.upstream import Upstream
+from mlxstack.gateway.upstream import MOST_HELD_BYTES, MemberConnection, Upstream
 from tests.gateway.in_front import Front, in_front
 from tests.gateway.site import until
 from tests.patience import PATIENCE_S
@@ -209,3 +209,26 @@ async def test_a_request_that_outlives_its_upstream_leaves_no_connection() -> No
         assert await forwarded and b"".join(received) == b"ok"
         await is_left.wait()
     server.close()
+
+
+async def test_a_connection_is_read_again_after_an_answer_that_filled_its_buffer() -> None:
+    """It is kept for the next request, whose answer would not be read."""
+    body = b"x" * (2 * MOST_HELD_BYTES)
+    near, far = socket.socketpair()
+    with far:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(MemberConnection, sock=near)
+        # All of it comes before the client takes anything.
+        connection.data_received(
+            b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        assert not connection.transport.is_reading()
+        taken: list[bytes] = []
+
+        async def send(message: Any) -> None:
+            taken.append(message.get("body", b""))
+
+        assert await connection.relay(send, has_body=True)
+        assert b"".join(taken) == body
+        assert connection.transport.is_reading()
+        connection.transport.close()
