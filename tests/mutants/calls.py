@@ -70,7 +70,7 @@ CALLS = (
         "tests/text/test_enforceable.py::test_the_largest_part_that_fits_is_found",
     ),
     Mutant(
-        "message and place of a refused schema are of one part", "service/parts/text_processor.py",
+        "message and place of a refused schema are of one part", "text/grammar/grammar_text.py",
         'f"{blamed.reason}; this is', 'f"{error.message}; this is',
         ENFORCEABLE + "test_the_message_of_a_refused_schema_is_about_its_place",
     ),
@@ -80,7 +80,7 @@ CALLS = (
         ENFORCEABLE + "test_a_huge_tool_leaves_the_grammar_of_others",
     ),
     Mutant(
-        "repeated warnings of the grammar library are read", "text/grammar/compiler.py",
+        "repeated warnings of the grammar library are read", "text/grammar/compile_messages.py",
         "keywords, _ = json.JSONDecoder().raw_decode(warning, len(LEFT_OUT))",
         "keywords = json.loads(warning.removeprefix(LEFT_OUT))",
         "tests/api/test_structured.py::"

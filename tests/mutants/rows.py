@@ -1,5 +1,6 @@
 """Every protection with the way to switch it off, and the test that must fail then."""
 
+from tests.mutants.bounded import BOUNDED
 from tests.mutants.calls import CALLS
 from tests.mutants.faults import FAULTS
 from tests.mutants.features import FEATURES
@@ -303,4 +304,5 @@ MUTANTS = (
     *FAULTS,
     *PEERS,
     *STRANGERS,
+    *BOUNDED,
 )

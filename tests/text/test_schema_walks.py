@@ -14,7 +14,7 @@ from mlxstack.text.template.adaptation import TemplateCapabilities
 from mlxstack.text.template.tool_definitions import MAX_EXPANDED, completed_tools
 from tests.text.test_expressions import ended_by
 
-LIMIT_S = 20
+LIMIT_S = 5
 """CPU seconds for walks that take some milliseconds."""
 WIDE = {f"k{i}": {"type": "integer"} for i in range(20_000)}
 CHAIN: Any = {"properties": WIDE}
