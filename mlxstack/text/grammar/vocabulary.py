@@ -96,7 +96,10 @@ class ForcedText:
 
 
 def text_encoder(tokenizer: Any) -> Encode:
-    """Function that returns the tokens of a text without marks; none where it gives up."""
+    """Function that returns the tokens of a text without marks.
+
+    They are none where the tokenizer gives up.
+    """
     backend = Tokenizer.from_str(without_marks(tokenizer))
 
     def encode(text: str) -> list[int]:

@@ -72,7 +72,7 @@ class RefusedImage(ValueError):
 
 
 class ImageJob(Struct, frozen=True):
-    """Request to decode `data`: to measure it, or for the pixels of a `size`.
+    """Request to decode `data`, for its measure or the pixels of a `size`.
 
     `is_header`: its header alone is read, and nothing decoded.
     """
@@ -115,7 +115,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
 
 
 def known_measure(data: bytes) -> Measured | None:
-    """Measure of an image that was decoded before, or has too many bytes."""
+    """Known measure of an image, or of one with too many bytes."""
     if len(data) > MAX_BYTES:
         return f"it has {len(data)} bytes, at most {MAX_BYTES} are taken"
     with _lock:
@@ -147,7 +147,10 @@ def measure(data: bytes, limit_s: float) -> Measured:
 
 
 def n_header_pixels(data: bytes, limit_s: float) -> int:
-    """Pixels of an image by its header; 0 for one that is refused. Raises Overrun, Busy."""
+    """Pixels of an image by its header; 0 for a refused one.
+
+    Raises Overrun, Busy.
+    """
     known = known_measure(data)
     if known is None:
         answer = _answered(ImageJob(data, is_header=True), limit_s)
@@ -156,7 +159,10 @@ def n_header_pixels(data: bytes, limit_s: float) -> int:
 
 
 def pixels_of(processor: ImageProcessor, data: bytes, size: ImageSize) -> Any:
-    """Float32 input of a tower for an image, scaled to `size`. Raises RefusedImage, Busy."""
+    """Float32 input of a tower for an image of `size`.
+
+    Raises RefusedImage, Busy.
+    """
     import numpy as np  # noqa: PLC0415
 
     try:

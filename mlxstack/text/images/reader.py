@@ -83,7 +83,7 @@ class ImageReader:
 
 
 def check_pixels(n_pixels: int) -> None:
-    """Raise BadRequest for a request with so many pixels in all of its images."""
+    """Raise BadRequest for too many pixels in a request's images."""
     if n_pixels > MAX_PIXELS_IN_ALL:
         raise BadRequest(
             f"messages: the images of this request have {n_pixels} pixels or more, at most "
