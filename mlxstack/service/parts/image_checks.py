@@ -1,4 +1,4 @@
-"""Checks of the images of requests, one at a time for each request.
+"""Checks of the images of requests, one by one.
 
 Those that take long have threads of their own, so that others do not wait for them.
 """
@@ -58,7 +58,7 @@ class ImageChecks:
 
 
 def _unknown(images: Iterable[bytes]) -> tuple[tuple[bytes, ...], int]:
-    """Images that are not known, each once, and the pixels of the others."""
+    """Unknown images, each once, and the pixels of the others."""
     unknown: dict[bytes, None] = {}
     n_pixels = 0
     for data in images:
@@ -71,7 +71,7 @@ def _unknown(images: Iterable[bytes]) -> tuple[tuple[bytes, ...], int]:
 
 
 def _n_pixels(data: bytes) -> int:
-    """Pixels of an image by its header; 0 for one that will be refused."""
+    """Pixels of an image by its header; 0 for an overrun."""
     try:
         return n_header_pixels(data, QUICK_S)
     except Overrun:

@@ -1,4 +1,4 @@
-"""Threads for work on texts of clients, and how long they are stuck."""
+"""Threads for work on texts of clients."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ class WorkThreads:
         return self._pool.submit(self._run, work, threading.Event())
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a job of a client, which is ended when it leaves: when this is cancelled."""
+        """Run a job of a client, which a cancel ends."""
         has_left = threading.Event()
         try:
             return await asyncio.wrap_future(self._pool.submit(self._run, work, has_left))

@@ -72,7 +72,7 @@ class RefusedImage(ValueError):
 
 
 class ImageJob(Struct, frozen=True):
-    """Request to decode `data`, for its measure or the pixels of a `size`.
+    """Request to decode `data`, for its measure or its pixels.
 
     `is_header`: its header alone is read, and nothing decoded.
     """
