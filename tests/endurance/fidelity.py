@@ -42,6 +42,7 @@ from mlxstack.core.preset import (
     Speculation,
 )
 from mlxstack.demo import MODEL_DIR
+from mlxstack.service.service import LEAVING
 from tests import models, vision_models
 from tests.endurance.talks import Talks, has_picture
 from tests.ports import unused_port
@@ -233,6 +234,8 @@ def _status_of(answer: httpx.Response) -> int:
     """Status of an answer, or of the error in a body whose head was sent early."""
     if answer.status_code != 200 or "error" not in (body := answer.json()):
         return answer.status_code
+    if LEAVING in body["error"]["message"]:
+        return 503
     code = body["error"].get("code")
     return code if isinstance(code, int) else EARLY_CODES.get(code, 500)
 
