@@ -76,7 +76,7 @@ class ImageRange(Struct, frozen=True):
 
 
 class ImageSpan(ImageRange, frozen=True):
-    """Range of a prompt with the size and encoded bytes of its image."""
+    """Range of a prompt with its image: size and encoded bytes."""
 
     size: ImageSize
     data: bytes = b""

@@ -57,7 +57,7 @@ class PromptTokens(Struct, frozen=True):
 
 
 def kept(row: TokenRow, start: int, end: int) -> KeptTokens:
-    """Tokens `[start, end)` of a row; images have their ranges in the row."""
+    """Tokens `[start, end)` of a row, with its images that begin there."""
     images = (image for image in row.images if start <= image.start < end)
     ranges = tuple(ImageRange(image.start, image.end, image.digest) for image in images)
     return KeptTokens(row.tokens[start:end], ranges)

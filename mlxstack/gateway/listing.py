@@ -366,7 +366,10 @@ async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[s
 def _entries(
     body: dict[str, Any] | None, key: str, needed: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Objects of a list in a member's answer that have the `needed` fields in their types."""
+    """Objects of a list in a member's answer.
+
+    Those without the `needed` fields in their types are left out.
+    """
     listed = (body or {}).get(key)
     if not isinstance(listed, list):
         return []

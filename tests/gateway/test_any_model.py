@@ -81,13 +81,13 @@ def test_a_key_for_some_models_has_no_agents_of_others(site: AnySite) -> None:
 
     assert asked(site, "sesame", model="tiny/sinks-5", agent="secret").status_code == 200
     assert asked(site, "llamas", model="llama-0", agent="mine").status_code == 200
-    turn = {"append": HELLO["messages"], "max_tokens": 2}
+    turn_body = {"append": HELLO["messages"], "max_tokens": 2}
     for query, body in (("?model=llama-0", {}), ("", {"model": "llama-0"})):
         agent = "/v1/agents/secret"
         for method, path, sent in (
             ("GET", agent, None),
             ("GET", agent + "/history", None),
-            ("POST", agent + "/generate", {**turn, **body}),
+            ("POST", agent + "/generate", {**turn_body, **body}),
             ("POST", agent + "/fork", {"id": "stolen", **body}),
             ("POST", agent + "/rewind", {"n_messages": 0, **body}),
             ("DELETE", agent, None),
@@ -104,7 +104,7 @@ def test_a_key_for_some_models_has_no_agents_of_others(site: AnySite) -> None:
     assert call("llamas", "GET", "/v1/agents?model=nowhere").status_code == 404
     every = {one["id"] for one in call("sesame", "GET", "/v1/agents").json()["data"]}
     assert {"mine", "secret"} <= every
-    assert call("llamas", "POST", "/v1/agents/mine/generate", turn).status_code == 200
+    assert call("llamas", "POST", "/v1/agents/mine/generate", turn_body).status_code == 200
     assert call("llamas", "GET", "/v1/agents/mine/history").status_code == 200
     assert call("sesame", "GET", "/v1/agents/secret/history").status_code == 200
 

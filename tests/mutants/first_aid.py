@@ -203,7 +203,7 @@ FIRST_AID = (
     ),
     Mutant(
         "last prompts are arrays of 32 bits", "engine/slots/prefix_lookup.py",
-        'LastPrompt(array("I", request.tokens)', 'LastPrompt(array("Q", request.tokens)',
+        'array("I", last.tokens)', 'array("Q", last.tokens)',
         PROMPTS + "test_f8_last_prompts_are_bounded_by_bytes_and_part_of_the_budget",
     ),
     Mutant(

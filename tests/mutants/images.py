@@ -173,7 +173,7 @@ IMAGES = (
     ),
     Mutant(
         "a draft model gets no virtual ids", "engine/decode/draft_model.py",
-        "return without_virtual(tokens, self.placeholder)", "return tokens",
+        "without_images = without_virtual(tokens, self.placeholder)", "without_images = tokens",
         DRAFTS + "test_drafters_get_the_placeholder_in_place_of_features",
     ),
     Mutant(

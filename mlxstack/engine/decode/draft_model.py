@@ -156,8 +156,8 @@ class DraftModel:
 
     def _text(self, tokens: list[int]) -> list[int]:
         """Tokens that the draft model has: virtual ids and others are replaced."""
-        known = without_virtual(tokens, self.placeholder)
-        return [token if token < self._n_vocab else self.placeholder for token in known]
+        without_images = without_virtual(tokens, self.placeholder)
+        return [token if token < self._n_vocab else self.placeholder for token in without_images]
 
     def _is_ready(self, row: BatchRow) -> bool:
         return _n_behind(row) <= READY

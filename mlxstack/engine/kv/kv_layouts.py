@@ -28,7 +28,7 @@ class ArrayLayout(Struct, frozen=True):
 
 
 class LayerLayout(Struct, frozen=True):
-    """Arrays of a layer's state, None where unset, and number of its numbers."""
+    """Arrays of a layer's state, None where unset; it has `n_numbers` numbers."""
 
     arrays: tuple[ArrayLayout | None, ...]
     n_numbers: int

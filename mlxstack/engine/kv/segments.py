@@ -224,9 +224,9 @@ def record_of(head: KVFileHeader) -> prefix_index.Record:
 
 
 class SegmentLayout(Struct, frozen=True):
-    """Order of parts, and (dtype, parts, heads, dim) of each group."""
+    """Group of every part, and (dtype, parts, heads, dim) of each group."""
 
-    order: list[int]
+    group_of_part: list[int]
     groups: list[tuple[str, int, int, int]]
 
 
@@ -244,11 +244,11 @@ def layout_of_head(head: KVFileHeader) -> SegmentLayout:
     if any(len(dims) != 4 or dims[2] != head.end - head.start for _, dims in head.shapes):
         raise Damaged(f"the arrays of the KV file {head.key} do not fit its tokens")
     try:
-        order = msgspec.json.decode(meta_of(head.meta).layout, type=list[int])
+        group_of_part = msgspec.json.decode(meta_of(head.meta).layout, type=list[int])
     except msgspec.MsgspecError as error:
         raise Damaged(f"the KV file {head.key} has no layout of a segment: {error}") from None
     groups = [(dtype, dims[0], dims[1], dims[3]) for dtype, dims in head.shapes]
-    return SegmentLayout(order, groups)
+    return SegmentLayout(group_of_part, groups)
 
 
 def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:

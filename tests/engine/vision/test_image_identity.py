@@ -41,9 +41,9 @@ def driver(folder: Path, tmp_path: Path) -> Iterator[Driver]:
         yield one
 
 
-def early(driver: Driver, turn: Scene, expected: Scene) -> int:
+def early(driver: Driver, sampled: Scene, expected: Scene) -> int:
     """Begin a turn early that is not quite what was sampled; the tokens that were computed."""
-    ask = driver.submit(**turn, n=4, slot=0, display_name="agent")
+    ask = driver.submit(**sampled, n=4, slot=0, display_name="agent")
     driver.finish(ask)
     driver.expect(**expected, after=ask, slot=0, display_name="agent")
     driver.catch_up()
@@ -57,8 +57,8 @@ def test_the_next_turn_after_an_image_is_the_one_from_cold(
     shown = (prompt(40), png(1), prompt(20, 1))
     expected = pictures(*shown, prompt(90, 2))
     assert early(driver, pictures(*shown, prompt(60, 3)), expected) > 0
-    turn = pictures(*shown, prompt(90, 2), prompt(9, 4))
-    assert driver.answer(**turn, slot=0, display_name="agent") == driver.cold(**turn)
+    following = pictures(*shown, prompt(90, 2), prompt(9, 4))
+    assert driver.answer(**following, slot=0, display_name="agent") == driver.cold(**following)
     assert driver.n_early[1] > 0
 
 
@@ -66,8 +66,8 @@ def test_no_tower_runs_for_a_turn_that_may_never_come(driver: Driver, pictures: 
     shown = (png(1), prompt(20, 1))
     expected = pictures(prompt(40), *shown, prompt(60, 2))
     assert early(driver, pictures(prompt(90, 3), *shown), expected) == 0
-    turn = pictures(prompt(40), *shown, prompt(60, 2), prompt(9, 4))
-    assert driver.answer(**turn, slot=0) == driver.cold(**turn)
+    following = pictures(prompt(40), *shown, prompt(60, 2), prompt(9, 4))
+    assert driver.answer(**following, slot=0) == driver.cold(**following)
 
 
 def test_an_id_without_its_image_never_reaches_the_model(
