@@ -43,6 +43,9 @@ DEAF_S = 6.0
 
 PROBE_S = 1.0
 
+NATIVE_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT})
+"""Signals by which native code ends its process, also after a refused allocation."""
+
 FILES_S = 1.0
 """Seconds between two looks at the files of the service."""
 
@@ -244,7 +247,7 @@ class Supervisor:
             task.cancel()
 
     def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = _describe_exit(code, was_stuck=stuck is not None)
         lines = tuple(self._log.last_lines)
         # Other ranks and native code may print many lines after an error.
         errors = tuple(filter(ERROR_LINE.match, lines[:-N_LAST_WORDS]))[-1:]
@@ -286,6 +289,19 @@ class Supervisor:
             write_json(file, self._state)
         except OSError as why:
             self._say(f"{file} cannot be written ({why.strerror}); `status` tells what was before")
+
+
+def _describe_exit(code: int, *, was_stuck: bool) -> str:
+    """Description of a worker's end; the supervisor kills a stuck one."""
+    if code >= 0:
+        return f"exited with {code}"
+    number = signal.Signals(-code)
+    words = f"was killed by {number.name}"
+    if number is signal.SIGKILL and not was_stuck:
+        return f"{words}, as when memory runs out"
+    if number in NATIVE_FAULTS:
+        return f"{words}: native code failed, as when memory runs out"
+    return words
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

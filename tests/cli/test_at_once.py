@@ -105,7 +105,7 @@ def test_a7_how_a_worker_died_while_it_started_is_told(shell: Shell) -> None:
     os.kill(shell.services()["tiny"]["worker_pid"], signal.SIGKILL)
     _, told = up.communicate(timeout=PATIENCE_S)
     assert up.returncode == 1
-    assert told.startswith("error: `tiny` did not start: its worker was killed by SIGKILL; ")
+    assert told.startswith("error: `tiny` did not start: its worker was killed by SIGKILL, ")
     assert shell.own_processes() == []
 
 

@@ -140,7 +140,7 @@ def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) 
     assert second.worker is not None
     assert second.worker.pid != first.pid
     assert second.exit_code == -signal.SIGKILL
-    assert f"worker {first.pid} was killed by SIGKILL" in one.log()
+    assert f"worker {first.pid} was killed by SIGKILL, as when memory runs out" in one.log()
 
 
 @pytest.mark.parametrize(
