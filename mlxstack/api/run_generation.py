@@ -36,7 +36,7 @@ from mlxstack.api.streaming import (
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import n_computed
+from mlxstack.core.prompt_tokens import n_computed
 from mlxstack.core.response_parts import CollectedResponse, ResponsePart, gather
 from mlxstack.service.calls.admission import loose_schemas
 from mlxstack.service.calls.generation import Generation, stream_response

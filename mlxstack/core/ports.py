@@ -6,7 +6,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlxstack.core.commands import CollectGarbage, GCResult
-from mlxstack.core.image import ImageRange
+from mlxstack.core.prompt_tokens import ImageRange
 
 CallSoon = Callable[[Callable[[], None]], None]
 """Runs a function on the thread that it belongs to, soon."""

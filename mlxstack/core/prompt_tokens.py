@@ -1,12 +1,47 @@
-"""Tokens of a prompt together with the ranges of its images."""
+"""Tokens of a prompt together with the ranges of its images.
 
-from collections.abc import Sequence
+Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`. No
+vocabulary reaches 2^30, and the model is never given such an id. 30 bits are too few to tell images
+apart: block hashes and comparisons of tokens look at the digests of the ranges too.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Protocol, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.image import FIRST_VIRTUAL, ImageRange, ImageSpan, reuse_cut
+from mlxstack.core.image import ImageSize
+
+FIRST_VIRTUAL = 1 << 30
+"""Smallest virtual token id."""
+_BITS = FIRST_VIRTUAL - 1
+_PER_HASH = 8
+
+
+class ImageRange(Struct, frozen=True):
+    """Range `[start, end)` of tokens with an image's features.
+
+    Tokens of the model's own, such as the ends of rows, may stand between virtual ones. `digest`
+    identifies encoded bytes, size, parameters of the processor and weights of the tower.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+
+
+class ImageSpan(ImageRange, frozen=True):
+    """Range of a prompt with its image: size and encoded bytes."""
+
+    size: ImageSize
+    data: bytes = b""
+
+    def moved(self, n_tokens: int) -> "ImageSpan":
+        """The span after `n_tokens` more tokens."""
+        return replace(self, start=self.start + n_tokens, end=self.end + n_tokens)
 
 
 class TokenRow(Protocol):
@@ -75,3 +110,61 @@ def check_images(tokens: Sequence[int], images: Sequence[ImageRange]) -> None:
 def _check_text(tokens: Sequence[int], start: int, end: int) -> None:
     if max(tokens[start:end], default=0) >= FIRST_VIRTUAL:
         raise ValueError(f"a token of [{start}, {end}) belongs to an image that is not here")
+
+
+def n_computed(images: Iterable[ImageSpan], n_cached: int) -> int:
+    """Number of images that do not lie within the first `n_cached` tokens."""
+    return sum(image.end > n_cached for image in images)
+
+
+def virtual_ids(image: bytes, n: int) -> list[int]:
+    """Virtual token ids of the `n` features of an image."""
+    ids: list[int] = []
+    for block in range(-(-n // _PER_HASH)):
+        hashed = hashlib.sha256(image + block.to_bytes(4, "little")).digest()
+        words = (int.from_bytes(hashed[i : i + 4], "little") for i in range(0, 32, 4))
+        ids += [FIRST_VIRTUAL | (word & _BITS) for word in words]
+    return ids[:n]
+
+
+def without_virtual(tokens: Iterable[int], placeholder: int) -> list[int]:
+    """Tokens of the vocabulary: `placeholder` in place of each virtual id."""
+    return [placeholder if token >= FIRST_VIRTUAL else token for token in tokens]
+
+
+def text_tokens(tokens: Iterable[int]) -> list[int]:
+    """Tokens without virtual ids: text that may be copied, counted or shown."""
+    return [token for token in tokens if token < FIRST_VIRTUAL]
+
+
+def same_until(own: Sequence[ImageRange], other: Sequence[ImageRange], n_tokens: int) -> int:
+    """First position of `n_tokens` equal ids that is of different images.
+
+    It is `n_tokens` without one. Both are ascending. An image that begins within the tokens
+    differs from none.
+    """
+    for mine, theirs in zip_longest(own, other):
+        start = min(span.start for span in (mine, theirs) if span is not None)
+        if start >= n_tokens:
+            break
+        is_same = (
+            mine is not None
+            and theirs is not None
+            and (mine.start, mine.end, mine.digest) == (theirs.start, theirs.end, theirs.digest)
+        )
+        if not is_same:
+            return start
+    return n_tokens
+
+
+def whole_images(spans: Iterable[ImageRange], start: int, end: int) -> int:
+    """End near `end` of a range that cuts no image."""
+    cut = next((span for span in spans if span.start < end < span.end), None)
+    if cut is None:
+        return end
+    return cut.start if cut.start > start else cut.end
+
+
+def reuse_cut(spans: Iterable[ImageRange], n_tokens: int) -> int:
+    """Longest prefix of at most `n_tokens` tokens that ends in no image."""
+    return next((span.start for span in spans if span.start < n_tokens < span.end), n_tokens)

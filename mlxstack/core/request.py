@@ -5,9 +5,8 @@ from enum import IntEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.image import ImageSpan
 from mlxstack.core.ports import Constraint
-from mlxstack.core.prompt_tokens import PromptTokens
+from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
 
 
 class Priority(IntEnum):

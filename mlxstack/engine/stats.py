@@ -10,7 +10,7 @@ from msgspec.structs import astuple, replace
 
 from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
-from mlxstack.core.image import n_computed
+from mlxstack.core.prompt_tokens import n_computed
 from mlxstack.core.status import WindowSums
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.kv.slot_context import SlotContext

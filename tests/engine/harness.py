@@ -21,9 +21,8 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.image import ImageSpan
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
-from mlxstack.core.prompt_tokens import PromptTokens, check_images
+from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens, check_images
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup

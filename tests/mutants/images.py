@@ -86,7 +86,7 @@ IMAGES = (
         MEMORY + "test_images_of_one_chunk_are_encoded_once_beyond_the_bound",
     ),
     Mutant(
-        "another image has other ids", "core/image.py",
+        "another image has other ids", "core/prompt_tokens.py",
         "hashlib.sha256(image + block", "hashlib.sha256(block",
         SLOTS + "test_67_pages_have_67_keys_and_answers",
     ),
@@ -128,7 +128,7 @@ IMAGES = (
         "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
     ),
     Mutant(
-        "an image whose tokens attend to each other is one chunk", "core/image.py",
+        "an image whose tokens attend to each other is one chunk", "core/prompt_tokens.py",
         "return cut.start if cut.start > start else cut.end", "return end",
         "tests/engine/vision/test_gemma3.py::test_a_chunk_ends_before_or_after_an_image",
     ),
@@ -160,7 +160,7 @@ IMAGES = (
         "tests/engine/vision/test_gemma3.py::test_quantized_kv_takes_no_images",
     ),
     Mutant(
-        "a reuse cut inside an image goes back to its start", "core/image.py",
+        "a reuse cut inside an image goes back to its start", "core/prompt_tokens.py",
         "next((span.start for span in spans if span.start < n_tokens < span.end), n_tokens)",
         "n_tokens",
         "tests/policy/test_restore.py::"
@@ -173,7 +173,8 @@ IMAGES = (
     ),
     Mutant(
         "a draft model gets no virtual ids", "engine/decode/draft_model.py",
-        "without_images = without_virtual(tokens, self.placeholder)", "without_images = tokens",
+        "return [token if token < self._n_vocab else self.placeholder for token in tokens]",
+        "return tokens",
         DRAFTS + "test_drafters_get_the_placeholder_in_place_of_features",
     ),
     Mutant(

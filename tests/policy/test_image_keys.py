@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.image import FIRST_VIRTUAL, ImageRange, ImageSize, ImageSpan
-from mlxstack.core.prompt_tokens import KeptTokens, PromptTokens, check_images, kept
+from mlxstack.core.image import ImageSize
+from mlxstack.core.prompt_tokens import (
+    FIRST_VIRTUAL,
+    ImageRange,
+    ImageSpan,
+    KeptTokens,
+    PromptTokens,
+    check_images,
+    kept,
+)
 from mlxstack.policy.kv.block_hash import extend, hash_at, salt, start
 from mlxstack.policy.kv.prefix_index import common_tokens
 from mlxstack.text.tokens.cached_tokenizer import common_length

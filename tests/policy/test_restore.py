@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
-from mlxstack.core.image import ImageSize, ImageSpan
+from mlxstack.core.image import ImageSize
+from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.policy.kv.prefix_index import PathStep, PrefixMatch, RestorePoint
 from mlxstack.policy.kv.reuse_plan import (
     COST,

@@ -14,7 +14,6 @@ from math import inf
 import mlx.core as mx
 from msgspec.structs import replace
 
-from mlxstack.core.image import without_virtual
 from mlxstack.engine.decode.sampler import BatchRow
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
@@ -156,8 +155,7 @@ class DraftModel:
 
     def _text(self, tokens: list[int]) -> list[int]:
         """Tokens that the draft model has: virtual ids and others are replaced."""
-        without_images = without_virtual(tokens, self.placeholder)
-        return [token if token < self._n_vocab else self.placeholder for token in without_images]
+        return [token if token < self._n_vocab else self.placeholder for token in tokens]
 
     def _is_ready(self, row: BatchRow) -> bool:
         return _n_behind(row) <= READY

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.core.image import FIRST_VIRTUAL, text_tokens, whole_images, without_virtual
-from mlxstack.core.prompt_tokens import check_images, kept
+from mlxstack.core.prompt_tokens import (
+    FIRST_VIRTUAL,
+    check_images,
+    kept,
+    text_tokens,
+    whole_images,
+    without_virtual,
+)
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.drafter import Drafter

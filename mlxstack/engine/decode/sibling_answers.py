@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from mlxstack.core.image import text_tokens
+from mlxstack.core.prompt_tokens import text_tokens
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.ngram_index import ORDER, Place, extended
 

@@ -6,9 +6,8 @@ Runs on the MLX thread.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-from mlxstack.core.image import same_until
 from mlxstack.core.preset import PrefixCacheSpec
-from mlxstack.core.prompt_tokens import KeptTokens, TokenRow, kept
+from mlxstack.core.prompt_tokens import KeptTokens, TokenRow, kept, same_until
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.policy.kv import block_hash, eviction, prefix_index, prefix_index_check

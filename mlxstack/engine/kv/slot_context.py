@@ -7,8 +7,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from msgspec import Struct
 
-from mlxstack.core.image import ImageRange
-from mlxstack.core.prompt_tokens import TokenRow, kept
+from mlxstack.core.prompt_tokens import ImageRange, TokenRow, kept
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
 from mlxstack.engine.model.runner import PassStart

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import ImageProcessor, ImageSpan
+from mlxstack.core.image import ImageProcessor
+from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.engine.model.runner import SlotTokens
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.seam import ImageModel, image_model

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlxstack.core.image import ImageSpan
+from mlxstack.core.prompt_tokens import ImageSpan
 
 
 def delta(spans: Sequence[ImageSpan], index: int) -> int:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxstack.core.image import ImageRange
-from mlxstack.core.prompt_tokens import TokenRow
+from mlxstack.core.prompt_tokens import ImageRange, TokenRow
 
 TOKEN_BYTES = 4
 

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mlxstack.core.image import same_until
-from mlxstack.core.prompt_tokens import TokenRow
+from mlxstack.core.prompt_tokens import TokenRow, same_until
 
 MAX_SEGMENT = 2048
 """The longest segment that a file may hold, in tokens."""

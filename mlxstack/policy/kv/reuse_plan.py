@@ -11,7 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
-from mlxstack.core.image import ImageSpan, reuse_cut
+from mlxstack.core.prompt_tokens import ImageSpan, reuse_cut
 from mlxstack.policy.kv.prefix_index import PathStep, PrefixMatch, RestorePoint, cut_path
 
 COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3, KVSource.NONE: 4}

@@ -19,7 +19,7 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
 )
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
-from mlxstack.core.image import n_computed
+from mlxstack.core.prompt_tokens import n_computed
 from mlxstack.core.request import Request
 from mlxstack.core.status import MissSums, MissView, RequestView
 from mlxstack.service.parts.agent_registry import AgentRegistry, age_s

@@ -15,11 +15,10 @@ from mlxstack.core.image import (
     MEDIA_MARKER,
     ImagePart,
     ImageProcessor,
-    ImageSpan,
     digest,
     marks,
-    virtual_ids,
 )
+from mlxstack.core.prompt_tokens import ImageSpan, virtual_ids
 from mlxstack.text.images.bounds import RefusedImage, upright_size
 from mlxstack.text.tokens.cached_tokenizer import Splice
 

@@ -13,15 +13,8 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, SetupError, TooLong
-from mlxstack.core.image import (
-    MARK_OPENS,
-    MEDIA_MARKER,
-    ImagePart,
-    ImageProcessor,
-    marks,
-    without_virtual,
-)
-from mlxstack.core.prompt_tokens import PromptTokens
+from mlxstack.core.image import MARK_OPENS, MEDIA_MARKER, ImagePart, ImageProcessor, marks
+from mlxstack.core.prompt_tokens import PromptTokens, without_virtual
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.images.reader import OMITTED
 from mlxstack.text.images.spans import (

@@ -9,8 +9,9 @@ pytest.importorskip("PIL")
 
 import mlx.core as mx
 
-from mlxstack.core.image import ImageSize, ImageSpan, whole_images
+from mlxstack.core.image import ImageSize
 from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.core.prompt_tokens import ImageSpan, whole_images
 from mlxstack.engine.loading import loader
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Encoding

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("PIL")
 
-from mlxstack.core.image import ImageSpan
 from mlxstack.core.preset import PrefillSpec, SlotSpec
+from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.vision import tower
 from mlxstack.engine.vision.blocks import VisionBlock

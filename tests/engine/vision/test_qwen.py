@@ -11,7 +11,8 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.image import ImageSize, ImageSpan
+from mlxstack.core.image import ImageSize
+from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.engine.vision import mrope, tower
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
