@@ -26,7 +26,7 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
-from mlxstack.text.tokens.pattern_panics import refusing_panics
+from mlxstack.text.tokens.pattern_panics import refuse_panic
 from mlxstack.text.tokens.special_tokens import nameless
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
@@ -82,8 +82,13 @@ class OutputFormat:
         self.free_call_marks = self._free_call_marks()
 
     def _tokens(self, text: str) -> tuple[int, ...]:
-        with refusing_panics():
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+        if not text:
+            return ()
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        except BaseException as error:
+            refuse_panic(error)
+            raise
 
     def _answer_opening(self) -> str:
         """The text after which the answer itself begins."""

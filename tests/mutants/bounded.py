@@ -51,8 +51,8 @@ BOUNDED = (
     ),
     Mutant(
         "health tells which work is stuck", "service/parts/text_processor.py",
-        "(one.name for one in self._all_threads if",
-        "(one.name for one in self._all_threads[:1] if",
+        "(threads.name for threads in self._all_threads if",
+        "(threads.name for threads in self._all_threads[:1] if",
         WORK + "test_health_tells_which_work_is_stuck",
     ),
     Mutant(

@@ -3,7 +3,7 @@
 Those that take long have threads of their own, so that others do not wait for them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from mlxstack.core.errors import BadRequest
@@ -28,12 +28,9 @@ class ImageChecks:
         self._slow = WorkThreads(N_SLOW, "checks of slow images")
         self.threads = (self._quick, self._slow)
 
-    async def measure(self, images: Iterable[bytes]) -> None:
+    async def measure(self, images: Sequence[bytes]) -> None:
         """Measure images that are not known yet. Raises BadRequest, Busy."""
-        sent = tuple(images)
-        if not sent:
-            return
-        unknown, n_pixels = await self._quick.run(partial(_unknown, sent))
+        unknown, n_pixels = await self._quick.run(partial(_unknown, images))
         for data in unknown:
             n_pixels += await self._quick.run(partial(_n_pixels, data))
             check_pixels(n_pixels)

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
-from mlxstack.core.image import ImagePart, ImageProcessor, MediaText, text_tokens
+from mlxstack.core.image import ImagePart, ImageProcessor, MediaText
 from mlxstack.core.preset import Preset, ServiceKind
-from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images
+from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images, text_tokens
 from mlxstack.service.parts.image_checks import ImageChecks
 from mlxstack.service.parts.work_threads import WorkThreads
 from mlxstack.text.grammar.client_grammars import ClientGrammars
@@ -124,8 +124,9 @@ class TextProcessor:
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
         # Images of a stored history may not have been decoded since the start.
-        images = [image.data for one in conversation.messages for image in one.images]
-        await self._image_checks.measure(images)
+        images = [image.data for message in conversation.messages for image in message.images]
+        if images:
+            await self._image_checks.measure(images)
         prompt = await self.run(lambda: self.prompt_maker.make(conversation, scope))
         self.refuse_rowless(prompt.tokens, "messages")
         return prompt
@@ -138,7 +139,7 @@ class TextProcessor:
 
     def stuck_work(self, limit_s: float) -> str:
         """Name of the work that all threads are busy with for `limit_s` seconds; "" for none."""
-        stuck = (one.name for one in self._all_threads if one.stalled_s() > limit_s)
+        stuck = (threads.name for threads in self._all_threads if threads.stalled_s() > limit_s)
         return next(stuck, "")
 
     async def read(self, convert: Callable[[ImageReader], T]) -> T:

@@ -14,8 +14,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from msgspec import Struct
 from tokenizers import Tokenizer
 
-from mlxstack.core.errors import BadRequest
-from mlxstack.text.tokens.pattern_panics import refusing_panics
+from mlxstack.text.tokens.pattern_panics import is_panic
 from mlxstack.text.tokens.special_tokens import nameless
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
@@ -104,10 +103,11 @@ def text_encoder(tokenizer: Any) -> Encode:
 
     def encode(text: str) -> list[int]:
         try:
-            with refusing_panics():
-                ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        except BadRequest:
-            return []
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            if is_panic(error):
+                return []
+            raise
         return ids
 
     return encode

@@ -17,9 +17,8 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import ImageSpan
-from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.text.tokens.pattern_panics import refusing_panics
+from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
+from mlxstack.text.tokens.pattern_panics import refuse_panic
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
@@ -274,16 +273,23 @@ class CachedTokenizer:
         return known
 
     def _scratch(self, text: str) -> list[int]:
+        """Tokens of a text, without the cache. Raises BadRequest if the tokenizer gives up."""
         if not text:
             return []
-        with refusing_panics():
-            if self._backend is not None:
-                # A batch of one, since `encode` holds the GIL, which stops all other threads.
-                (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
-                ids: list[int] = encoding.ids
-                return ids
-            with self._lock:
-                return list(self._tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return self._encoded(text)
+        except BaseException as error:
+            refuse_panic(error)
+            raise
+
+    def _encoded(self, text: str) -> list[int]:
+        if self._backend is not None:
+            # A batch of one, since `encode` holds the GIL, which stops all other threads.
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+            ids: list[int] = encoding.ids
+            return ids
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _find_backend(self) -> Any:
         """Thread-safe Rust tokenizer, where it alone decides the tokens."""

@@ -4,9 +4,6 @@ Oniguruma has a limit of steps. Beyond it, the Rust library panics, and its erro
 so that it would end a thread.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from mlxstack.core.errors import BadRequest
 
 PANIC = "PanicException"
@@ -18,15 +15,11 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == PANIC
 
 
-@contextmanager
-def refusing_panics() -> Iterator[None]:
-    """Raise BadRequest where a tokenizer panics on a text."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise BadRequest(
-            f"the tokenizer of this model gives up on a text of this request: {error}; a pattern "
-            "of its tokenizer.json takes too many steps for it: change the text, or the model"
-        ) from None
+def refuse_panic(error: BaseException) -> None:
+    """Raise BadRequest for a panic of a tokenizer; other errors are left to the caller."""
+    if not is_panic(error):
+        return
+    raise BadRequest(
+        f"the tokenizer of this model gives up on a text of this request: {error}; a pattern of "
+        "its tokenizer.json takes too many steps for it: change the text, or the model"
+    ) from None
