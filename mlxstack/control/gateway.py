@@ -5,8 +5,10 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,7 +41,7 @@ from mlxstack.host.services import (
     write_json,
 )
 from mlxstack.models.chat_capabilities import capabilities
-from mlxstack.models.model_files import ModelFiles, quantization_in
+from mlxstack.models.model_files import CONFIG, ModelFiles, quantization_in, read_config_object
 from mlxstack.models.reference import service_name
 from mlxstack.planner.fit import (
     Candidate,
@@ -48,9 +50,13 @@ from mlxstack.planner.fit import (
     of_many,
     refuse_if_too_big,
     room_in,
+    shapes_of,
 )
 from mlxstack.policy.memory.capacity import need
 from mlxstack.policy.memory.capacity_advice import SlotSizes
+
+if TYPE_CHECKING:
+    from mlxstack.models.local_models import LocalModel
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +111,8 @@ def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsO
     models = list({one.name: one for one in others}.values())
     n_names = Counter(_service_name(one.name) for one in models)
     left_out = {}
+    # All at once: each child process that builds shapes imports MLX.
+    shapes_of(_configs(models))
     for one in models:
         if not one.is_complete:
             left_out[one.name] = one.fault or f"incomplete; `mlx-stack pull {one.name}` goes on"
@@ -128,6 +136,16 @@ def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsO
             "`mlx-stack pull MODEL` downloads one" + _told(left_out)
         )
     return ModelsOnDisk(tuple(wanted), left_out)
+
+
+def _configs(models: "Iterable[LocalModel]") -> list[dict[str, Any]]:
+    """Configs of complete models, without those that cannot be read."""
+    configs = []
+    for one in models:
+        with suppress(SetupError):
+            if one.is_complete:
+                configs.append(read_config_object(Path(one.path) / CONFIG))
+    return configs
 
 
 def prepare(

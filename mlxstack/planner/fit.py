@@ -9,6 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -61,8 +62,22 @@ LIMIT_S = 20.0
 MAX_BYTES = 8 * 1024**3
 
 
+_shapes: dict[bytes, ShapeReply] = {}
+"""Shapes of this process by config: a child that imports MLX takes most of a second."""
+
+
 def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
-    """Return the shape of each parsed config.json, or why it has none."""
+    """Shape of each parsed config.json, or why it has none.
+
+    Those that are not known yet are built in one child process.
+    """
+    keys = [msgspec.json.encode(config, order="deterministic") for config in configs]
+    unknown = {key: config for key, config in zip(keys, configs, strict=True) if key not in _shapes}
+    _shapes.update(zip(unknown, _built([*unknown.values()]), strict=True))
+    return [_shapes[key] for key in keys]
+
+
+def _built(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
     if not configs:
         return []
     program = ["-P", str(PROGRAM), str(LIMIT_S * len(configs)), str(MAX_BYTES)]
@@ -70,7 +85,7 @@ def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
         return ask_mlx(program, list[ShapeReply], LONGEST_S, configs)
     except CHILD_FAULTS as why:
         if len(configs) > 1:
-            return [reply for config in configs for reply in shapes_of([config])]
+            return [reply for config in configs for reply in _built([config])]
         reason = last_line(why)
         if (code := getattr(why, "returncode", 0)) < 0:
             reason = f"building it was ended by {signal.Signals(-code).name}"
