@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import Busy, TemplateOverrun
@@ -92,7 +93,7 @@ def test_the_watch_of_a_child_ends_it_where_the_kernel_keeps_no_limit(
     renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert renderers.render("{{ 1 }}", {}) == "1"
-    monkeypatch.setattr(renderers._idle[0], "_max_bytes", 1)
+    monkeypatch.setattr(renderers._pool._idle[0], "_max_bytes", 1)
     with pytest.raises(TemplateOverrun, match="of memory"):
         renderers.render(LOOP, {})
 
@@ -115,7 +116,7 @@ def test_all_renderings_of_a_request_share_one_budget(renderers: TemplateRendere
 
 def test_a_process_that_is_gone_is_replaced(renderers: TemplateRenderers) -> None:
     assert renderers.render("{{ 1 }}", {}) == "1"
-    child: Any = renderers._idle[0]._process
+    child: Any = renderers._pool._idle[0]._process
     child.kill()
     child.wait()
     assert renderers.render("{{ 2 }}", {}) == "2"
@@ -128,7 +129,7 @@ def test_the_process_of_a_template_has_no_variables_of_the_user(
     # A forked process would have the variables of another one.
     monkeypatch.setattr(subprocess.Popen, "_execute_child", forked.EXECUTE)
     assert renderers.render("{{ 1 }}", {}) == "1"
-    child: Any = renderers._idle[0]._process
+    child: Any = renderers._pool._idle[0]._process
     variables = psutil.Process(child.pid).environ()
     assert "HF_TOKEN" not in variables
     # CPython sets the locale itself where no variable names it.
@@ -182,7 +183,7 @@ def test_slow_renderings_leave_threads_for_others(
 ) -> None:
     monkeypatch.setattr(template_rendering, "LIMIT_S", 1.0)
     monkeypatch.setattr(template_rendering, "WARY_LIMIT_S", 1.0)
-    monkeypatch.setattr(template_rendering, "QUICK_S", 0.1)
+    monkeypatch.setattr(renderers._pool, "_limits", replace(template_rendering.LIMITS, quick_s=0.1))
     monkeypatch.setattr(limited_process, "STALL_S", PATIENCE_S)
     n_slow = template_rendering.MOST_SLOW
 

@@ -138,7 +138,7 @@ class TextProcessor:
         return await self.run(lambda: self.prompt_maker.expected(conversation, answer, scope))
 
     def stuck_work(self, limit_s: float) -> str:
-        """Name of the work that all threads are busy with for `limit_s` seconds; "" for none."""
+        """Work whose threads have all been busy for `limit_s` seconds, or ""."""
         stuck = (threads.name for threads in self._all_threads if threads.stalled_s() > limit_s)
         return next(stuck, "")
 
@@ -271,7 +271,7 @@ class TextProcessor:
                 raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
 
     def refuse_rowless(self, tokens: Sequence[int], param: str) -> None:
-        """Raise BadRequest for a token of the tokenizer without a row in the weights."""
+        """Raise BadRequest for a token without a row in the weights."""
         if self._rowless:
             refuse_rowless(tokens, self._rowless, param)
 
@@ -282,7 +282,10 @@ class TextProcessor:
             threads.close()
 
     async def run(self, work: Callable[[], T], threads: WorkThreads | None = None) -> T:
-        """Run a job in a thread, by default one for prompts; it ends when the client leaves."""
+        """Run a job in a thread, by default one for prompts.
+
+        It ends when the client leaves.
+        """
         if self._reason is not None:
             raise self._reason
         try:
@@ -332,7 +335,10 @@ def _budgeted(work: Callable[[], T]) -> T:
 
 
 def _result(compiled: Future[LLMatcher | None]) -> LLMatcher | None:
-    """The compiled grammar, waited for; None without a place, or once no more work is accepted."""
+    """Compiled grammar, which is waited for.
+
+    None without a place among slow work, or once no more work is accepted.
+    """
     try:
         return compiled.result()
     except (CancelledError, Busy):

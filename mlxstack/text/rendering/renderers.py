@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlxstack.core.errors import Busy, TemplateOverrun
-from mlxstack.text.limited_pool import SlowLane
-from mlxstack.text.limited_process import LimitedProcess, Overrun
+from mlxstack.text.limited_pool import LimitedPool, PoolLimits
+from mlxstack.text.limited_process import Overrun
 from mlxstack.text.rendering.worker import REFUSED
 
 log = logging.getLogger("mlxstack.text")
@@ -37,7 +37,7 @@ MIN_WRITTEN = 1 << 20
 MAX_GROWTH = 64
 """A rendering has at most so many bytes, and so many for each byte of template and conversation."""
 BUSY = "the chat template is slow, and busy with other conversations; try again"
-MOST_IDLE = 2
+LIMITS = PoolLimits(MAX_BYTES, QUICK_S, MOST_SLOW, n_idle=2, busy=BUSY)
 MOST_REFUSED = 256
 
 
@@ -57,10 +57,9 @@ class TemplateRenderers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[LimitedProcess] = []
+        self._pool = LimitedPool("mlxstack.text.rendering.worker", LIMITS)
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._budget = _Budget()
-        self._slow = threading.BoundedSemaphore(MOST_SLOW)
         self._overran_at = -WARY_S
         self.n_overruns = 0
 
@@ -87,10 +86,7 @@ class TemplateRenderers:
 
     def close(self) -> None:
         """End the idle processes."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for process in idle:
-            process.close()
+        self._pool.close()
 
     def _limit(self) -> float:
         is_wary = time.monotonic() - self._overran_at < WARY_S
@@ -103,21 +99,14 @@ class TemplateRenderers:
         left_s, limit_s = self._budget.left_s, self._limit()
         if left_s is not None and left_s <= 0:
             raise TemplateOverrun(f"takes longer than {limit_s:g} s of CPU time")
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        process = process or LimitedProcess("mlxstack.text.rendering.worker", MAX_BYTES)
-        lane = SlowLane(self._slow, QUICK_S, BUSY)
+        allowed_s = limit_s if left_s is None else left_s
         try:
-            allowed_s = limit_s if left_s is None else left_s
-            data, used_s = process.request(payload, allowed_s, lane.look)
+            data, used_s = self._pool.request(payload, allowed_s)
         except Overrun as overrun:
             self._note(payload, str(overrun))
             raise TemplateOverrun(str(overrun)) from overrun
         except OSError as error:
             raise Busy(f"the prompt cannot be rendered now: {error.strerror}") from error
-        finally:
-            lane.leave()
-        self._release(process)
         if left_s is not None:
             self._budget.left_s = left_s - used_s
         text = data[1:].decode("utf-8", "surrogatepass")
@@ -128,14 +117,6 @@ class TemplateRenderers:
             self._note(payload, reason)
             raise TemplateOverrun(reason)
         return text
-
-    def _release(self, process: LimitedProcess) -> None:
-        with self._lock:
-            is_kept = len(self._idle) < MOST_IDLE
-            if is_kept:
-                self._idle.append(process)
-        if not is_kept:
-            process.close()
 
     def _note(self, payload: bytes, reason: str) -> None:
         """Remember a request that overran: clients repeat it."""

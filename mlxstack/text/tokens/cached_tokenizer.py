@@ -273,7 +273,10 @@ class CachedTokenizer:
         return known
 
     def _scratch(self, text: str) -> list[int]:
-        """Tokens of a text, without the cache. Raises BadRequest if the tokenizer gives up."""
+        """Tokens of a text, without the cache.
+
+        Raises BadRequest if the tokenizer gives up.
+        """
         if not text:
             return []
         try:

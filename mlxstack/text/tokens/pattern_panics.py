@@ -16,7 +16,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def refuse_panic(error: BaseException) -> None:
-    """Raise BadRequest for a panic of a tokenizer; other errors are left to the caller."""
+    """Raise BadRequest for a panic of a tokenizer, nothing for other errors."""
     if not is_panic(error):
         return
     raise BadRequest(
