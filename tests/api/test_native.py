@@ -190,7 +190,7 @@ def test_tokens_and_pieces_are_looked_up_beside_the_loop(
     ids = [one["id"] for one in found]
     httpx.post(f"{live.url}/detokenize", json={"tokens": ids}).raise_for_status()
     assert threads
-    assert all(name.startswith("words") for name in threads)
+    assert all(name.startswith("prompts") for name in threads)
 
 
 def test_c1_c2_save_restore_and_continue(http: httpx.Client) -> None:
