@@ -186,6 +186,9 @@ def test_a_model_folder_holds_a_config(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"holds no config\.json"):
         start.check_files(preset(model=ModelSpec(str(tmp_path))))
     (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SetupError, match="holds no weights"):
+        start.check_files(preset(model=ModelSpec(str(tmp_path))))
+    (tmp_path / "model.safetensors").touch()
     start.check_files(preset(model=ModelSpec(str(tmp_path))))
     start.check_files(preset(model=ModelSpec("mlx-community/any")))
     with pytest.raises(SetupError, match=r"model\.adapter: there is no folder"):
