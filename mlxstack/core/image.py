@@ -1,10 +1,19 @@
-"""Images of a conversation: parts, marks and sizes, and their processor."""
+"""Images of a conversation: parts, marks, sizes and token ids, and their processor.
+
+Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`. No
+vocabulary reaches 2^30, and the model is never given such an id.
+"""
 
 import hashlib
 import re
 from typing import Any, Protocol
 
 from msgspec import Struct
+
+FIRST_VIRTUAL = 1 << 30
+"""Smallest virtual token id."""
+_BITS = FIRST_VIRTUAL - 1
+_PER_HASH = 8
 
 MARK_OPENS = "\ufdd5"
 """Begins the mark of an image: a noncharacter of Unicode."""
@@ -95,3 +104,13 @@ def digest(data: bytes, fingerprint: str, size: ImageSize) -> bytes:
     whole = hashlib.sha256(f"{fingerprint} {size.width}x{size.height}".encode())
     whole.update(hashlib.sha256(data).digest())
     return whole.digest()
+
+
+def virtual_ids(image: bytes, n: int) -> list[int]:
+    """Virtual token ids of the `n` features of an image."""
+    ids: list[int] = []
+    for block in range(-(-n // _PER_HASH)):
+        hashed = hashlib.sha256(image + block.to_bytes(4, "little")).digest()
+        words = (int.from_bytes(hashed[i : i + 4], "little") for i in range(0, 32, 4))
+        ids += [FIRST_VIRTUAL | (word & _BITS) for word in words]
+    return ids[:n]

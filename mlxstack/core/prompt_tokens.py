@@ -1,11 +1,9 @@
 """Tokens of a prompt together with the ranges of its images.
 
-Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`. No
-vocabulary reaches 2^30, and the model is never given such an id. 30 bits are too few to tell images
-apart: block hashes and comparisons of tokens look at the digests of the ranges too.
+The ids of an image, `core.image.virtual_ids`, have too few bits to tell images apart: block hashes
+and comparisons of tokens look at the digests of the ranges too.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Protocol, Self
@@ -13,12 +11,7 @@ from typing import Protocol, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.image import ImageSize
-
-FIRST_VIRTUAL = 1 << 30
-"""Smallest virtual token id."""
-_BITS = FIRST_VIRTUAL - 1
-_PER_HASH = 8
+from mlxstack.core.image import FIRST_VIRTUAL, ImageSize
 
 
 class ImageRange(Struct, frozen=True):
@@ -115,16 +108,6 @@ def _check_text(tokens: Sequence[int], start: int, end: int) -> None:
 def n_computed(images: Iterable[ImageSpan], n_cached: int) -> int:
     """Number of images that do not lie within the first `n_cached` tokens."""
     return sum(image.end > n_cached for image in images)
-
-
-def virtual_ids(image: bytes, n: int) -> list[int]:
-    """Virtual token ids of the `n` features of an image."""
-    ids: list[int] = []
-    for block in range(-(-n // _PER_HASH)):
-        hashed = hashlib.sha256(image + block.to_bytes(4, "little")).digest()
-        words = (int.from_bytes(hashed[i : i + 4], "little") for i in range(0, 32, 4))
-        ids += [FIRST_VIRTUAL | (word & _BITS) for word in words]
-    return ids[:n]
 
 
 def without_virtual(tokens: Iterable[int], placeholder: int) -> list[int]:

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from PIL import Image
 
+from mlxstack.core.image import FIRST_VIRTUAL
 from mlxstack.core.preset import ServerSpec
-from mlxstack.core.prompt_tokens import FIRST_VIRTUAL
 from tests import vision_models
 from tests.api.running import Running, running, tiny_preset
 from tests.patience import PATIENCE_S

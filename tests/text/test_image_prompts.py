@@ -20,8 +20,7 @@ from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
 from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import ImagePart
-from mlxstack.core.prompt_tokens import FIRST_VIRTUAL
+from mlxstack.core.image import FIRST_VIRTUAL, ImagePart
 from mlxstack.models.model_files import processor_of
 from mlxstack.service.parts.openai_messages import read_stored, write_message
 from mlxstack.text.images.reader import MOST_IN_ALL, MOST_NEW, ImageReader

@@ -8,7 +8,8 @@ import numpy as np
 from mlx import nn
 from msgspec import Struct
 
-from mlxstack.core.prompt_tokens import FIRST_VIRTUAL, ImageSpan, without_virtual
+from mlxstack.core.image import FIRST_VIRTUAL
+from mlxstack.core.prompt_tokens import ImageSpan, without_virtual
 from mlxstack.engine.model.row_views import ExtraPairs
 from mlxstack.engine.model.runner import ImageChunk, SlotTokens
 from mlxstack.engine.vision import mrope

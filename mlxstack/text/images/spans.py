@@ -17,8 +17,9 @@ from mlxstack.core.image import (
     ImageProcessor,
     digest,
     marks,
+    virtual_ids,
 )
-from mlxstack.core.prompt_tokens import ImageSpan, virtual_ids
+from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.text.images.bounds import RefusedImage, upright_size
 from mlxstack.text.tokens.cached_tokenizer import Splice
 

@@ -13,9 +13,9 @@ pytest.importorskip("PIL")
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxstack.core.image import ImageSize, digest
+from mlxstack.core.image import ImageSize, digest, virtual_ids
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.core.prompt_tokens import ImageSpan, virtual_ids
+from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.vision.loading import load_tower
