@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.core.image import FIRST_VIRTUAL
 from mlxstack.core.prompt_tokens import (
-    FIRST_VIRTUAL,
     check_images,
     kept,
     text_tokens,

@@ -9,14 +9,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.engine_events import CacheMiss, KVSource
-from mlxstack.core.prompt_tokens import (
-    FIRST_VIRTUAL,
-    ImageRange,
-    KeptTokens,
-    TokenRow,
-    kept,
-    reuse_cut,
-)
+from mlxstack.core.image import FIRST_VIRTUAL
+from mlxstack.core.prompt_tokens import ImageRange, KeptTokens, TokenRow, kept, reuse_cut
 from mlxstack.core.request import Request
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
