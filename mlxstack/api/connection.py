@@ -24,6 +24,8 @@ from mlxstack.api import errors
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import BadRequest, Busy, StackError, UpgradeRefused
 
+log = logging.getLogger("mlxstack.connections")
+
 # Request head; its longest lines are keys and cookies.
 MAX_HEAD_BYTES = 64 * 1024
 MOST_CONNECTIONS = 4096
@@ -52,7 +54,9 @@ PROBE_S = 0.5
 HEAD, BODY, OUTPUT, WAIT, PROBE = "head", "body", "output", "wait", "probe"
 """Timers of a connection: parts of a request, unread output, an answer that waits, a probe."""
 
-BAD_REQUEST, REQUEST_TIMEOUT, HEAD_TOO_LARGE = 400, 408, 431
+BAD_REQUEST = 400
+REQUEST_TIMEOUT = 408
+HEAD_TOO_LARGE = 431
 VERSIONS = (b"1.0", b"1.1")
 OTHER_VERSION = "this service speaks HTTP/1.1 and HTTP/1.0"
 LONG_HEAD = f"the request line and headers are longer than {MAX_HEAD_BYTES} bytes; shorten them"
@@ -106,9 +110,6 @@ def connection_limit() -> int:
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return min(MOST_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
-
-
-log = logging.getLogger("mlxstack.connections")
 
 
 class BoundedParser(h11.Connection):
@@ -294,7 +295,8 @@ class BoundedConnection(H11Protocol):
     def pause_writing(self) -> None:
         """Watch a client that is behind; an endless stream waits for it."""
         self.behind_since = time.monotonic()
-        self._n_taken, self._n_looked_at = self._writes.n_taken, 0
+        self._n_taken = self._writes.n_taken
+        self._n_looked_at = 0
         if self.scope is None or self.scope["method"] != "POST":
             self.flow.pause_writing()
         self._start(OUTPUT, STALLED_S, self._look_at_client)
@@ -320,10 +322,10 @@ class BoundedConnection(H11Protocol):
 
     def _look_at_client(self) -> None:
         """End the connection of a client that takes nothing, or too slowly."""
-        n_taken, before = self._writes.n_taken, self._n_taken
-        self._n_taken = n_taken
+        n_taken_before = self._n_taken
+        self._n_taken = self._writes.n_taken
         since = time.monotonic() - (self.behind_since or 0.0)
-        if n_taken == before:
+        if self._n_taken == n_taken_before:
             self.end_unread(f"its client took nothing of an answer for {STALLED_S:g} s")
         elif self.is_waiting and since > MAX_TAKE_S:
             self.end_unread(f"its client did not take an answer within {MAX_TAKE_S:g} s")

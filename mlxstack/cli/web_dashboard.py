@@ -25,8 +25,10 @@ HOST = "127.0.0.1"
 DASHBOARD = (sys.executable, "-m", "mlxstack.cli.main", "tui")
 MAX_DASHBOARDS = 8
 """Browsers at a time: each has two processes of some 25 MiB."""
-MAX_COLUMNS, MAX_ROWS = 1000, 500
+MAX_COLUMNS = 1000
+MAX_ROWS = 500
 """Cells of a terminal; the dashboard draws all of them."""
+MAX_DIGITS = 4
 UNAVAILABLE = 503
 PAGE = (Path(__file__).parent / "web_dashboard.html").read_text(encoding="utf-8")
 FOCUS = 'addEventListener("load", () => document.querySelector(".xterm-helper-textarea").focus());'
@@ -139,8 +141,12 @@ def _clipped(width: int, height: int) -> tuple[int, int]:
 
 def _is_size(width: str, height: str) -> bool:
     """Whether two texts are a size of a terminal within the bounds."""
-    is_width = width.isdecimal() and len(width) < 5 and 0 < int(width) <= MAX_COLUMNS
-    return is_width and height.isdecimal() and len(height) < 5 and 0 < int(height) <= MAX_ROWS
+    sides = ((width, MAX_COLUMNS), (height, MAX_ROWS))
+    # Python refuses to read a number of many thousand digits.
+    return all(
+        text.isdecimal() and len(text) <= MAX_DIGITS and 0 < int(text) <= most
+        for text, most in sides
+    )
 
 
 def _given_key(header: str) -> str:

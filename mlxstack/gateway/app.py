@@ -99,7 +99,7 @@ class Gateway:
             require_forwarded(scope["method"], path)
             sent = await body.read()
             member = self._choose(scope, sent)
-            guards.check_model(holder, (*member.spec.names, member.spec.name))
+            guards.check_model(holder, member.spec.all_names)
             if holder is not None and holder.models:
                 self._check_agents(holder, path, sent)
             app = self._forwarding(member, sent, key)
@@ -186,7 +186,7 @@ class Gateway:
             if self._agents.is_new(agent):
                 continue
             member = self._members.by_name.get(self._agents.find(agent) or "")
-            names = (*member.spec.names, member.spec.name) if member is not None else ()
+            names = member.spec.all_names if member is not None else ()
             if not guards.is_for(holder, names):
                 raise Forbidden(
                     f"agent {agent!r} was served by another model, and this API key is only for "
@@ -216,10 +216,10 @@ def _agents_of(path: str, body: bytes) -> set[str]:
     """Agents that a request names, in its path and its body."""
     named = {path.removeprefix(AGENTS).partition("/")[0]} if path.startswith(AGENTS) else set()
     try:
-        found = decode_body(body, AgentFields)
+        fields = decode_body(body, AgentFields)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return named
-    return named | {one for one in (found.agent, found.session_id) if isinstance(one, str)}
+    return named | {name for name in (fields.agent, fields.session_id) if isinstance(name, str)}
 
 
 def _unknown(wanted: str, names: Mapping[str, str], spec: GatewaySpec) -> str:

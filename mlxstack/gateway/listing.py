@@ -151,26 +151,29 @@ async def list_agents(
     """
     holder = guards.key_of(request)
     key = internal_key(spec.secret, request.state.get("key"))
-    chosen = members.by_name.values() if not model else [_chosen(members, spec, model)]
-    every = [one for one in chosen if _is_for(holder, one)]
-    bodies = await asyncio.gather(*(_read(one, "/v1/agents", key) for one in every))
-    found: dict[str, dict[str, Any]] = {}
-    for member, body in zip(every, bodies, strict=True):
+    chosen = [_chosen(members, spec, model)] if model else members.by_name.values()
+    allowed = [member for member in chosen if guards.is_for(holder, member.spec.all_names)]
+    bodies = await asyncio.gather(*(_read(member, "/v1/agents", key) for member in allowed))
+    agents: dict[str, dict[str, Any]] = {}
+    for member, body in zip(allowed, bodies, strict=True):
         for entry in _entries(body, "data", {"id": str, "idle_s": int | float}):
-            agent, shown = entry["id"], entry | {"member": member.spec.name}
+            agent = entry["id"]
             last = agent_members.find(agent)
-            if holder.models and not is_implicit(agent) and last not in members.by_name:
+            if not _is_visible(holder, agent, members.by_name.get(last or "")):
                 continue
-            if holder.models and last is not None and not _is_for(holder, members.by_name[last]):
-                continue
-            other = found.setdefault(agent, shown)
-            if other is not shown and last == member.spec.name:
-                found[agent] = shown
-    return {"object": "list", "data": sorted(found.values(), key=lambda one: one["idle_s"])}
+            if agent not in agents or last == member.spec.name:
+                agents[agent] = entry | {"member": member.spec.name}
+    return {"object": "list", "data": sorted(agents.values(), key=lambda agent: agent["idle_s"])}
 
 
-def _is_for(holder: ApiKey, member: MemberGate) -> bool:
-    return guards.is_for(holder, (*member.spec.names, member.spec.name))
+def _is_visible(holder: ApiKey, agent: str, last: MemberGate | None) -> bool:
+    """Whether a key lists an agent that the member `last` served last.
+
+    A key for some models sees no agent with a name whose member is unknown.
+    """
+    if last is None:
+        return not holder.models or is_implicit(agent)
+    return guards.is_for(holder, last.spec.all_names)
 
 
 def _chosen(members: Members, spec: GatewaySpec, model: str) -> MemberGate:

@@ -44,6 +44,11 @@ class GatewayMember(Struct, frozen=True):
         """Name of the service."""
         return self.service.name
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Names of model and service, by which API keys allow it."""
+        return (*self.names, self.name)
+
 
 class GatewaySpec(Struct, frozen=True):
     """Spec of a gateway; `secret` derives the keys for its members.

@@ -183,26 +183,43 @@ def claim(state: ServiceState) -> None:
                 f"`{name}` is already running: pid {other.supervisor.pid}, "
                 f"preset {other.plan.preset}, {other.plan.url}"
             )
-        write_json(home.state_file(name), state)
-        write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+        _write_claim(state)
+
+
+def _write_claim(state: ServiceState) -> None:
+    """Write state and PID file of a service."""
+    home = state.plan.home
+    name = state.plan.name
+    write_json(home.state_file(name), state)
+    write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+
+
+class FileCopy(Struct, frozen=True):
+    """Bytes of a file and its time of modification in nanoseconds."""
+
+    changed_at_ns: int
+    data: bytes
 
 
 class ServiceFiles:
     """Files of a running service in `run`, which may be deleted meanwhile."""
 
     def __init__(self, home: Home, name: str) -> None:
-        self._home, self._name = home, name
-        self._kept: dict[Path, tuple[int, bytes]] = {}
+        self._home = home
+        self._name = name
+        self._copies: dict[Path, FileCopy] = {}
         self.keep()
 
     def keep(self) -> None:
         """Read the files that have changed."""
-        home, name = self._home, self._name
-        for path in (home.plan_file(name), home.preset_file(name), home.gateway_file(name)):
+        home = self._home
+        for file_of in (home.plan_file, home.preset_file, home.gateway_file):
+            path = file_of(self._name)
             with suppress(OSError):
-                changed_at = path.stat().st_mtime_ns
-                if self._kept.get(path, (0, b""))[0] != changed_at:
-                    self._kept[path] = changed_at, path.read_bytes()
+                changed_at_ns = path.stat().st_mtime_ns
+                copy = self._copies.get(path)
+                if copy is None or copy.changed_at_ns != changed_at_ns:
+                    self._copies[path] = FileCopy(changed_at_ns, path.read_bytes())
 
     def restore(self, state: ServiceState) -> bool:
         """Write what is missing; False if nothing is.
@@ -210,19 +227,19 @@ class ServiceFiles:
         Where another service has the name by now, its files stay.
         Raises OSError, SetupError.
         """
-        home, name = self._home, self._name
+        home = self._home
+        name = self._name
         if home.state_file(name).exists() and home.pid_file(name).exists():
             return False
         make_home(home)
         with _ours(home):
             if owner(home, name) is not None:
                 return False
-            for path, (_, data) in self._kept.items():
+            for path, copy in self._copies.items():
                 if not path.exists():
                     make_private(path.parent)
-                    write_atomic(path, data)
-            write_json(home.state_file(name), state)
-            write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+                    write_atomic(path, copy.data)
+            _write_claim(state)
         return True
 
 

@@ -17,7 +17,8 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.models.model_files import CONFIG, LONGEST, read_bytes, read_object
 
-MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 POOLING = "1_Pooling"
 """Folder of the pooling where no modules.json names another."""
@@ -151,7 +152,9 @@ def _modes(file: Path) -> tuple[PoolingMode, ...]:
     """
     config = read_object(file)
     named = config.get("pooling_mode")
-    names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    if isinstance(named, str):
+        named = [named]
+    names = named if isinstance(named, list) else []
     chosen = {MODE_KEYS.get(f"pooling_mode_{name}", name) for name in names}
     for key, value in config.items():
         if key.startswith("pooling_mode_") and value:
@@ -169,7 +172,8 @@ def _modes(file: Path) -> tuple[PoolingMode, ...]:
 
 def _dense(folder: Path) -> DenseLayer:
     """Dense layer in its folder. Raises SetupError."""
-    file, config = folder / "model.safetensors", read_object(folder / CONFIG)
+    file = folder / "model.safetensors"
+    config = read_object(folder / CONFIG)
     name = str(config.get("activation_function") or "Identity").rpartition(".")[2]
     if name not in set(Activation):
         raise SetupError(f"{folder / CONFIG}: the activation {name} is not computed here")
@@ -189,7 +193,8 @@ def _default_prompt(folder: Path) -> str:
     if not (folder / SETTINGS).is_file():
         return ""
     settings = read_object(folder / SETTINGS)
-    prompts, name = settings.get("prompts"), settings.get("default_prompt_name")
+    prompts = settings.get("prompts")
+    name = settings.get("default_prompt_name")
     prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else ""
     if not isinstance(prompt, str):
         raise SetupError(f"{folder / SETTINGS} has no prompt of the name {name!r}")
@@ -206,12 +211,12 @@ def _refuse_both_ways(config: Mapping[str, Any]) -> None:
     """Raise SetupError for a model whose tokens attend to those after them."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, dict) else {}):
-        both = next((key for key in BOTH_WAYS if _is_on(part.get(key))), "")
-        none = next((key for key in ONE_WAY if part.get(key) is False), "")
-        names = part.get("architectures")
-        names = names if isinstance(names, list) else [names]
-        name = next((str(one) for one in names if one and BOTH_WAYS_NAME.search(str(one))), "")
-        if why := both or none or name:
+        key_on = next((key for key in BOTH_WAYS if _is_on(part.get(key))), "")
+        key_off = next((key for key in ONE_WAY if part.get(key) is False), "")
+        listed = part.get("architectures")
+        names = [str(name) for name in listed] if isinstance(listed, list) else [str(listed or "")]
+        name = next((name for name in names if BOTH_WAYS_NAME.search(name)), "")
+        if why := key_on or key_off or name:
             raise SetupError(
                 f"this model attends in both directions ({why} in config.json: bidirectional), and "
                 "mlx-lm computes causal attention alone, so its vectors would be wrong; choose "

@@ -32,10 +32,10 @@ MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_GROWTH = 64
 """Characters that the replacements of a tokenizer may make of one."""
 READ = (CONFIG, "tokenizer_config.json", "generation_config.json")
-TEXTS = (
+FETCHED_BY_LFS = (
     "*.json", "*.jinja", "*.tiktoken", "*.model", "merges.txt", "vocab.txt", "model*.safetensors",
 )  # fmt: skip
-"""Files that are read where they are."""
+"""Files that may be pointers of Git LFS."""
 OTHER_WEIGHTS = (
     "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.npz", "*.nemo",
 )  # fmt: skip
@@ -104,7 +104,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 def _refuse_pointers(folder: Path) -> None:
     """Raise SetupError for a file that Git LFS has not fetched."""
-    for pattern in TEXTS:
+    for pattern in FETCHED_BY_LFS:
         for file in sorted(folder.glob(pattern)):
             if file.is_file() and is_lfs_pointer(file):
                 raise pointer_refusal(file)

@@ -72,8 +72,10 @@ def name_of(folder: str) -> str | None:
     return agent if folder_of(agent) == folder else None
 
 
-VERSION, VERSION_WITHOUT_IMAGES = 2, 1
-"""Versions of history.json; in the first one images stand in the messages."""
+VERSION = 2
+"""Version of a history.json with images beside it."""
+VERSION_WITHOUT_IMAGES = 1
+"""Version of one without; older ones have images in the messages."""
 IMAGES = "images"
 OF_IMAGE = "sha256:"
 """Scheme of the address of an image that lies beside the history."""
@@ -116,8 +118,8 @@ def image_names(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 def image_of(part: Any) -> str | None:
     """Name of the stored image of a part of a content."""
     match part:
-        case {"image_url": {"url": str(url)}} if (named := IMAGE.fullmatch(url)) is not None:
-            return named[1]
+        case {"image_url": {"url": str(url)}} if (match := IMAGE.fullmatch(url)) is not None:
+            return match[1]
     return None
 
 

@@ -24,7 +24,7 @@ PEERS = (
     ),
     Mutant(
         "a move can be made again", "service/calls/agents.py",
-        "if there.messages != moved.messages:", "if there.messages:",
+        "if stored.messages != moved.messages:", "if stored.messages:",
         LIES,
     ),
     Mutant(

@@ -133,7 +133,7 @@ STRANGERS = (
     ),
     Mutant(
         "attention in both directions does not embed", "models/embedding_recipe.py",
-        "if why := both or none or name:", "if why := both and none and name:",
+        "if why := key_on or key_off or name:", "if why := key_on and key_off and name:",
         "tests/engine/test_embedding_recipe.py::"
         "test_attention_in_both_directions_is_refused",
     ),

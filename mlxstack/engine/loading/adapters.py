@@ -12,7 +12,9 @@ from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.loading.load_errors import in_one_line
 from mlxstack.models.model_files import LARGEST, read_object
 
-ADAPTER = ("adapter_config.json", "adapters.safetensors")
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_MATRICES = "adapters.safetensors"
+ADAPTER = (ADAPTER_CONFIG, ADAPTER_MATRICES)
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 ADAPTER_ERRORS = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ZeroDivisionError,
@@ -26,9 +28,9 @@ def with_adapter(model: Any, spec: ModelSpec) -> Any:
     would be noise.
     """
     try:
-        _check_scale(Path(str(spec.adapter)) / ADAPTER[0])
+        _check_scale(Path(str(spec.adapter)) / ADAPTER_CONFIG)
         model = mlx_utils.load_adapters(model, spec.adapter)
-        _check_matrices(Path(str(spec.adapter)) / ADAPTER[1])
+        _check_matrices(Path(str(spec.adapter)) / ADAPTER_MATRICES)
     except ADAPTER_ERRORS as error:
         raise SetupError(
             f"model.adapter: {spec.adapter} is no adapter for {spec.id}: {in_one_line(error)}"

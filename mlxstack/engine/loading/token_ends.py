@@ -6,7 +6,7 @@ ends of their base model while their template closes turns with another token.
 
 import logging
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,13 @@ def set_ends(tokenizer: Any, folder: Path, n_rows: int = 0) -> None:
 
     All are below `n_rows`; 0 stands for rows that are not known. What is left out is logged.
     """
-    known = tokenizer.get_vocab()
-    n_ids = n_rows or max(known.values(), default=-1) + 1
-    ends = _file_ends(folder, known, n_ids)
+    vocabulary = tokenizer.get_vocab()
+    n_ids = n_rows or max(vocabulary.values(), default=-1) + 1
+    ends = _file_ends(folder, vocabulary, n_ids)
     own = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     # Without ends in its files a model has those that mlx-lm knows for its type.
     own += [] if ends else sorted(tokenizer.eos_token_ids, key=str)
-    ends |= _usable(own, "the tokenizer", known, n_ids)
+    ends |= _usable(own, "the tokenizer", vocabulary, n_ids)
     tokenizer.eos_token_ids = ends
     added = _known_ends(tokenizer, n_ids)
     if tokenizer.has_chat_template:
@@ -66,10 +66,10 @@ def set_ends(tokenizer: Any, folder: Path, n_rows: int = 0) -> None:
         tokenizer.eos_token_ids = ends | set(missing)
 
 
-def _file_ends(folder: Path, known: dict[str, int], n_ids: int) -> set[int]:
+def _file_ends(folder: Path, vocabulary: dict[str, int], n_ids: int) -> set[int]:
     """Ends of generation_config.json, else of config.json, as in mlx-lm."""
     for name, values in _named_ends(folder):
-        if ends := _usable(values, name, known, n_ids):
+        if ends := _usable(values, name, vocabulary, n_ids):
             return ends
     return set()
 
@@ -87,9 +87,9 @@ def _named_ends(folder: Path) -> Iterator[tuple[str, list[Any]]]:
                 yield name, value if isinstance(value, list) else [value]
 
 
-def _usable(values: list[Any], source: str, known: dict[str, int], n_ids: int) -> set[int]:
+def _usable(values: list[Any], source: str, vocabulary: dict[str, int], n_ids: int) -> set[int]:
     """Tokens of ends as they are written; others are logged."""
-    tokens = [_token(value, known) for value in values]
+    tokens = [_token(value, vocabulary) for value in values]
     ends = {token for token in tokens if token is not None and 0 <= token < n_ids}
     left_out = [value for value, token in zip(values, tokens, strict=True) if token not in ends]
     if left_out:
@@ -99,10 +99,10 @@ def _usable(values: list[Any], source: str, known: dict[str, int], n_ids: int) -
     return ends
 
 
-def _token(value: Any, known: dict[str, int]) -> int | None:
+def _token(value: Any, vocabulary: dict[str, int]) -> int | None:
     """Token that a value of `eos_token_id` stands for."""
     if isinstance(value, str):
-        return known.get(value)
+        return vocabulary.get(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -131,20 +131,21 @@ def _turn_ends(tokenizer: Any, n_ids: int) -> set[int]:
     after = whole.partition(CONTENT)[2].partition(NEXT_USER["content"])[0]
     if any(end in after for end in probes.eos):
         return set()
-    known = {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
+    ids = {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
     mark = first_mark(after)
     # SentencePiece has marks among its pieces.
     if is_mark(mark) and mark in (vocabulary := tokenizer.get_vocab()):
-        known[mark] = vocabulary[mark]
-    first = _first_of(after, known)
-    if not first or known[first] >= n_ids or any(first in text for text in _inside(probes)):
+        ids[mark] = vocabulary[mark]
+    first = _first_of(after, ids)
+    if not first or ids[first] >= n_ids or any(first in text for text in _inside(probes)):
         return set()
-    return {known[first]}
+    return {ids[first]}
 
 
-def _first_of(text: str, known: dict[str, int]) -> str:
+def _first_of(text: str, contents: Iterable[str]) -> str:
     """Longest token that begins a text, after white space."""
-    begins = [content for content in known if content.strip() and text.lstrip().startswith(content)]
+    rest = text.lstrip()
+    begins = [content for content in contents if content.strip() and rest.startswith(content)]
     return max(begins, key=len, default="")
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
-from mlxstack.core.conversation import Conversation
+from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.image import ImagePart
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
@@ -126,9 +126,13 @@ async def past(service: Service, agent: str) -> Conversation:
 def _read(service: Service, agent: str) -> Conversation:
     """History of an agent with its images. Raises NotFound, Damaged."""
     history = service.agent_store.read(agent)
+    return Conversation(_messages(service, agent, history), facts_of(history).tools)
+
+
+def _messages(service: Service, agent: str, history: History) -> tuple[Message, ...]:
+    """Messages of a history with its images. Raises Damaged."""
     load = partial(service.agent_store.image, agent)
-    messages = tuple(openai_messages.read_stored(message, load) for message in history.messages)
-    return Conversation(messages, facts_of(history).tools)
+    return tuple(openai_messages.read_stored(message, load) for message in history.messages)
 
 
 async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
@@ -251,10 +255,10 @@ async def _replace(service: Service, agent: str, past: Conversation, changes: Ag
 
     Another service of the home may have set them.
     """
-    own = _facts(service, agent, past)
+    current = _facts(service, agent, past)
 
     def write() -> None:
-        facts = own
+        facts = current
         with suppress(StackError):
             stored = facts_of(service.agent_store.read(agent))
             facts = replace(facts, priority=stored.priority, is_pinned=stored.is_pinned)
@@ -287,8 +291,9 @@ def _history(past: Conversation, facts: AgentFacts) -> History:
 
 def _exported(service: Service, agent: str) -> History:
     """History whose messages hold their images, for another service. Raises NotFound, Damaged."""
-    messages = tuple(map(openai_messages.write_message, _read(service, agent).messages))
-    return replace(service.agent_store.read(agent), messages=messages)
+    history = service.agent_store.read(agent)
+    messages = map(openai_messages.write_message, _messages(service, agent, history))
+    return replace(history, messages=tuple(messages))
 
 
 async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
@@ -362,9 +367,9 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
     check_room(service, agent)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
-            there = await asyncio.to_thread(_exported, service, agent)
+            stored = await asyncio.to_thread(_exported, service, agent)
             # The answer of an earlier move may have been lost.
-            if there.messages != moved.messages:
+            if stored.messages != moved.messages:
                 raise Conflict(f"there is an agent {agent} already; delete it or move another one")
         history = History(moved.messages, moved.facts)
         messages = tuple(openai_messages.read_stored(message) for message in moved.messages)

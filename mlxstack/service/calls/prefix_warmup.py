@@ -26,8 +26,9 @@ async def warm_all(service: Service) -> None:
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
             text_processor = service.text_processor
-            made = prefix_cache_admin.Prefix(await _prompt(text_processor, prefix), text_processor)
-            pinned = await prefix_cache_admin.pin(service, prefix.name, made)
+            prompt = await _prompt(text_processor, prefix)
+            target = prefix_cache_admin.Prefix(prompt, text_processor)
+            pinned = await prefix_cache_admin.pin(service, prefix.name, target)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
         except Exception as error:
             log.warning("the prefix %s was not warmed: %s", prefix.name, error)

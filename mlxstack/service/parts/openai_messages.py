@@ -204,8 +204,8 @@ def read_stored(stored: Mapping[str, Any], load: Callable[[str], bytes] | None =
             return _message(sent, sent.content, "messages", _text, _text)
         images = StoredImageReader(load)
         content, found_images = with_marks(sent.content, "messages", images, is_new=True)
-        one = _message(sent, content, "messages", _text, _text)
-        return msgspec.structs.replace(one, images=found_images)
+        message = _message(sent, content, "messages", _text, _text)
+        return msgspec.structs.replace(message, images=found_images)
     except (msgspec.ValidationError, BadRequest) as error:
         raise Damaged(f"a stored message cannot be read: {error}") from None
 
@@ -246,8 +246,8 @@ def _written_content(
         before, _, rest = rest.partition(image.mark)
         if before:
             parts.append({"type": "text", "text": before})
-        url = {"url": url_of(image), "detail": image.detail}
-        parts.append({"type": "image_url", "image_url": url})
+        image_url = {"url": url_of(image), "detail": image.detail}
+        parts.append({"type": "image_url", "image_url": image_url})
     return [*parts, *([{"type": "text", "text": rest}] if rest else [])]
 
 

@@ -116,8 +116,8 @@ async def _prefix(request: AnyRequest, service: Service, data: PrefixBody) -> Pr
 
 
 async def _prompt(text_processor: TextProcessor, data: PrefixBody) -> PromptTokens:
-    given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
-    if len(given) != 1:
+    sources = [source for source in (data.text, data.tokens, data.messages) if source is not None]
+    if len(sources) != 1:
         raise BadRequest("give exactly one of text, tokens and messages", "text")
     if data.tokens is not None:
         text_processor.check(data.tokens, "tokens")
