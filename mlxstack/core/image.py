@@ -1,4 +1,4 @@
-"""Images of a conversation: parts, marks, sizes and token ids, and their processor.
+"""Images of a conversation: parts, marks, sizes, token ids and processor.
 
 Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`. No
 vocabulary reaches 2^30, and the model is never given such an id.
