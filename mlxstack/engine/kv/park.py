@@ -100,10 +100,10 @@ class ContextParker:
         """Index the unknown part of this context, for writing only."""
         context.checkpoint()
         chain = self._prefix_cache.chain_of(context)
-        known = self._prefix_cache.match(chain, context, self._trail(context))
-        pieces = segments.pieces(known.covered, len(context))
-        new = self._add_segments(context, chain, known, pieces, now)
-        leaf = new[-1] if new else known.path[-1].key if known.path else None
+        match = self._prefix_cache.match(chain, context, self._trail(context))
+        pieces = segments.pieces(match.covered, len(context))
+        new = self._add_segments(context, chain, match, pieces, now)
+        leaf = new[-1] if new else match.path[-1].key if match.path else None
         if leaf is None:
             return IndexedContext((), (), ())
         context.set_parent_segment(leaf)
@@ -119,12 +119,12 @@ class ContextParker:
     def index_next(self, context: SlotContext, now: float) -> bool:
         """Index one piece for `index_context`; False when at most one is left."""
         chain = self._prefix_cache.chain_of(context)
-        known = self._prefix_cache.match(chain, context, self._trail(context))
-        pieces = segments.pieces(known.covered, len(context))
+        match = self._prefix_cache.match(chain, context, self._trail(context))
+        pieces = segments.pieces(match.covered, len(context))
         if len(pieces) < 2:
             return False
         self._prefix_cache.mark_write_through(
-            self._add_segments(context, chain, known, pieces[:1], now)
+            self._add_segments(context, chain, match, pieces[:1], now)
         )
         return True
 

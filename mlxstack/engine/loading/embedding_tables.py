@@ -57,7 +57,8 @@ def embedding_tables(model: Any) -> EmbeddingTables:
             token_rows.append(_n_rows(table))
         elif _is_ascending(row) and len(row) == N_PROBED:
             position_rows.append(_n_rows(table) - row[0])
-    n_sampled, n_rows = int(logits.shape[-1]), min(token_rows, default=0)
+    n_sampled = int(logits.shape[-1])
+    n_rows = min(token_rows, default=0)
     if 0 < n_rows < n_sampled:
         raise SetupError(
             f"the weights have {n_sampled} rows in the head and {n_rows} in the embedding, which "

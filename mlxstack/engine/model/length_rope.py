@@ -47,12 +47,15 @@ class LengthRope(nn.Module):  # type: ignore[misc]
         """
         if not isinstance(offset, int):
             raise TypeError("its rotary base depends on the length of each row")
-        n_prefill, end = self._length.n_prefill, offset + x.shape[-2]
+        n_prefill = self._length.n_prefill
+        end = offset + x.shape[-2]
         if max(n_prefill, end) <= self._n_fixed:
             return self.inner(x, offset=offset)
-        pieces, start = [], offset
+        pieces = []
+        start = offset
         while start < end:
-            first, last = start, start + 1
+            first = start
+            last = start + 1
             if start < n_prefill:
                 first = start - start % CHUNK
                 last = min(first + CHUNK, n_prefill)
@@ -64,7 +67,8 @@ class LengthRope(nn.Module):  # type: ignore[misc]
 
     def _rotated(self, piece: mx.array, start: int, first: int, last: int) -> Any:
         """Tokens from position `start` on, in a pass from `first` to `last`."""
-        before, n = start - first, piece.shape[-2]
+        before = start - first
+        n = piece.shape[-2]
         padding = [(0, 0)] * (piece.ndim - 2) + [(before, last - start - n), (0, 0)]
         rotated = self.inner(mx.pad(piece, padding), offset=first)
         return rotated[..., before : before + n, :]
@@ -75,7 +79,8 @@ def exact_ropes(model: nn.Module) -> int | None:
 
     Returns the length up to which they do not; None for a model without any.
     """
-    length, fixed = PassLength(), []
+    length = PassLength()
+    fixed = []
     for _, module in model.named_modules():
         for name, child in list(module.items()):
             if type(child).__name__ in BY_LENGTH:

@@ -45,7 +45,8 @@ async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
     Raises BadRequest when it is shorter than a block, and as `warm` does.
     """
     _check_name(name)
-    n_tokens, block = len(prefix.prompt.tokens), service.preset.prefix_cache.block_size
+    n_tokens = len(prefix.prompt.tokens)
+    block = service.preset.prefix_cache.block_size
     if n_tokens < block:
         raise BadRequest(
             f"the prefix has {n_tokens} tokens; a block, the least that is kept, has {block}: "
@@ -68,7 +69,8 @@ async def warm(service: Service, prefix: Prefix) -> None:
 
     Raises BadRequest when it does not fit a slot, Busy for another model.
     """
-    prompt, n_tokens = prefix.prompt, len(prefix.prompt.tokens)
+    prompt = prefix.prompt
+    n_tokens = len(prompt.tokens)
     if n_tokens >= service.n_ctx:
         raise BadRequest(
             f"the prefix has {n_tokens} tokens, a slot holds {service.n_ctx}", "tokens"

@@ -59,11 +59,12 @@ def _unknown(images: Iterable[bytes]) -> tuple[tuple[bytes, ...], int]:
     unknown: dict[bytes, None] = {}
     n_pixels = 0
     for data in images:
-        known = known_measure(data)
-        if known is None:
+        measured = known_measure(data)
+        if measured is None:
             unknown[data] = None
-        elif not isinstance(known, str):
-            n_pixels += known[0] * known[1]
+        elif not isinstance(measured, str):
+            width, height = measured
+            n_pixels += width * height
     return tuple(unknown), n_pixels
 
 

@@ -36,7 +36,7 @@ PROCESSES = LimitedPool(
 )
 """The processes that make grammars, of all models of this process."""
 
-Made = GrammarText | RefusedGrammar
+GrammarResult = GrammarText | RefusedGrammar
 
 
 class ClientGrammars:
@@ -49,7 +49,7 @@ class ClientGrammars:
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, Made] = OrderedDict()
+        self._known: OrderedDict[bytes, GrammarResult] = OrderedDict()
         self._n_bytes = 0
 
     def of_shape(self, shape: ResponseConstraint) -> GrammarText:
@@ -80,17 +80,17 @@ class ClientGrammars:
             )
         key = hashlib.blake2b(payload, digest_size=16).digest()
         with self._lock:
-            made = self._known.get(key)
-            if made is not None:
+            result = self._known.get(key)
+            if result is not None:
                 self._known.move_to_end(key)
-        if made is None:
-            made = self._asked(payload, param, limit_s)
-            self._remember(key, made)
-        if isinstance(made, RefusedGrammar):
-            raise BadRequest(made.message, made.param)
-        return made
+        if result is None:
+            result = self._compiled(payload, param, limit_s)
+            self._remember(key, result)
+        if isinstance(result, RefusedGrammar):
+            raise BadRequest(result.message, result.param)
+        return result
 
-    def _asked(self, payload: bytes, param: str, limit_s: float) -> Made:
+    def _compiled(self, payload: bytes, param: str, limit_s: float) -> GrammarResult:
         try:
             answer, _ = PROCESSES.request(payload, limit_s)
         except Stalled:
@@ -103,17 +103,17 @@ class ClientGrammars:
             )
         except OSError as error:
             raise Busy(f"the grammar cannot be compiled now: {error.strerror}") from error
-        made: Made = msgspec.msgpack.decode(answer, type=Made)
-        return made
+        result: GrammarResult = msgspec.msgpack.decode(answer, type=GrammarResult)
+        return result
 
-    def _remember(self, key: bytes, made: Made) -> None:
+    def _remember(self, key: bytes, result: GrammarResult) -> None:
         with self._lock:
             if key not in self._known:
-                self._n_bytes += _size(made)
-            self._known[key] = made
+                self._n_bytes += _size(result)
+            self._known[key] = result
             while len(self._known) > MOST_KNOWN or self._n_bytes > MOST_BYTES:
                 self._n_bytes -= _size(self._known.popitem(last=False)[1])
 
 
-def _size(made: Made) -> int:
-    return len(made.text) if isinstance(made, GrammarText) else len(made.message)
+def _size(result: GrammarResult) -> int:
+    return len(result.text) if isinstance(result, GrammarText) else len(result.message)
