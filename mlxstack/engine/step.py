@@ -204,7 +204,9 @@ class EngineLoop:
             # A first token that needed no pass waits for none.
             self.flush(deliver)
         speed, policy = self.stats.speed, self._limits.prefill
-        self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy)
+        images = self.batch.images
+        stalled = images.requests_without_pixels if images is not None else ()
+        self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy, stalled)
         self._state, early = scheduler.next_early_chunk(self._state, speed, policy)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()

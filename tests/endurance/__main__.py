@@ -9,9 +9,15 @@ from tests.endurance.clock import clock
 from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
 from tests.endurance.damaged import damaged
+from tests.endurance.forged import FORGERIES, forged
 from tests.endurance.front import check, front
 from tests.endurance.kills import kills
+from tests.endurance.lying_member import lying_member
+from tests.endurance.many_models import many_models
+from tests.endurance.odd_adapters import odd_adapters
+from tests.endurance.out_of_memory import Shortage, out_of_memory
 from tests.endurance.peers import peers
+from tests.endurance.picture_floods import bodies_of, floods, picture_floods
 from tests.endurance.planted import planted
 from tests.endurance.ranks import ranks_under_faults
 from tests.endurance.revivals import revivals
@@ -49,12 +55,22 @@ def main(minutes: float) -> None:
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
     print(revivals(MODEL_DIR, root / "revivals", n_blows=10, seed=1), flush=True)
     print("damaged", damaged(root / "damaged", seed=1, n_rounds=40), flush=True)
+    for kind in ("tiny", "tiny-hybrid"):
+        forgeries = forged(root / kind, root / f"{kind}-forged", 1, 8 * len(FORGERIES))
+        print("forged", kind, forgeries, flush=True)
+    adapters = odd_adapters(root / "adapters")
+    assert not adapters.faults, adapters.faults
+    print("adapters", adapters, flush=True)
     print("clock", clock(root / "clock", seed=1, n_rounds=60), flush=True)
     print("two homes", two_homes(root / "homes", seed=1, n_rounds=60), flush=True)
     print("thrash", thrash(root / "thrash", n_clients=300, n_requests=6), flush=True)
     print("salts", salt_timing(root / "salts", n_rounds=30), flush=True)
     print("ranks", ranks_under_faults(root / "ranks", seed=1), flush=True)
     print("peers", peers(root / "peers", seed=1, n_wire=100), flush=True)
+    print("lies", lying_member(root / "lies"), flush=True)
+    print("many models", many_models(root / "many", n_models=2000), flush=True)
+    print("memory", out_of_memory(root / "memory", Shortage(), seed=1), flush=True)
+    print("pictures", picture_floods(root / "pictures", bodies_of() | floods()), flush=True)
     print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)
 
 

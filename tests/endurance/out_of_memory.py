@@ -26,13 +26,13 @@ from tests.endurance.talkers import Messages, answer
 from tests.patience import PATIENCE_S
 
 N_AGENTS = 3
-N_OTHERS = 3
-"""Short prompts beside a long one."""
+N_LONG, N_SHORT = 3, 2
+"""Prompts at once, under the numbers below 0 and from 0 on."""
 FILE = "kept.kv"
 UNLIMITED = -1
 MIB = 1 << 20
-ROOMS_MIB = (0, 8, 24, 64, 128)
-"""Memory that a limit leaves beyond what the worker has mapped."""
+ROOMS_MIB = (0, 8, 24, 64, 128) if hasattr(psutil, "RLIMIT_AS") else ()
+"""Memory that a limit leaves beyond what the worker has mapped, where the kernel keeps limits."""
 CAUSES = ("SIGKILL, as when memory runs out", "native code failed, as when memory runs out")
 """Words of `status` about a worker that ended so."""
 MARGIN_S = 0.03
@@ -98,19 +98,19 @@ class ShortageRun:
             answer(self.http, f"agent-{number}", messages)
         self.house.until(lambda: all(map(self.house.is_on_disk, self._agents)))
         self.house.until(self._save)
-        for number in range(-1, N_OTHERS):
+        for number in range(-N_LONG, N_SHORT):
             self._expected[number] = _words(self.http, number)
 
     def _save(self) -> bool:
         return self.http.post("/slots/0?action=save", json={"filename": FILE}).is_success
 
     def _limit(self, room_mib: int) -> None:
-        """Send a long prompt, and short ones, to a worker that gets no more memory."""
+        """Send long prompts, and short ones, to a worker that gets no more memory."""
         worker, n_crashes = self._worker(), self.house.state().n_crashes
         limit = worker.memory_info().vms + room_mib * MIB
         worker.rlimit(psutil.RLIMIT_AS, (limit, UNLIMITED))
         threads = [
-            threading.Thread(target=self._ask, args=(number,)) for number in range(-1, N_OTHERS)
+            threading.Thread(target=self._ask, args=(number,)) for number in range(-N_LONG, N_SHORT)
         ]
         for thread in threads:
             thread.start()
@@ -249,8 +249,8 @@ def out_of_memory(root: Path, shortage: Shortage, seed: int) -> ShortageOutcome:
 
 
 def _body(number: int) -> dict[str, Any]:
-    """A short prompt, or the long one for -1."""
-    text = "pear boat " * 500 if number < 0 else f"What is the color of pear {number}?"
+    """A short prompt, or a long one for a number below 0."""
+    text = f"pear {-number} " * 600 if number < 0 else f"What is the color of pear {number}?"
     messages = [{"role": "user", "content": text}]
     return {"messages": messages, "max_tokens": 8, "temperature": 0, "cache_prompt": False}
 

@@ -46,7 +46,7 @@ class Outcome(Struct, frozen=True):
 class House:
     """A supervised service over a home, and how it is waited for."""
 
-    def __init__(self, model: Path, root: Path, n_deaths: int) -> None:
+    def __init__(self, model: Path, root: Path, n_deaths: int, silent_s: float = 2.0) -> None:
         self.home = Home(root / "home")
         make_home(self.home)
         server = ServerSpec(port=unused_port(), drain_s=2)
@@ -66,7 +66,7 @@ class House:
             worker=(sys.executable, "-m", "mlxstack.cli.main", "serve",
                     str(self.home.preset_file(NAME))),
             env=for_mlx(os.environ) | {"MLX_STACK_HOME": str(self.home.root)},
-            patience=RestartPolicy(0.1, 0.5, n_deaths, 600.0, 4.0, look_s=0.5, silent_s=2.0),
+            patience=RestartPolicy(0.1, 0.5, n_deaths, 600.0, 4.0, look_s=0.5, silent_s=silent_s),
         )  # fmt: skip
 
     def start(self) -> None:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.core.image import FIRST_VIRTUAL, ImageSize
+from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
 from mlxstack.core.request import Priority
 from mlxstack.policy.scheduling import scheduler
 from mlxstack.policy.scheduling.chunked_prefill import (
@@ -70,6 +72,35 @@ def test_newcomers_begin_to_decode_together_where_a_step_is_slow() -> None:
 
 def test_a_long_prompt_is_not_waited_for() -> None:
     assert order(joined([201, 20_001, 201]), SLOW) == [{0, 2}, {1}]
+
+
+def with_image(desk: SchedulerState, slot: int, start: int, end: int) -> SchedulerState:
+    """The prompt of a slot gets an image among its tokens."""
+    request = desk.slot(slot).request
+    assert request is not None
+    tokens = (*request.tokens[:start], *[FIRST_VIRTUAL] * (end - start), *request.tokens[end:])
+    span = ImageSpan(start, end, b"digest", size=ImageSize(32, 32, end - start, 1))
+    seeing = msgspec.structs.replace(request, prompt=PromptTokens(tokens, (span,)))
+    slots = [
+        msgspec.structs.replace(one, request=seeing) if one.id == slot else one
+        for one in desk.slots
+    ]
+    return msgspec.structs.replace(desk, slots=tuple(slots))
+
+
+def test_images_are_not_waited_for() -> None:
+    desk = joined([201] * 3)
+    assert order(with_image(desk, 2, 20, 60), SLOW) == [{0, 1}, {2}]
+    assert order(advance(with_image(desk, 2, 20, 60), 2, 60), SLOW) == [{0, 1, 2}]
+
+
+def test_a_prompt_without_pixels_comes_after_the_others() -> None:
+    desk = joined([101, 2001])
+    for _ in range(20):
+        desk, chunk = next_prefill_chunk(desk, QUICK, PACE, {"0"})
+        assert chunk is not None and chunk.slot == 1
+    _, chunk = next_prefill_chunk(desk, QUICK, PACE, {"0", "1"})
+    assert chunk is not None and chunk.slot == 0, "the oldest one has been passed over"
 
 
 def test_an_urgent_request_waits_for_no_other() -> None:

@@ -53,6 +53,12 @@ class ImageEncoder:
         return pixels + encodings + self._n_feature_bytes
 
     @property
+    def requests_without_pixels(self) -> set[str]:
+        """Requests that wait for the pixels of an image."""
+        waiting = (name for name, pixels in self._pixels.items() if not pixels.done())
+        return set().union(*(self._needed_by.get(name, ()) for name in waiting))
+
+    @property
     def _n_feature_bytes(self) -> int:
         return sum(one.n_bytes for one in self._features.values())
 

@@ -168,7 +168,14 @@ def awaited(slots: Sequence[Slot], speed: ThroughputModel, policy: PrefillPolicy
         if slot.state is SlotState.PREFILLING
         and _priority(slot) <= first
         and prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S
+        and not _has_images_left(slot)
     ]
+
+
+def _has_images_left(slot: Slot) -> bool:
+    """Whether images follow, whose decoding and tower the speed of prefill does not tell."""
+    images = slot.request.images if slot.request is not None else ()
+    return any(slot.position < image.end for image in images)
 
 
 def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy) -> int:

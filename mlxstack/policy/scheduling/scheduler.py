@@ -5,7 +5,7 @@ aging, one request per agent. Slots are selected by pin, conversation, longest c
 then least recent use; a request may wait for a prefix that another one computes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Annotated
 
 from msgspec import Meta, Struct, structs
@@ -250,12 +250,19 @@ def schedule(
 
 
 def next_prefill_chunk(
-    state: SchedulerState, speed: ThroughputModel, policy: PrefillPolicy
+    state: SchedulerState,
+    speed: ThroughputModel,
+    policy: PrefillPolicy,
+    stalled: Collection[str] = (),
 ) -> tuple[SchedulerState, PrefillChunk | None]:
-    """Prefill chunk of this step, None without a prompt to compute."""
+    """Prefill chunk of this step, None without a prompt to compute.
+
+    Prompts of `stalled` requests come after the others.
+    """
     slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
     if not slots:
         return state, None
+    slots = [s for s in slots if s.request and s.request.id not in stalled] or slots
     first = awaited(state.slots, speed, policy)
     n_decoding = 0 if first else sum(s.state is SlotState.RUNNING for s in state.slots)
     slot = next_to_prefill(first or slots, policy)

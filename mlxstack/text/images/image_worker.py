@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+import warnings
 
 import msgspec
 
@@ -18,4 +19,6 @@ def answer(request: bytes) -> bytes:
 if __name__ == "__main__":
     limit_memory(int(sys.argv[1]))
     os.nice(NICENESS)
+    # Pillow warns of each odd tag of EXIF: a picture could fill the log.
+    warnings.simplefilter("ignore")
     serve(answer, to_parent())

@@ -1,6 +1,7 @@
 """The bound on stalls while an image joins, on a clock that only the work of the engine moves."""
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 from tests.engine.vision.test_image_memory import done
 from tests.engine.vision.test_images_in_slots import Pictures, png
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.mlx
 
@@ -111,6 +113,29 @@ def test_a_block_longer_than_the_bound_is_cut(
     monkeypatch.setattr(tower, "SLICE", 1)
     clock = joined(folder, tmp_path, monkeypatch, 4 * BOUND_S)
     assert clock.longest_s <= BOUND_S
+
+
+def test_a_longer_prompt_is_answered_while_pixels_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = vision_models.build(tmp_path / "vl", "qwen3_vl")
+    with running(preset_of(folder, slots=SlotSpec(count=2, n_ctx=1024)), tmp_path) as engine:
+        scene = Pictures(folder)(prompt(9, 4), png(1), prompt(9, 5))
+        own, goes_on = done(engine, lambda loop: loop.slot_kv.images), Event()
+        assert own is not None
+        decode = own._decode
+
+        def slow(image: ImageSpan) -> Any:
+            assert goes_on.wait(WAIT_S)
+            return decode(image)
+
+        monkeypatch.setattr(own, "_decode", slow)
+        seeing = engine.submit(**scene)
+        wait_until(lambda: bool(own._pixels), "no pixels are asked for")
+        assert engine.answer(prompt(600), 4) == engine.cold(prompt(600), 4)
+        assert not goes_on.is_set()
+        goes_on.set()
+        engine.finish(seeing)
 
 
 def let_pixels_be_known(engine: Driver, image: ImageSpan) -> None:
