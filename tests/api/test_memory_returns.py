@@ -21,6 +21,7 @@ from mlxstack.api.dialects.native.events import frames
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.core.status import StatusFrame
 from mlxstack.host.heap import trim_heap
+from mlxstack.service.calls.status_feed import StatusFeed
 from tests.api.running import standing, tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_serve import wait_for
@@ -157,6 +158,32 @@ def test_a_watcher_keeps_no_status_frame_while_it_waits() -> None:
         assert (await anext(feed)).startswith(b"event: frame")
         assert n_frames() == before
         await feed.aclose()
+
+    asyncio.run(watch())
+
+
+def test_watchers_share_the_frames_of_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[None] = []
+    compute = StatusFeed.frame
+
+    def counted(feed: StatusFeed) -> StatusFrame:
+        computed.append(None)
+        return compute(feed)
+
+    monkeypatch.setattr(StatusFeed, "frame", counted)
+
+    async def watch() -> None:
+        service, _ = standing(ServerSpec())
+        watchers = [frames(service, 3600) for _ in range(5)]
+        for watcher in watchers:
+            assert (await anext(watcher)).startswith(b"event: frame")
+        (feed,) = {watcher.ag_frame.f_locals["feed"] for watcher in watchers}
+        assert len(computed) == len(watchers)
+        for _ in watchers:
+            feed.update(3600)
+        assert len(computed) == len(watchers) + 1
+        for watcher in watchers:
+            await watcher.aclose()
 
     asyncio.run(watch())
 

@@ -38,7 +38,7 @@ REST_S = 15.0
 
 
 class StatusFeed:
-    """Status frames for one watcher.
+    """Status frames of a service, for all of its watchers.
 
     The prefix cache is read rarely, since that takes a step of the engine. Nothing waits for it, so
     a stuck engine shows as stuck.
@@ -51,16 +51,13 @@ class StatusFeed:
         self._coming: tuple[Future[CacheView], Future[tuple[AgentKVLocation, ...]]] | None = None
         self._asked_at = -REST_S
         self._done = (Counters(), 0)
-        self._has_past = False
         self._mode = ""
 
     def frame(self) -> StatusFrame:
-        """Current frame with cache statistics; the first has past samples."""
+        """Current frame with cache statistics, without past samples."""
         self._take()
         service, memory, snapshot = self._service, self._cache_view, self._service.snapshot()
         requests, agents = service.request_log.requests(), self._agents(snapshot)
-        past = () if self._has_past else tuple(service.stats.samples)
-        self._has_past = True
         frame = StatusFrame(
             at=time.time(),
             service=_facts(service, self._mode),
@@ -73,7 +70,6 @@ class StatusFeed:
             memory=_memory(service, snapshot, memory),
             loading=_loading(service),
             titles=_titles(service, snapshot, agents, requests[:MOST_REQUESTS]),
-            past=past,
         )
         if self._coming is None and self._is_due(time.monotonic()):
             # A file that `mlx-stack mode` writes.

@@ -1,11 +1,15 @@
 """Status feed: the state of the service, a few times per second."""
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from litestar import get
 from litestar.response import Stream
+from msgspec.structs import replace
 
 from mlxstack.api import streaming
 from mlxstack.api.guards import OF_ALL
@@ -26,28 +30,54 @@ async def events(service: TheService) -> Stream:
     return streaming.streamed(frames(service, TICK_S), {})
 
 
+class SharedFeed:
+    """Frames of a service, which its watchers share for half a tick.
+
+    A frame takes a step of the engine now and then. It names up to 50 requests, so its bytes are
+    kept, and not itself.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._feed = StatusFeed(service)
+        self._computed_at = -math.inf
+        self.event = b""
+        self.seen: tuple[Any, ...] = ()
+        """Fields of the frame that change with events."""
+
+    def first_event(self) -> bytes:
+        """Event of a new watcher, with past samples."""
+        past = tuple(self._service.stats.samples)
+        return streaming.frame(replace(self._feed.frame(), past=past), "frame")
+
+    def update(self, tick_s: float) -> None:
+        """Compute a frame, unless there is one of this half tick."""
+        now = time.monotonic()
+        if now - self._computed_at >= tick_s / 2:
+            frame = self._feed.frame()
+            self.event = streaming.frame(frame, "frame")
+            self.seen = _seen(frame)
+            self._computed_at = now
+
+
+_FEEDS: WeakValueDictionary[Service, SharedFeed] = WeakValueDictionary()
+"""Feeds of services with watchers, which own them."""
+
+
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
     """One frame per tick while something changes, otherwise comments between rare ones."""
-    status_feed = StatusFeed(service)
+    feed = _FEEDS.get(service) or _FEEDS.setdefault(service, SharedFeed(service))
+    yield feed.first_event()
     before: tuple[Any, ...] | None = None
     n_still = 0
-    while service.health is not ServiceHealth.STOPPING:
-        data, before, n_still = _event(status_feed.frame(), before, n_still)
-        yield data
+    while True:
         await asyncio.sleep(tick_s)
-
-
-def _event(
-    frame: StatusFrame, before: tuple[Any, ...] | None, n_still: int
-) -> tuple[bytes, tuple[Any, ...], int]:
-    """Event of a tick, with what is seen and unchanged ticks.
-
-    A variable of the generator would keep the frame, of up to 50 requests, during its sleep.
-    """
-    seen = _seen(frame)
-    n_still = n_still + 1 if seen == before else 0
-    data = PING if n_still % REST_TICKS else streaming.frame(frame, "frame")
-    return data, seen, n_still
+        if service.health is ServiceHealth.STOPPING:
+            return
+        feed.update(tick_s)
+        n_still = n_still + 1 if feed.seen == before else 0
+        before = feed.seen
+        yield PING if n_still % REST_TICKS else feed.event
 
 
 def _seen(frame: StatusFrame) -> tuple[Any, ...]:
