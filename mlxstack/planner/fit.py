@@ -73,8 +73,9 @@ def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
     """
     keys = [msgspec.json.encode(config, order="deterministic") for config in configs]
     unknown = {key: config for key, config in zip(keys, configs, strict=True) if key not in _shapes}
-    _shapes.update(zip(unknown, _built([*unknown.values()]), strict=True))
-    return [_shapes[key] for key in keys]
+    built = dict(zip(unknown, _built([*unknown.values()]), strict=True))
+    _shapes.update({key: reply for key, reply in built.items() if reply.shape is not None})
+    return [built.get(key) or _shapes[key] for key in keys]
 
 
 def _built(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.engine import template_check
+from mlxstack.engine.loading import loader
 from mlxstack.service import service as services
 from mlxstack.service.assembly import assemble
 from mlxstack.service.calls import model_swap
@@ -44,15 +45,18 @@ class Stage(Struct):
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """Model a, beside `loop`, whose template never ends, and `stalled`, whose disk never does."""
     one, loop, adapter = (tmp_path / name for name in ("a", "loop", "adapter"))
     models.write(one, TINY, seed=1)
     shutil.copytree(one, loop)
     (loop / "chat_template.jinja").write_text(ENDLESS)
-    # To open a pipe is to wait for its writer, as for a disk that does not answer.
+    # To open a pipe is to wait for its writer, as for a disk that does not answer. The check that
+    # reads first refuses pipes, so that here it is the one which waits.
     adapter.mkdir()
-    os.mkfifo(adapter / "adapter_config.json")
+    pipe = adapter / "adapter_config.json"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(loader, "check_adapter", lambda _: pipe.read_text())
     (tmp_path / "presets").mkdir()
     for name, model in (("loop", loop), ("stalled", f"{one}, adapter: {adapter}")):
         text = f"model: {{id: {model}, alias: model-{name}}}\n"

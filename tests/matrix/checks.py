@@ -298,7 +298,7 @@ def through_bytes(context: SlotContext) -> SlotContext:
     unpacked = [Segment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
     marks = [segments.checkpoint(c.position, _thawed(c), _layout(c)) for c in context.checkpoints]
     fresh = context.new_empty(n_tokens)
-    fresh.load(context.tokens, segments.whole(fresh, unpacked, n_tokens), marks)
+    fresh.load(context, segments.whole(fresh, unpacked, n_tokens), marks)
     return fresh
 
 

@@ -63,7 +63,14 @@ class DiskTier:
         self.has_deferred = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._restoring = SlotRestore(
-            store, slot_files, self._identity, layouts, self._reader, post, self._anchor
+            store,
+            slot_files,
+            self._identity,
+            layouts,
+            prefix_cache.chains,
+            self._reader,
+            post,
+            self._anchor,
         )
 
     def open(self) -> int:

@@ -6,6 +6,8 @@ Runs on the MLX thread.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.core.prompt_tokens import KeptTokens, TokenRow, kept, same_until
 from mlxstack.engine.kv.segments import Segment
@@ -17,6 +19,7 @@ from mlxstack.policy.kv.prefix_index import (
     KnownPrefix,
     PrefixIndex,
     PrefixMatch,
+    RestorePoint,
     StorageTier,
     common_prefix,
     common_tokens,
@@ -198,7 +201,25 @@ class PrefixCache:
             for key, start in self._ends[end].items():
                 if end > match.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
-        return prefix_index.match(self.index, chain.keys, cuts, trail)
+        found = prefix_index.match(self.index, chain.keys, cuts, trail)
+        return replace(found, checkpoints=self._of_these_tokens(found.checkpoints, chain, row))
+
+    def _of_these_tokens(
+        self, points: Sequence[RestorePoint], chain: BlockHashes, row: TokenRow
+    ) -> tuple[RestorePoint, ...]:
+        """Restore points whose state is that after the tokens before them.
+
+        The position of a file is not hashed in its key.
+        """
+
+        def is_sound(point: RestorePoint) -> bool:
+            if point.checkpoint is None:
+                return True
+            record = self.index.nodes[point.checkpoint].record
+            assert isinstance(record, prefix_index.CheckpointMeta)
+            return record.state == block_hash.hash_at(chain, row, point.position)
+
+        return tuple(point for point in points if is_sound(point))
 
     def match_in_block(self, match: PrefixMatch, chain: BlockHashes, row: TokenRow) -> PrefixMatch:
         """Extend a match into the next block, up to the divergence."""

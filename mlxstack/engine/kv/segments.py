@@ -20,7 +20,8 @@ from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
-from mlxstack.policy.kv import prefix_index
+from mlxstack.policy.kv import block_hash, prefix_index
+from mlxstack.policy.kv.block_hash import BlockHashes
 from mlxstack.policy.kv.prefix_index import CUT
 
 DTYPES = {
@@ -268,6 +269,14 @@ def check_cover(name: str, manifest: Manifest, headers: Sequence[KVFileHeader]) 
         at = head.end
     if at < len(manifest.tokens):
         raise Damaged(f"the slot file {name} ends at token {at} of {len(manifest.tokens)}")
+
+
+def check_state(head: KVFileHeader, row: TokenRow, chains: Sequence[BlockHashes]) -> None:
+    """Raise Damaged unless a checkpoint is one after tokens of `row`, of one of the chains."""
+    is_within = 0 < head.end <= len(row.tokens)
+    states = [block_hash.hash_at(c, row, head.end) for c in chains if head.end <= c.n_tokens]
+    if not is_within or head.key not in map(block_hash.checkpoint_key, states):
+        raise Damaged(f"the KV file {head.key} is no checkpoint of these tokens")
 
 
 def meta_of(meta: str) -> RecordMeta:

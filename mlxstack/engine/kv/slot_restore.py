@@ -21,12 +21,14 @@ from numpy.lib import format as npy
 from mlxstack.core.commands import SlotRestoreResult
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
 from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
+from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine import device
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.kv_layouts import KVLayouts
-from mlxstack.engine.kv.segments import BY_NAME, check_cover, meta_of
+from mlxstack.engine.kv.segments import BY_NAME, check_cover, check_state, meta_of
 from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
+from mlxstack.policy.kv.block_hash import BlockHashes
 
 
 class _Blank(RawIOBase):
@@ -203,7 +205,8 @@ class RestoreSource(Struct, frozen=True):
 class SlotRestore:
     """Restores slot files; `post` runs a function on the MLX thread.
 
-    `on_loaded` is called with every restored context.
+    `chains` are the block hashes of tokens under a salt, callable from any thread. `on_loaded` is
+    called with every restored context.
     """
 
     def __init__(
@@ -212,6 +215,7 @@ class SlotRestore:
         slot_files: SlotFileStore,
         identity: str,
         layouts: KVLayouts,
+        chains: Callable[[TokenRow, str], tuple[BlockHashes, ...]],
         reader: Executor,
         post: Callable[[Callable[[], None]], None],
         on_loaded: Callable[[SlotContext, Manifest], None],
@@ -220,6 +224,7 @@ class SlotRestore:
         self._slot_files = slot_files
         self._identity = identity
         self._layouts = layouts
+        self._chains = chains
         self._reader = reader
         self._post = post
         self._on_loaded = on_loaded
@@ -305,8 +310,9 @@ class SlotRestore:
             for keys in (manifest.segments, manifest.checkpoints)
         )
         check_cover(name, manifest, headers)
-        if any(head.end > len(manifest.tokens) for head in checkpoints):
-            raise Damaged(f"the slot file {name} names a checkpoint beyond its tokens")
+        chains = self._chains(manifest, manifest.salt)
+        for head in checkpoints:
+            check_state(head, manifest, chains)
         return RestoreSource(manifest, headers, checkpoints)
 
     def _read_into(
