@@ -1,12 +1,14 @@
 """The dashboard as a page: its rules, and a real Chromium at a live service."""
 
 import base64
+import gc
 import os
 import re
 import socket
 import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +32,15 @@ from tests.tui.browser import CHROMIUM, chromium
 
 KEY = "sk-of-the-dashboard"
 AGENTS = ("ann", "bob", "cyd", "dan", "eve")
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Collect the pipes of dashboards here, which textual-serve leaves open."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture
