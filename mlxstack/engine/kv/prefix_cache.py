@@ -207,7 +207,7 @@ class PrefixCache:
     def _of_these_tokens(
         self, points: Sequence[RestorePoint], chain: BlockHashes, row: TokenRow
     ) -> tuple[RestorePoint, ...]:
-        """Restore points whose state is that after the tokens before them.
+        """Restore points whose state fits the tokens before them.
 
         The position of a file is not hashed in its key.
         """

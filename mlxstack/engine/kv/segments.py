@@ -272,7 +272,7 @@ def check_cover(name: str, manifest: Manifest, headers: Sequence[KVFileHeader]) 
 
 
 def check_state(head: KVFileHeader, row: TokenRow, chains: Sequence[BlockHashes]) -> None:
-    """Raise Damaged unless a checkpoint is one after tokens of `row`, of one of the chains."""
+    """Raise Damaged unless a checkpoint is one of `row`, by its chains."""
     is_within = 0 < head.end <= len(row.tokens)
     states = [block_hash.hash_at(c, row, head.end) for c in chains if head.end <= c.n_tokens]
     if not is_within or head.key not in map(block_hash.checkpoint_key, states):
