@@ -201,8 +201,8 @@ class PrefixCache:
             for key, start in self._ends[end].items():
                 if end > match.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
-        found = prefix_index.match(self.index, chain.keys, cuts, trail)
-        return replace(found, checkpoints=self._of_these_tokens(found.checkpoints, chain, row))
+        match = prefix_index.match(self.index, chain.keys, cuts, trail)
+        return replace(match, checkpoints=self._of_these_tokens(match.checkpoints, chain, row))
 
     def _of_these_tokens(
         self, points: Sequence[RestorePoint], chain: BlockHashes, row: TokenRow

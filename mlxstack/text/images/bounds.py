@@ -151,11 +151,11 @@ def n_header_pixels(data: bytes, limit_s: float) -> int:
 
     Raises Overrun, Busy.
     """
-    known = known_measure(data)
-    if known is None:
+    measured = known_measure(data)
+    if measured is None:
         answer = _answered(ImageJob(data, is_header=True), limit_s)
-        known = (answer.width, answer.height) if isinstance(answer, ImageMeasure) else ""
-    return 0 if isinstance(known, str) else known[0] * known[1]
+        measured = (answer.width, answer.height) if isinstance(answer, ImageMeasure) else ""
+    return 0 if isinstance(measured, str) else measured[0] * measured[1]
 
 
 def pixels_of(processor: ImageProcessor, data: bytes, size: ImageSize) -> Any:

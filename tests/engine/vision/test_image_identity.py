@@ -37,8 +37,8 @@ def pictures(folder: Path) -> Pictures:
 
 @pytest.fixture
 def driver(folder: Path, tmp_path: Path) -> Iterator[Driver]:
-    with running(preset_of(folder, slots=TWO), tmp_path) as one:
-        yield one
+    with running(preset_of(folder, slots=TWO), tmp_path) as running_driver:
+        yield running_driver
 
 
 def early(driver: Driver, sampled: Scene, expected: Scene) -> int:
