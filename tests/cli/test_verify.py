@@ -10,10 +10,11 @@ from mlx_lm import convert
 from typer.testing import CliRunner
 
 from mlxstack.bench.environment import Conditions
-from mlxstack.cli import verify
 from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.cli.main import app
-from mlxstack.cli.verify import EXACT, EngineProbe, GreedyResponse, VerifyReport, compare
+from mlxstack.cli.verification import identity
+from mlxstack.cli.verification.identity import EXACT, VerifyReport, compare
+from mlxstack.cli.verification.probe import EngineProbe, GreedyResponse
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.preset import ModelSpec, Preset
 from mlxstack.host.hardware import mac_memory, memory_of
@@ -71,7 +72,7 @@ def test_the_command_reports_and_ends_with_its_verdict(
             step_ms={1: 2.5},
             prefill_tps={256: 800.0},
         )
-        monkeypatch.setattr(verify, "report", lambda *_, one=report: one)
+        monkeypatch.setattr(identity, "report", lambda *_, one=report: one)
         said = CliRunner().invoke(app, ["verify", "demo"])
         assert said.exit_code == code
         assert "a Mac; mlx 1; 2026-11-22" in said.output
@@ -115,7 +116,7 @@ def test_half_precision_that_a_cpu_widens_is_told(tmp_path: Path, bits: int) -> 
             convert(str(plain), str(folder), quantize=True, q_bits=bits, dtype=name)
         weights = of_preset(Preset(model=ModelSpec(id=str(folder)))).weights
         for memory in (mac_memory("16GB"), memory_of(16 << 30)):
-            told[dtype, memory.half_bytes] = verify.is_widened(weights, memory)
+            told[dtype, memory.half_bytes] = identity.is_widened(weights, memory)
     assert told == {
         (mx.float32, 2): False,
         (mx.float32, 4): False,

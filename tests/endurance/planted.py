@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from mlxstack.cli.doctor import CheckLevel
-from mlxstack.cli.verify import EXACT, N_NEW, EngineProbe, Verifier, probe, verified
+from mlxstack.cli.verification.identity import EXACT, N_NEW, Verifier, verified
+from mlxstack.cli.verification.probe import EngineProbe, probe
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.engine.decode import batch

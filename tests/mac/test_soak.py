@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 from typer.testing import CliRunner
 
-from mlxstack.cli import soak
 from mlxstack.cli.main import app
+from mlxstack.cli.verification import soak
 from mlxstack.host.home import Home
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]

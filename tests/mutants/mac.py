@@ -353,7 +353,7 @@ MAC = (
         "::test_the_program_that_tells_the_limit_of_the_gpus_memory",
     ),
     Mutant(
-        "a panic report during a soak is a fault", "cli/soak.py",
+        "a panic report during a soak is a fault", "cli/verification/soak.py",
         "        and not panics\n", "",
         "tests/mac/test_soak.py::test_a_panic_report_that_comes_during_the_soak_is_a_fault",
     ),

@@ -81,7 +81,7 @@ SHARING = (
         "test_a_new_agent_of_a_client_that_never_matches_is_left_alone",
     ),
     Mutant(
-        "verify misses no absent reuse", "cli/verify.py",
+        "verify misses no absent reuse", "cli/verification/identity.py",
         "if not is_reused or not is_there:", "if False:",
         "tests/cli/test_verify.py::test_a_planted_fault_is_found",
     ),

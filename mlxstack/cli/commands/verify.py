@@ -12,8 +12,8 @@ from mlxstack.cli.units import seconds_of
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
-    from mlxstack.cli.soak import SoakReport
-    from mlxstack.cli.verify import VerifyReport
+    from mlxstack.cli.verification.identity import VerifyReport
+    from mlxstack.cli.verification.soak import SoakReport
 
 Wanted = Annotated[
     str, preset_argument("What to verify; its weights are downloaded first.", "PRESET|MODEL")
@@ -42,8 +42,8 @@ def verify(
     and alone; step and prefill times, the stall of decoding rows and memory are measured. An engine
     of its own runs in a temporary home. The exit code is 1 for a fault.
     """
-    from mlxstack.cli.soak import soak as soaked
-    from mlxstack.cli.verify import VerifyPlan, report
+    from mlxstack.cli.verification.identity import VerifyPlan, report
+    from mlxstack.cli.verification.soak import soak as soaked
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)

@@ -4,12 +4,10 @@ The engine has a temporary home; no agent of the user is read or written.
 """
 
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,32 +19,23 @@ from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.bench.my_service import WORDS
 from mlxstack.bench.statistics import percentile, spread
 from mlxstack.cli.doctor import CheckLevel, CheckResult
-from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot, SlotCommand
-from mlxstack.core.engine_events import (
-    Event,
-    KVSource,
-    RequestFailed,
-    RequestFinished,
-    RequestTimings,
-    SlotAssigned,
-    TokenSampled,
-)
-from mlxstack.core.errors import Broken, SetupError
+from mlxstack.cli.verification.probe import EngineProbe, GreedyResponse, Say, probe
+from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import KVSource
+from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Request, SamplingParams
+from mlxstack.core.request import Request
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home
 from mlxstack.planner.derived_preset import candidate_for
 from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.memory.capacity import Weights
-from mlxstack.store.kv_store import DiskKVStore
-from mlxstack.store.slot_files import SlotFileFolder
 
-N_HEAD, N_OWN, N_NEW, N_ANSWER = 384, 96, 24, 24
-"""Tokens of shared head, own rest, next turn, and answer."""
+N_HEAD, N_OWN, N_NEW = 384, 96, 24
+"""Tokens of shared head, own rest and next turn."""
 
 N_CTX = 4096
 MOST_SLOTS = 4
@@ -66,9 +55,6 @@ WIDENED = (
     "half precision, and with it the scales of quantized weights, is computed in float32 on a CPU: "
     "closer to the exact answer than mlx_lm, whose tokens may differ"
 )
-WAIT_S = 600.0
-GREEDY = SamplingParams(top_logprobs=2)
-Say = Callable[[str], None]
 
 
 class VerifyPlan(Struct, frozen=True):
@@ -81,17 +67,6 @@ class VerifyPlan(Struct, frozen=True):
     n_steps: int = 48
 
 
-class GreedyResponse(Struct, frozen=True):
-    """The answer to one request; `times` are those of its tokens."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    tops: tuple[tuple[tuple[int, float], ...], ...]
-    assigned: SlotAssigned
-    timings: RequestTimings
-    times: tuple[float, ...]
-
-
 class VerifyReport(Struct, frozen=True):
     """`step_ms` by rows in the batch, `prefill_tps` by tokens of the prompt."""
 
@@ -102,96 +77,6 @@ class VerifyReport(Struct, frozen=True):
     checks: tuple[CheckResult, ...]
     step_ms: dict[int, float]
     prefill_tps: dict[int, float]
-
-
-class EngineProbe:
-    """Engine in its own home, with its requests' events."""
-
-    def __init__(self, preset: Preset, home: Path) -> None:
-        self.preset = preset
-        self._events: dict[str, list[tuple[float, Event]]] = {}
-        self._ends: dict[str, RequestFinished | RequestFailed] = {}
-        self._arrived = threading.Condition()
-        self._ids = (f"verify-{n}" for n in count())
-        from mlxstack.engine.core import EngineCore  # MLX, which no other command loads
-
-        files = SlotFileFolder(home / "slots")
-        self.engine = EngineCore(preset, DiskKVStore(home / "kv"), files, self._deliver)
-
-    def submit(
-        self,
-        tokens: Sequence[int],
-        n: int = N_ANSWER,
-        checkpoint_positions: tuple[int, ...] = (),
-        **more: Any,
-    ) -> str:
-        """Begin a greedy request of exactly `n` tokens."""
-        prompt = PromptTokens(tuple(tokens), checkpoint_positions=checkpoint_positions)
-        options = {"sampling": GREEDY, "arrived": time.monotonic(), **more}
-        request = Request(next(self._ids), prompt, n, **options)
-        self._events[request.id] = []
-        self.engine.submit(request)
-        return request.id
-
-    def response(self, request: str) -> GreedyResponse:
-        """Wait for the end of a request. Raises its error."""
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: request in self._ends, WAIT_S):
-                raise Broken(f"the engine did not answer within {WAIT_S:.0f} s")
-        last = self._ends[request]
-        if isinstance(last, RequestFailed):
-            raise last.error
-        events = self._events[request]
-        sampled = [(at, one) for at, one in events if isinstance(one, TokenSampled)]
-        return GreedyResponse(
-            tokens=tuple(one.token for _, one in sampled),
-            logprobs=tuple(one.logprob or 0.0 for _, one in sampled),
-            tops=tuple(one.top for _, one in sampled),
-            assigned=next(one for _, one in events if isinstance(one, SlotAssigned)),
-            timings=last.timings,
-            times=tuple(at for at, _ in sampled),
-        )
-
-    def ask(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> GreedyResponse:
-        """Submit a request, and wait for its end."""
-        return self.response(self.submit(tokens, n, **more))
-
-    def cold(self, tokens: Sequence[int], n: int = N_ANSWER) -> GreedyResponse:
-        """The answer from an empty cache, alone."""
-        return self.ask(tokens, n, use_cache=False, slot=0)
-
-    def run(self, command: SlotCommand) -> None:
-        """Run a slot command, and wait for its end. Raises its error."""
-        self.engine.run_slot_command(command).result(WAIT_S)
-
-    def until_begun(self, slot: int) -> int:
-        """Wait for an early turn in a slot; its tokens, else 0."""
-        end = time.monotonic() + WAIT_S / 10
-        while time.monotonic() < end:
-            view = self.engine.snapshot().slots[slot]
-            if view.n_early and not view.n_early_left:
-                return view.n_early
-            time.sleep(0.01)
-        return 0
-
-    def _deliver(self, events: tuple[Event, ...]) -> None:
-        with self._arrived:
-            for event in events:
-                self._events[event.request].append((time.monotonic(), event))
-                if isinstance(event, RequestFinished | RequestFailed):
-                    self._ends[event.request] = event
-            self._arrived.notify_all()
-
-
-@contextmanager
-def probe(preset: Preset, home: Path) -> Iterator[EngineProbe]:
-    """Loaded engine, stopped at the end. Raises SetupError."""
-    found = EngineProbe(preset, home)
-    found.engine.start().result()
-    try:
-        yield found
-    finally:
-        found.engine.stop(1.0).result(WAIT_S)
 
 
 class Verifier:

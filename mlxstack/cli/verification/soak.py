@@ -16,7 +16,8 @@ from msgspec.structs import asdict, replace
 
 from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.cli.doctor import CheckLevel
-from mlxstack.cli.verify import EXACT, ROUNDED, EngineProbe, Say, Verifier, compare, probe, verified
+from mlxstack.cli.verification.identity import EXACT, ROUNDED, Verifier, compare, verified
+from mlxstack.cli.verification.probe import EngineProbe, Say, probe
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import AUTO, ServiceKind, Wired
 from mlxstack.host.hardware import this_memory

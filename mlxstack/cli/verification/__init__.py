@@ -1,0 +1,1 @@
+"""`verify`: what this machine computes, against what it should, and how fast."""

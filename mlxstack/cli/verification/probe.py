@@ -1,0 +1,134 @@
+"""Engine in its own home, asked for greedy answers."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.core.commands import SlotCommand
+from mlxstack.core.engine_events import (
+    Event,
+    RequestFailed,
+    RequestFinished,
+    RequestTimings,
+    SlotAssigned,
+    TokenSampled,
+)
+from mlxstack.core.errors import Broken
+from mlxstack.core.preset import Preset
+from mlxstack.core.prompt_tokens import PromptTokens
+from mlxstack.core.request import Request, SamplingParams
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
+
+N_ANSWER = 24
+"""Tokens of an answer by default."""
+WAIT_S = 600.0
+GREEDY = SamplingParams(top_logprobs=2)
+Say = Callable[[str], None]
+
+
+class GreedyResponse(Struct, frozen=True):
+    """The answer to one request; `times` are those of its tokens."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    tops: tuple[tuple[tuple[int, float], ...], ...]
+    assigned: SlotAssigned
+    timings: RequestTimings
+    times: tuple[float, ...]
+
+
+class EngineProbe:
+    """Engine in its own home, with its requests' events."""
+
+    def __init__(self, preset: Preset, home: Path) -> None:
+        self.preset = preset
+        self._events: dict[str, list[tuple[float, Event]]] = {}
+        self._ends: dict[str, RequestFinished | RequestFailed] = {}
+        self._arrived = threading.Condition()
+        self._ids = (f"verify-{n}" for n in count())
+        from mlxstack.engine.core import EngineCore  # MLX, which no other command loads
+
+        files = SlotFileFolder(home / "slots")
+        self.engine = EngineCore(preset, DiskKVStore(home / "kv"), files, self._deliver)
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        n: int = N_ANSWER,
+        checkpoint_positions: tuple[int, ...] = (),
+        **more: Any,
+    ) -> str:
+        """Begin a greedy request of exactly `n` tokens."""
+        prompt = PromptTokens(tuple(tokens), checkpoint_positions=checkpoint_positions)
+        options = {"sampling": GREEDY, "arrived": time.monotonic(), **more}
+        request = Request(next(self._ids), prompt, n, **options)
+        self._events[request.id] = []
+        self.engine.submit(request)
+        return request.id
+
+    def response(self, request: str) -> GreedyResponse:
+        """Wait for the end of a request. Raises its error."""
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: request in self._ends, WAIT_S):
+                raise Broken(f"the engine did not answer within {WAIT_S:.0f} s")
+        last = self._ends[request]
+        if isinstance(last, RequestFailed):
+            raise last.error
+        events = self._events[request]
+        sampled = [(at, one) for at, one in events if isinstance(one, TokenSampled)]
+        return GreedyResponse(
+            tokens=tuple(one.token for _, one in sampled),
+            logprobs=tuple(one.logprob or 0.0 for _, one in sampled),
+            tops=tuple(one.top for _, one in sampled),
+            assigned=next(one for _, one in events if isinstance(one, SlotAssigned)),
+            timings=last.timings,
+            times=tuple(at for at, _ in sampled),
+        )
+
+    def ask(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> GreedyResponse:
+        """Submit a request, and wait for its end."""
+        return self.response(self.submit(tokens, n, **more))
+
+    def cold(self, tokens: Sequence[int], n: int = N_ANSWER) -> GreedyResponse:
+        """The answer from an empty cache, alone."""
+        return self.ask(tokens, n, use_cache=False, slot=0)
+
+    def run(self, command: SlotCommand) -> None:
+        """Run a slot command, and wait for its end. Raises its error."""
+        self.engine.run_slot_command(command).result(WAIT_S)
+
+    def until_begun(self, slot: int) -> int:
+        """Wait for an early turn in a slot; its tokens, else 0."""
+        end = time.monotonic() + WAIT_S / 10
+        while time.monotonic() < end:
+            view = self.engine.snapshot().slots[slot]
+            if view.n_early and not view.n_early_left:
+                return view.n_early
+            time.sleep(0.01)
+        return 0
+
+    def _deliver(self, events: tuple[Event, ...]) -> None:
+        with self._arrived:
+            for event in events:
+                self._events[event.request].append((time.monotonic(), event))
+                if isinstance(event, RequestFinished | RequestFailed):
+                    self._ends[event.request] = event
+            self._arrived.notify_all()
+
+
+@contextmanager
+def probe(preset: Preset, home: Path) -> Iterator[EngineProbe]:
+    """Loaded engine, stopped at the end. Raises SetupError."""
+    found = EngineProbe(preset, home)
+    found.engine.start().result()
+    try:
+        yield found
+    finally:
+        found.engine.stop(1.0).result(WAIT_S)
