@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from mlxstack.bench.environment import Conditions
 from mlxstack.client.client import Client
 from mlxstack.client.types import CallUsage
 from mlxstack.core.errors import Broken, StackError
@@ -67,7 +68,7 @@ class AgentsSpeed(Struct, frozen=True):
 
 
 class ServiceSpeed(Struct, frozen=True):
-    """Everything that was measured, and the conditions."""
+    """Everything that was measured; `conditions` of a service on this computer."""
 
     url: str
     model: str
@@ -77,6 +78,7 @@ class ServiceSpeed(Struct, frozen=True):
     seconds: float
     prompts: tuple[PromptSpeed, ...]
     agents: tuple[AgentsSpeed, ...]
+    conditions: Conditions | None = None
 
 
 class Answer(Struct, frozen=True):

@@ -36,8 +36,9 @@ from mlxstack.host.hardware import (
     version_of,
 )
 from mlxstack.host.home import HOME_VARIABLE, Home, make_private
-from mlxstack.host.macos import MIN_MACOS, gpu_panics, macos_version
+from mlxstack.host.macos import MIN_MACOS, SystemVersion, gpu_cores, gpu_panics, system_version
 from mlxstack.host.memory_pressure import sysctl
+from mlxstack.host.power_state import PowerSource, PowerState, power_state
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.services import owner, read_json, write_json
 from mlxstack.models import model_files
@@ -94,6 +95,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
     checks = (
         _system(),
         _macos(),
+        power(power_state()),
         _packages(),
         _memory(),
         _descriptors(),
@@ -137,15 +139,18 @@ def _system() -> Iterator[CheckResult]:
 
 def _macos() -> Iterator[CheckResult]:
     if platform.system() == "Darwin":
-        yield from macos(macos_version(), sysctl(b"iogpu.wired_limit_mb"), gpu_panics())
+        yield from macos(system_version(), sysctl(b"iogpu.wired_limit_mb"), gpu_panics())
 
 
 def macos(
-    version: tuple[int, ...], wired_limit_mb: int | None, panics: Sequence[Path]
+    system: SystemVersion, wired_limit_mb: int | None, panics: Sequence[Path]
 ) -> Iterator[CheckResult]:
     """Version of macOS, limit of the GPU's memory, recent panics of its driver."""
-    detail = f"macOS {'.'.join(map(str, version))}"
-    if version < MIN_MACOS:
+    detail = str(system)
+    version = system.version
+    if not version:
+        yield warn("macos", detail, "see `sw_vers`; MLX needs macOS 14 or later")
+    elif version < MIN_MACOS:
         remedy = f"update macOS to {MIN_MACOS[0]} or later: MLX has no packages for older ones"
         yield bad("macos", detail, remedy)
     else:
@@ -157,6 +162,20 @@ def macos(
         detail = f"{len(panics)} in 30 days name the GPU driver (IOGPU), the last one {panics[-1]}"
         remedy = "keep device.wired off, and see `panic` in docs/troubleshooting.md"
         yield warn("panics", detail, remedy)
+
+
+def power(state: PowerState) -> Iterator[CheckResult]:
+    """Power source and mode, heat, memory pressure: any of them may slow the model."""
+    remedies = []
+    if state.source is PowerSource.BATTERY:
+        remedies.append("plug in the charger")
+    if state.is_low_power:
+        remedies.append("switch low power mode off")
+    if state.thermal_level:
+        remedies.append("let it cool down: the system throttles for heat")
+    if state.pressure != "calm":
+        remedies.append("end programs that take memory")
+    yield warn_if(bool(remedies), "power", str(state), "; ".join(remedies))
 
 
 def _packages() -> Iterator[CheckResult]:
@@ -293,7 +312,10 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         yield bad("device", f"MLX does not start: {last_line(why)}", remedy)
         return
     most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
-    detail = f"MLX computes on the {facts['kind']}, {facts['name']}{most}"
+    cores = gpu_cores()
+    parts = [facts["name"], facts["architecture"], f"{cores} cores" if cores else ""]
+    name = ", ".join(part for part in parts if part)
+    detail = f"MLX computes on the {facts['kind']}, {name}{most}"
     is_slow = sys.platform == "darwin" and facts["kind"] != "gpu"
     remedy = "use a native arm64 Python; a virtual machine has no GPU"
     yield warn_if(is_slow, "device", detail, remedy)

@@ -86,7 +86,7 @@ def has_nax_units() -> bool:
 
 
 def told() -> dict[str, object]:
-    """Device kind, name and recommended working set in bytes; 0: none.
+    """Device kind, name, architecture and recommended working set in bytes; 0: none.
 
     Metal recommends less than the memory of the computer.
     """
@@ -94,6 +94,7 @@ def told() -> dict[str, object]:
     return {
         "kind": "gpu" if has_gpu() else "cpu",
         "name": facts.get("device_name", ""),
+        "architecture": facts.get("architecture", ""),
         "limit_bytes": facts.get("max_recommended_working_set_size", 0),
     }
 

@@ -1,13 +1,24 @@
-"""Facts of macOS: version, wired limit, panics, Local Network Privacy."""
+"""Facts of macOS: version, cores of the GPU, panics, Local Network Privacy."""
 
 import errno
-import platform
+import plistlib
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+from msgspec import Struct
+
+SYSTEM_VERSION = ("/bin/cat", "/System/Library/CoreServices/SystemVersion.plist")
+GPU_REGISTRY = ("/usr/sbin/ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
+"""I/O Registry entries of the GPU of Apple silicon, as a property list."""
+REAL_VERSION = {"SYSTEM_VERSION_COMPAT": "0"}
+WAIT_S = 2.0
 
 MIN_MACOS = (14, 0)
 """First version with wheels of MLX."""
@@ -24,10 +35,69 @@ LOCAL_NETWORK = (
 """Remedy for refused calls to the local network (Apple's TN3179, macOS 15 and later)."""
 
 
+class SystemVersion(Struct, frozen=True):
+    """Version and build of macOS (26.2, 25C56); empty where unknown."""
+
+    version: tuple[int, ...] = ()
+    build: str = ""
+
+    def __str__(self) -> str:
+        number = ".".join(map(str, self.version)) or "of an unknown version"
+        return f"macOS {number} ({self.build})" if self.build else f"macOS {number}"
+
+
 @cache
+def system_version() -> SystemVersion:
+    """Version of macOS; empty elsewhere."""
+    return _system_version() if sys.platform == "darwin" else SystemVersion()
+
+
+def _system_version() -> SystemVersion:
+    """Version by a child without compatibility.
+
+    A process built with an SDK before 26 reads 16.x in the file, and so does `platform.mac_ver`
+    (https://github.com/python/cpython/issues/135675).
+    """
+    facts = _property_list(program_output(SYSTEM_VERSION, env=REAL_VERSION))
+    if not isinstance(facts, dict):
+        return SystemVersion()
+    parts = str(facts.get("ProductVersion", "")).split(".")
+    version = tuple(int(part) for part in parts if part.isdigit())
+    return SystemVersion(version, str(facts.get("ProductBuildVersion", "")))
+
+
 def macos_version() -> tuple[int, ...]:
     """Version of macOS; empty elsewhere."""
-    return tuple(int(part) for part in platform.mac_ver()[0].split(".") if part.isdigit())
+    return system_version().version
+
+
+def gpu_cores() -> int | None:
+    """Cores of the GPU of Apple silicon; None where unknown."""
+    entries = _property_list(program_output(GPU_REGISTRY)) if sys.platform == "darwin" else None
+    counts = [entry.get("gpu-core-count") for entry in entries or () if isinstance(entry, dict)]
+    return next((count for count in counts if isinstance(count, int)), None)
+
+
+def program_output(
+    command: Sequence[str], wait_s: float = WAIT_S, env: Mapping[str, str] | None = None
+) -> bytes:
+    """Output of a program; empty where it fails or exceeds `wait_s` seconds."""
+    try:
+        # Without close_fds CPython spawns instead of forking a process that maps a model.
+        done = subprocess.run(
+            command, capture_output=True, timeout=wait_s, check=False, close_fds=False, env=env
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout
+
+
+def _property_list(text: bytes) -> Any:
+    """Value of a property list; None where it is none."""
+    try:
+        return plistlib.loads(text)
+    except (plistlib.InvalidFileException, ExpatError, ValueError):
+        return None
 
 
 def gpu_panics(folder: Path = PANIC_REPORTS) -> list[Path]:

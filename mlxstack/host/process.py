@@ -170,8 +170,12 @@ def _birth(process: psutil.Process) -> tuple[float, str]:
     """Birth on Linux since the boot: wall time jumps with the clock."""
     if not BOOT_ID.exists():
         # psutil adds the steps of the clock since its import to `create_time()`: a process would
-        # change its birth. Its platform module has what the kernel wrote down.
-        born: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
+        # change its birth. Its platform module has what the kernel wrote down; where another
+        # version of psutil names it differently, steps count.
+        try:
+            born: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):
+            born = process.create_time()
         return born, ""
     return process.create_time() - psutil.boot_time(), BOOT_ID.read_text().strip()
 

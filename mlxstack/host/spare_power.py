@@ -1,11 +1,11 @@
 """Spare power: mains, calm memory and cool hardware for background work."""
 
 import re
-import subprocess
 from typing import Any
 
 import psutil
 
+from mlxstack.host.macos import program_output
 from mlxstack.host.memory_pressure import PressureLevel, pressure_level
 
 THERMAL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
@@ -20,8 +20,13 @@ WAIT_S = 2.0
 
 def has_spare_power() -> bool:
     """Whether on mains, with calm memory, and cool if known."""
+    return has_calm_mains() and not is_warm(thermal_level())
+
+
+def has_calm_mains() -> bool:
+    """Whether on mains with calm memory. Starts no process."""
     is_powered = not is_on_battery(psutil.sensors_battery())
-    return is_powered and pressure_level() is PressureLevel.CALM and not is_warm(thermal_level())
+    return is_powered and pressure_level() is PressureLevel.CALM
 
 
 def is_on_battery(battery: Any) -> bool:
@@ -39,12 +44,5 @@ def is_warm(level: int | None) -> bool:
 
 def thermal_level() -> int | None:
     """Thermal pressure level of macOS; None where unknown."""
-    try:
-        # Without close_fds CPython spawns instead of forking a process that maps a model.
-        done = subprocess.run(
-            THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False, close_fds=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = THERMAL_LEVEL.match(done.stdout)
+    match = THERMAL_LEVEL.match(program_output(THERMAL, WAIT_S).decode(errors="replace"))
     return int(match[1]) if match else None

@@ -60,11 +60,9 @@ class DiskKVStore:
         self.root = root
         self.disk = disk or Disk()
         self._writing = Lock()
-        is_new = not root.exists()
         open_private(root, self.disk)
-        if is_new:
-            # Gigabytes that can be computed again, with the text of conversations in them.
-            exclude_from_backups(root, sys.platform)
+        # Gigabytes that can be computed again, with the text of conversations in them.
+        exclude_from_backups(root, sys.platform)
         clear_leftovers(root.rglob(TEMPORARY + "*"))
         for old in root.rglob("*" + ASIDE):
             old.unlink(missing_ok=True)

@@ -78,3 +78,5 @@ def test_the_command_prints_tables_and_json(live: Running, tmp_path: Path) -> No
         subprocess.run([*args, "--json"], env=env, capture_output=True, check=True).stdout
     )
     assert {"prompts", "agents", "n_ctx", "seconds"} <= told.keys()
+    assert "Before: on " in shown.stdout and "After: on " in shown.stdout
+    assert told["conditions"]["after"]["source"] in {"mains", "battery"}

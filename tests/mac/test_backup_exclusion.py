@@ -44,12 +44,14 @@ def darwin(monkeypatch: pytest.MonkeyPatch) -> Darwin:
     return library
 
 
-def test_a_new_folder_of_kv_is_excluded_once(
-    tmp_path: Path, darwin: Darwin, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_old", [False, True], ids=["new", "of an earlier version"])
+def test_a_folder_of_kv_is_excluded(
+    tmp_path: Path, darwin: Darwin, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    for _ in range(2):
-        DiskKVStore(tmp_path / "kv")
+    if is_old:
+        (tmp_path / "kv").mkdir()
+    DiskKVStore(tmp_path / "kv")
     ((path, name, value),) = darwin.setxattr.calls
     assert path == str(tmp_path / "kv")
     assert name == ATTRIBUTE == b"com.apple.metadata:com_apple_backup_excludeItem"

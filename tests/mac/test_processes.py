@@ -2,6 +2,8 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +26,17 @@ def test_a_process_lives_on_after_a_step_of_the_clock(
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: real(self) + 3600)
     assert is_alive(before)
     assert identify(os.getpid()) == before
+
+
+@pytest.mark.parametrize(
+    "private", [{}, {"_proc": SimpleNamespace(create_time=lambda: 4.0)}], ids=["renamed", "changed"]
+)
+def test_a_psutil_without_its_private_time_gives_the_public_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(process, "BOOT_ID", tmp_path / "no ids of boots, as on a Mac")
+    other: Any = SimpleNamespace(create_time=lambda: 5.0, **private)
+    assert process._birth(other) == (5.0, "")
 
 
 def state_of(home: Home, name: str) -> ServiceState:

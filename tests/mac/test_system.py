@@ -19,7 +19,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.engine.distributed import follower, group
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.gateway.upstream import MemberLost, Upstream
-from mlxstack.host.macos import LOCAL_NETWORK, gpu_panics, is_local_network_refused
+from mlxstack.host.macos import LOCAL_NETWORK, SystemVersion, gpu_panics, is_local_network_refused
 from mlxstack.service.parts.peers import _broken
 
 
@@ -34,7 +34,7 @@ from mlxstack.service.parts.peers import _broken
 def test_doctor_tells_the_version_of_macos(
     version: tuple[int, ...], level: CheckLevel, text: str
 ) -> None:
-    first = next(macos(version, None, []))
+    first = next(macos(SystemVersion(version), None, []))
     assert first.verdict is level and text in first.detail
     assert ("update macOS to 14" in first.remedy) == (level is CheckLevel.BAD)
 
@@ -65,7 +65,7 @@ def test_no_mlx_is_accepted_whose_decode_kernel_reads_keys_of_other_rows() -> No
     ("limit", "text"), [(24576, "24576 MiB"), (0, "not set"), (None, "not set")]
 )
 def test_doctor_tells_the_limit_of_the_gpus_memory(limit: int | None, text: str) -> None:
-    assert any(text in result.detail for result in macos((26, 2), limit, []))
+    assert any(text in result.detail for result in macos(SystemVersion((26, 2)), limit, []))
 
 
 def report(folder: Path, name: str, text: str, age_s: float = 0) -> Path:
@@ -85,7 +85,9 @@ def test_doctor_lists_recent_panics_of_the_gpu_driver(tmp_path: Path) -> None:
     report(tmp_path, "python-5.ips", panic)
     found = gpu_panics(tmp_path)
     assert found == [first, last]
-    (warning,) = (r for r in macos((26, 2), None, found) if r.verdict is CheckLevel.WARN)
+    (warning,) = (
+        r for r in macos(SystemVersion((26, 2)), None, found) if r.verdict is CheckLevel.WARN
+    )
     assert str(last) in warning.detail and "device.wired off" in warning.remedy
 
 

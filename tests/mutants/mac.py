@@ -49,8 +49,8 @@ MAC = (
     ),
     Mutant(
         "KV on disk is not backed up", "store/kv_store.py",
-        "        if is_new:\n", "        if False:\n",
-        "tests/mac/test_backup_exclusion.py::test_a_new_folder_of_kv_is_excluded_once",
+        "        exclude_from_backups(root, sys.platform)", "        pass",
+        "tests/mac/test_backup_exclusion.py::test_a_folder_of_kv_is_excluded",
     ),
     Mutant(
         "recurrent state of the same rows is not copied", "engine/model/row_views.py",

@@ -28,7 +28,7 @@ from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
 from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.bench.dev.workload import RealText, real_text
-from mlxstack.bench.environment import child_env, conditions
+from mlxstack.bench.environment import child_env, conditions, ended
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 
 SYNTHETIC = frozenset({"random", "demo"})
@@ -77,7 +77,7 @@ def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport
     return BenchReport(
         name=f"bench dev {name}",
         command=inputs.command,
-        conditions=before,
+        conditions=ended(before),
         **structs.asdict(results),
     )
 

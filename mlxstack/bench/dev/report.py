@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlxstack.bench.environment import Conditions
+from mlxstack.bench.environment import Conditions, details
 from mlxstack.bench.statistics import times
 
 WIDTH = 40
@@ -118,6 +118,8 @@ def show(report: BenchReport, console: Console) -> None:
     console.print(Text(report.name, "bold"))
     console.print(Text(f"{conditions.machine}; {conditions.blas}; load {conditions.load:.2f}"))
     console.print(Text(f"{_versions(conditions)}. Model: {conditions.model}"))
+    for line in details(conditions):
+        console.print(Text(line))
     for table in _tables(report):
         console.print(_drawn(table))
     for chart in report.charts:
@@ -134,6 +136,7 @@ def markdown(report: BenchReport) -> str:
         "",
         f"{conditions.machine}; {conditions.blas}; load before the run {conditions.load:.2f}.",
         f"{_versions(conditions)}. Model: {conditions.model}.",
+        *(f"{line}." for line in details(conditions)),
         "",
     ]
     charts = [line for chart in report.charts for line in chart_markdown(chart)]

@@ -41,6 +41,11 @@ def bench(service: ServiceOptions, model: Model = None, seconds: Seconds = 60.0)
     Prefill and decode rates with prompts of 1k, 8k and 32k tokens as far as the context allows,
     the next turn against the first one, and 1, 2 and 4 agents at once.
     """
+    from datetime import UTC, datetime
+
+    from msgspec.structs import replace
+
+    from mlxstack.bench.environment import conditions, ended
     from mlxstack.bench.my_service import measure
     from mlxstack.cli.member_start import start_member
     from mlxstack.cli.start_offer import name_of
@@ -49,13 +54,30 @@ def bench(service: ServiceOptions, model: Model = None, seconds: Seconds = 60.0)
 
     home = home_from(os.environ)
     named = service._replace(name=name_of(home, *service, model))
-    start_member(target(home, *named))
+    where = target(home, *named)
+    start_member(where)
+    here = conditions("", datetime.now(UTC).date(), os.environ) if _is_local(where.url) else None
     found = named.ask(lambda client: measure(client, seconds, note))
+    if here is not None:
+        found = replace(found, conditions=ended(replace(here, model=found.model)))
     return VerbResult(found, lambda: _show(found))
 
 
+def _is_local(url: str) -> bool:
+    """Whether the address of a service is of this computer."""
+    from urllib.parse import urlsplit
+
+    from mlxstack.config.preset_schema import is_loopback
+
+    return is_loopback(urlsplit(url).hostname or "")
+
+
 def _show(found: "ServiceSpeed") -> None:
+    from mlxstack.bench.environment import description
+
     say(f"{found.model} at {found.url}: {found.n_slots} slots x {found.n_ctx} tokens")
+    for line in description(found.conditions) if found.conditions is not None else ():
+        say(line)
     say("")
     headings = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN COLD", "WARM", "REUSED", "NEW")
     table(headings, [_prompt_row(one) for one in found.prompts])

@@ -73,10 +73,12 @@ def _show_soak(found: "SoakReport") -> None:
 
 
 def _show(found: "VerifyReport") -> None:
+    from mlxstack.bench.environment import description
+
     here = found.conditions
-    versions = ", ".join(f"{name} {version}" for name, version in here.versions.items())
     say(f"{found.preset}: {here.model}")
-    say(f"{here.machine}; {versions}; {here.day}")
+    for line in description(here):
+        say(line)
     say("")
     table(("", "CHECK", "FOUND"), [(c.verdict, c.subject, c.detail) for c in found.checks])
     say("")

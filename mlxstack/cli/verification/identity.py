@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.environment import Conditions, conditions
+from mlxstack.bench.environment import Conditions, conditions, ended
 from mlxstack.bench.my_service import WORDS
 from mlxstack.bench.statistics import percentile, spread
 from mlxstack.cli.doctor import CheckLevel, CheckResult
@@ -351,7 +351,7 @@ def report(
         run.note("numbers", CheckLevel.OK, WIDENED)
     return VerifyReport(
         preset=preset.name,
-        conditions=about,
+        conditions=ended(about),
         seconds=time.monotonic() - began,
         is_sound=all(check.verdict is not CheckLevel.BAD for check in run.checks),
         checks=tuple(run.checks),
