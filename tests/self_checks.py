@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from xxhash import xxh3_128_hexdigest
 
-from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
+from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
@@ -20,8 +20,13 @@ from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
 from tests.remembered import Result, remembered
 
 
-def remembered_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> BatchingCheck:
-    """The verdict of `self_check` on a model of these weights; an error is not remembered."""
+def remembered_check(
+    model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps | None = None
+) -> BatchingCheck:
+    """The verdict of `self_check` on a model of these weights; an error is not remembered.
+
+    It has no limit of time, so that no test depends on the load of the machine.
+    """
     check = partial(self_check, model, cache_factory, n_vocab)
     return _once(model, cache_factory, n_vocab, BatchingCheck, check)
 

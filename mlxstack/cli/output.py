@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mlxstack.core.formatting import printable, printable_lines
+from mlxstack.core.formatting import printable, printable_lines, span
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -118,19 +118,23 @@ def layout(
 
 @contextmanager
 def spinner(what: str) -> Iterator[Callable[[str], None]]:
-    """Spinner on stderr; call it with the current activity.
+    """Spinner on stderr, with the time that passed.
 
-    Where that is no terminal, a line now and then.
+    Call it with the current activity. Where stderr is no terminal, it is a line now and then.
     """
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True)
+    console, began_at = Console(stderr=True), time.monotonic()
+
+    def line(now: str) -> str:
+        return f"{what} ({span(time.monotonic() - began_at)}): {now}"
+
     if not console.is_terminal:
-        yield seldom(lambda now: note(f"{what}: {now}"), LINE_S, time.monotonic())
+        yield seldom(lambda now: note(line(now)), LINE_S, began_at)
         return
     with console.status(Text(printable(what))) as status:
-        yield lambda now: status.update(Text(printable(f"{what}: {now[:100]}")))
+        yield lambda now: status.update(Text(printable(line(now[:100]))))
 
 
 def seldom(

@@ -452,7 +452,11 @@ class ServerSpec(Strict, frozen=True):
         ),
     ] = 256 * 1024 * 1024
     startup_timeout_s: Annotated[
-        Seconds, Meta(description="Seconds until a model must be ready, at `up` and at a swap.")
+        Seconds,
+        Meta(
+            description="Seconds without progress (no new line in the log) after which a start or "
+            "a swap counts as failed."
+        ),
     ] = 240.0
     drain_s: Annotated[
         Annotated[float, Meta(gt=0, le=86_400)],
@@ -514,6 +518,15 @@ class DeviceSpec(Strict, frozen=True):
             "of the GPU's memory; `off` wires nothing (see docs/mac.md). No effect elsewhere."
         ),
     ] = Wired.OFF
+    keep_warm_s: Annotated[
+        Annotated[float, Meta(ge=0, le=3600)],
+        Meta(
+            description="Seconds after the last request in which an idle GPU computes one token "
+            "every half second, so that the next turn finds the weights in its memory (see "
+            "docs/mac.md); on mains with calm memory only, 0 never. No effect on a CPU or with "
+            "`hosts`."
+        ),
+    ] = 60.0
 
 
 class Speculation(StrEnum):

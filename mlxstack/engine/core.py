@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from math import inf
 from typing import Any, TypeVar
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from msgspec.structs import replace
 
 from mlxstack.core.commands import (
@@ -39,16 +39,19 @@ from mlxstack.core.errors import (
 from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, Manifest, SlotFileStore
-from mlxstack.core.preset import KVSpec, Preset, Speculation
+from mlxstack.core.preset import Preset, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
-from mlxstack.engine.decode.draft_model import DraftModel
+from mlxstack.engine.decode.batching_check import (
+    SELF_CHECK_S,
+    BatchingCheck,
+    CheckSteps,
+    self_check,
+)
 from mlxstack.engine.decode.kernel_choice import choose_kernels
-from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error, raise_device_error
@@ -60,6 +63,8 @@ from mlxstack.engine.distributed.mirrors import (
     MirroredRunner,
     MirroredStore,
 )
+from mlxstack.engine.draft_loading import load_drafts
+from mlxstack.engine.idle_work import IdleWork, idle_work
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.kv_layouts import KVLayouts
 from mlxstack.engine.kv.park import BackgroundSteps
@@ -78,6 +83,7 @@ from mlxstack.engine.slots.remote_prefill import RemotePrefill
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.hardware import memory_of, this_memory
+from mlxstack.host.load_progress import LoadProgress
 from mlxstack.policy.attention_kernels import PrefillAttention
 from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
@@ -91,8 +97,6 @@ MOST_FAILURES = 3
 """Failed steps in a row until the engine itself is broken."""
 LOADING_S = 0.05
 """Seconds without messages between deadline checks while only KV loads."""
-QUIET_S = 2.0
-"""Idle seconds without messages until the prefix index is checked."""
 
 
 class EngineCore:
@@ -136,10 +140,12 @@ class EngineCore:
         self._n_fixed_rope: int | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._loop: EngineLoop
+        self._idle: IdleWork
         self._disk_tier: DiskTier
         self._actions: SlotActionRunner
         self._exchange: KVExchange
         self.cache = PrefixCacheAdmin(self._do)
+        self.load_progress = LoadProgress()
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -317,7 +323,7 @@ class EngineCore:
         """Drop all references to arrays."""
         # A step may be in flight whose requests were all cancelled; this waits for it.
         self._device_memory.restore()
-        for name in ("_loop", "_disk_tier", "_actions", "_exchange"):
+        for name in ("_loop", "_idle", "_disk_tier", "_actions", "_exchange"):
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
@@ -343,7 +349,9 @@ class EngineCore:
     def _load_model(self) -> LoadedModel:
         preset = self._preset
         if self._ranks is not None:
-            divided = loader.load(preset.model, preset.kv, self._ranks.open(preset))
+            divided = loader.load(
+                preset.model, preset.kv, self._ranks.open(preset), self.load_progress
+            )
             if exact_ropes(divided.model) is not None:
                 raise SetupError(
                     f"the rotary embedding of {preset.model.id} depends on the length of a text "
@@ -351,7 +359,7 @@ class EngineCore:
                 )
             self._ranks.compare(divided.facts.identity)
             return divided
-        loaded = loader.load(preset.model, preset.kv)
+        loaded = loader.load(preset.model, preset.kv, progress=self.load_progress)
         self._n_fixed_rope = exact_ropes(loaded.model)
         if not device.has_gpu():
             pad_linear_layers(loaded.model)
@@ -362,25 +370,26 @@ class EngineCore:
         loaded = self._load_model()
         loader.check_context(loaded.facts, preset.slots.n_ctx)
         factory = CacheFactory(loaded.model, preset.kv)
-        log.info("self-check: batched decoding and rewinding of %s", preset.model.id)
         self._device_memory.apply()
-        check = self_check(loaded.model, factory, loaded.facts.n_vocab)
+        check = self._self_check(loaded, factory)
         # Its random KV is as long as the model's windows.
         device.release()
         facts = self._identified(loaded.facts, check)
         self.tokenizer = loaded.tokenizer
         is_drafting = self._is_drafting(check)
-        draft_model, n_draft_bytes = self._load_draft(loaded, check)
+        drafts = load_drafts(
+            preset, loaded, check, self._self_check, self.load_progress, has_ranks=bool(self._ranks)
+        )
         key = facts.identity.key()
-        n_bytes, limits = facts.n_bytes + n_draft_bytes, self._device_memory.limits()
+        n_bytes, limits = facts.n_bytes + drafts.n_bytes, self._device_memory.limits()
         plan = memory_plan(preset, replace(facts, n_bytes=n_bytes), self._memory, limits)
         alone = ModelRunner(loaded.model)
         bytes_per_token = kv_bytes_per_token(alone, factory)
         if self._ranks is not None:
             plan = self._ranks.agree(check, plan, bytes_per_token, is_measured=is_drafting)
         costs = measure_widths(alone, factory) if is_drafting else UNMEASURED
-        target = draft_model.target if draft_model else None
-        n_beside = draft_model.bytes_beside if draft_model else 0
+        target = drafts.model.target if drafts.model else None
+        n_beside = drafts.model.bytes_beside if drafts.model else 0
         parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
         layouts = KVLayouts(None if self._ranks else runner, factory)
         tier = DiskTier(store, self._slot_files, parked, layouts, self._post, self._manifests)
@@ -400,7 +409,7 @@ class EngineCore:
         rules = self._rules(plan, alone, factory)
         stacker = _stacker(check, runner, slot_kv)
         self._loop = EngineLoop(
-            Batch(runner, costs, draft_model, rules.prefill, stacker, loaded.images),
+            Batch(runner, costs, drafts.model, rules.prefill, stacker, loaded.images),
             slot_kv,
             preset.slots.n_ctx,
             rules,
@@ -457,36 +466,14 @@ class EngineCore:
     def _is_drafting(self, check: BatchingCheck) -> bool:
         return check.can_draft and self._preset.speculation is Speculation.AUTO
 
-    def _load_draft(
-        self, loaded: LoadedModel, check: BatchingCheck
-    ) -> tuple[DraftModel | None, int]:
-        """Draft model or MTP head, if any, and bytes of its weights.
-
-        A head is not used by several ranks, which exchange no hidden states.
-        """
-        spec = self._preset.model
-        key = "model.mtp" if spec.draft is None else "model.draft"
-        if not check.can_draft and (spec.draft or spec.mtp):
-            why = check.why_not or "its caches cannot take tokens back"
-            raise SetupError(f"{key}: {spec.id} cannot use drafts: {why}; remove {key}")
-        if spec.draft is None:
-            may_draft = self._is_drafting(check) and self._ranks is None
-            head = loader.load_mtp(spec, loaded) if may_draft else None
-            if head is None:
-                return None, 0
-            log.info("drafts come from the MTP head of %s", spec.id)
-            n_bytes = sum(a.nbytes for _, a in tree_flatten(head.parameters()))
-            return MTPDrafter(head, check, loaded.facts.n_vocab), n_bytes
-        draft = loader.load_draft(spec, loaded)
-        loader.check_context(draft.facts, self._preset.slots.n_ctx, "model.draft: ")
-        factory = CacheFactory(draft.model, KVSpec())
-        check = self_check(draft.model, factory, draft.facts.n_vocab)
-        device.release()
-        runner = ModelRunner(draft.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
-        n_vocab = min(loaded.facts.n_vocab, draft.facts.n_vocab)
-        return DraftModel(spec.draft, runner, factory, n_vocab), draft.facts.n_bytes
+    def _self_check(self, loaded: LoadedModel, factory: CacheFactory) -> BatchingCheck:
+        # Ranks have to come to one verdict, so that none of them runs out of time.
+        steps = CheckSteps(self.load_progress, SELF_CHECK_S if self._ranks is None else inf)
+        return self_check(loaded.model, factory, loaded.facts.n_vocab, steps)
 
     def _serve(self) -> None:
+        has_ranks = self._ranks is not None
+        self._idle = idle_work(self._loop, self._preset, self._publish, has_ranks=has_ranks)
         n_failures = 0
         while not (self.trouble or self._is_done()):
             n_generated = self._loop.stats.counters.n_generated_tokens
@@ -533,7 +520,7 @@ class EngineCore:
         if not self._is_busy and self._inbox.empty():
             self._loop.release_buffers()
             self._has_work = False
-            self._handle(self._next_message())
+            self._handle(self._idle.next_message(self._inbox))
         elif self._loop.is_only_loading:
             with suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=LOADING_S))
@@ -544,19 +531,6 @@ class EngineCore:
     @property
     def _is_busy(self) -> bool:
         return self._loop.has_work or self._loop.has_early_turn
-
-    def _next_message(self) -> Message:
-        with suppress(queue.Empty):
-            return self._inbox.get(timeout=QUIET_S)
-        self._check_index()
-        return self._inbox.get()
-
-    def _check_index(self) -> None:
-        """Log an inconsistent prefix index; serving continues."""
-        try:
-            self._loop.slot_kv.prefix_cache.check()
-        except (AssertionError, KeyError) as broken:
-            log.error("prefix index is inconsistent: %s; please report this bug", broken)
 
     def _handle(self, message: Message) -> None:
         self._has_work = True

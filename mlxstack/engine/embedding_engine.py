@@ -31,6 +31,7 @@ from mlxstack.engine.embedding_pooling import Pooler
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.length_rope import BY_LENGTH
 from mlxstack.host.hardware import this_memory
+from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.embedding_recipe import EmbeddingRecipe, embedding_recipe
 from mlxstack.models.folder_check import check_folder
 
@@ -58,6 +59,7 @@ class EmbeddingEngine:
         """Why the engine ended; empty while it serves."""
         self._device_memory = DeviceMemory(this_memory(os.environ).total)
         self.tokenizer: Any = None
+        self.load_progress = LoadProgress()
 
     def start(self) -> Future[ModelFacts]:
         """Load the model on the MLX thread. The future raises SetupError."""
@@ -130,7 +132,7 @@ class EmbeddingEngine:
     def _load(self) -> ModelFacts:
         spec = self._preset.model
         recipe = self._recipe(loader.locate(spec))
-        loaded = loader.load(spec, self._preset.kv)
+        loaded = loader.load(spec, self._preset.kv, progress=self.load_progress)
         loader.check_context(loaded.facts, self._preset.slots.n_ctx)
         self._device_memory.apply()
         try:

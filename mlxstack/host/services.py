@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import Broken, Taken
+from mlxstack.core.formatting import short_time
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.logs import tail
@@ -35,8 +36,8 @@ KEY_VARIABLE = "MLX_STACK_API_KEY"
 PROBE_S = 0.1
 LOG_LINE = re.compile(r"\S+ \S+ (?:(?:INFO|WARNING|ERROR) \S+|\[supervisor \d+\]) (.+)")
 ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
-DOWNLOADING = "downloading "
-"""Prefix of the log lines of a worker's load progress."""
+LONGER = 5
+"""Factor of the limit that a start which was too slow is advised to take."""
 
 GATEWAY = "mlxstack.gateway"
 """Module that the worker of a gateway runs."""
@@ -393,10 +394,11 @@ async def until_answered(
 ) -> T:
     """First answer of a service that starts. Raises Broken.
 
-    `progress` gets the lines of its log. A download that goes on may take as long as it takes; else
-    it fails after `timeout_s`, or with the reason of an end.
+    `progress` gets the lines of its log. A start may take as long as it logs new ones; it fails
+    after `timeout_s` without one, or with the reason of an end.
     """
-    deadline, last_line = time.monotonic() + timeout_s, ""
+    began_at = time.monotonic()
+    deadline, last_line, message = began_at + timeout_s, "", ""
     log_file = plan.home.log_file(plan.name)
     while time.monotonic() < deadline:
         if why := why_ended():
@@ -405,13 +407,16 @@ async def until_answered(
             return answer
         line = next(iter(tail(log_file, 1)), "").strip()
         message = found[1] if (found := LOG_LINE.match(line)) else line
-        if message.startswith(DOWNLOADING) and line != last_line:
+        if line != last_line:
             deadline, last_line = time.monotonic() + timeout_s, line
         progress(message)
         await asyncio.sleep(PROBE_S)
+    elapsed = short_time(time.monotonic() - began_at)
     raise Broken(
-        f"`{plan.name}` was not healthy within {timeout_s:g} s (server.startup_timeout_s); "
-        f"see its log {log_file}"
+        f"`{plan.name}` was not healthy after {elapsed}, {timeout_s:g} s of them "
+        f"(server.startup_timeout_s) after the last line of its log: {message or '(none)'}. If "
+        "that takes longer here, add `--set server.startup_timeout_s="
+        f"{timeout_s * LONGER:g}`; its log is {log_file}"
     )
 
 

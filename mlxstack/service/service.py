@@ -82,9 +82,10 @@ class ServiceHealth(StrEnum):
 
 
 class Change(Struct, frozen=True):
-    """Model swap under way: next model, and step begun at `since`.
+    """Model swap under way: next model, and its step.
 
-    `since` is monotonic; a step that takes more than `limit_s` seconds is stuck.
+    `since` is the monotonic time of its begin or last progress; a step without progress for
+    `limit_s` seconds is stuck.
     """
 
     model: str

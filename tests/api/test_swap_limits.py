@@ -6,6 +6,7 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ async def test_a_load_that_takes_too_long_goes_back(
     await give(stage.home / "adapter" / "adapter_config.json")
     failed = await changing
     assert failed.status_code == 500
-    assert f"within {LIMIT_S:g} s" in failed.text and "tiny answers again" in failed.text
+    assert f"without progress for {LIMIT_S:g} s" in failed.text
+    assert "tiny answers again" in failed.text
     assert (await answers(stage))["model"] == "tiny"
     assert (await stage.http.get("/health")).json() == {"status": "ok"}
     assert not stage.end.done()
@@ -140,7 +142,7 @@ async def test_a_load_that_never_ends_ends_the_service(
     monkeypatch.setattr(model_swap, "STOP_S", 0.2)
     monkeypatch.setattr(services, "PARKING_S", 0.2)
     failed = await change(stage, "stalled")
-    assert failed.status_code == 500 and f"within {LIMIT_S:g} s" in failed.text
+    assert failed.status_code == 500 and f"for {LIMIT_S:g} s" in failed.text
     assert "start again" in failed.text
     assert await asyncio.wait_for(asyncio.shield(stage.end), PATIENCE_S) == 1
     assert stage.service.is_engine_left
@@ -168,3 +170,29 @@ async def test_a_stuck_step_is_no_good_health(stage: Stage) -> None:
 async def until_slowly(is_so: Any) -> None:
     """Wait for up to two minutes."""
     await until(is_so)
+
+
+async def test_a_load_with_progress_is_not_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each report gives the load its whole time again."""
+    pipe = stage.home / "adapter" / "adapter_config.json"
+    is_over = asyncio.Event()
+
+    async def report() -> None:
+        while not is_over.is_set():
+            stage.service.engine.load_progress.report("reading the weights")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), LIMIT_S / 6)
+
+    changing = change(stage, "stalled")
+    await until_slowly(lambda: getattr(stage.service.change, "step", "") == "load")
+    reporting = asyncio.create_task(report())
+    await until_slowly(lambda: stage.service.engine.load_progress.n_reports > 8)
+    change_under_way = stage.service.change
+    assert not changing.done() and change_under_way is not None and not change_under_way.trouble
+    is_over.set()
+    await reporting
+    await give(pipe)
+    refused = await changing
+    assert "without progress" not in refused.text

@@ -13,10 +13,13 @@ from mlxstack.core.commands import EraseSlot
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.core import EngineCore
-from mlxstack.engine.decode.batching_check import BatchingCheck
+from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
 from mlxstack.engine.decode.draft_model import READY
+from mlxstack.engine.draft_loading import load_drafts
 from mlxstack.engine.loading import loader
+from mlxstack.engine.loading.loader import LoadedModel
+from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.host.load_progress import LoadProgress
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 
@@ -167,12 +170,15 @@ def test_other_vocabularies_missing_models_and_unfit_targets_are_refused(
     ):
         with pytest.raises(SetupError, match=text), running(drafted_by(target, draft), tmp_path):
             pass
-    preset = drafted_by(target, str(target))
-    core = EngineCore(preset, None, None, lambda events: None, None)  # type: ignore[arg-type]
     loaded = loader.load(ModelSpec(id=str(target)), KVSpec())
     unfit = BatchingCheck(False, "the row view cannot serve it", "")
-    with pytest.raises(SetupError, match=r"cannot use drafts: the row view .*remove model\.draft"):
-        core._load_draft(loaded, unfit)
-    core._preset = replace(preset, model=ModelSpec(id=str(target), mtp=str(target)))
-    with pytest.raises(SetupError, match=r"cannot use drafts: the row view .*remove model\.mtp"):
-        core._load_draft(loaded, unfit)
+    for key in ("draft", "mtp"):
+        preset = preset_of(target)
+        preset = replace(preset, model=replace(preset.model, **{key: str(target)}))
+        why = rf"cannot use drafts: the row view .*remove model\.{key}"
+        with pytest.raises(SetupError, match=why):
+            load_drafts(preset, loaded, unfit, checked, LoadProgress(), has_ranks=False)
+
+
+def checked(loaded: LoadedModel, factory: CacheFactory) -> BatchingCheck:
+    return self_check(loaded.model, factory, loaded.facts.n_vocab)

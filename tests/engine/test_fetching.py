@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.host.services import DOWNLOADING
 from tests import hub
 from tests.patience import PATIENCE_S
 
@@ -20,10 +19,11 @@ FETCH = """
 import logging, sys
 logging.basicConfig(format="%(message)s", level="INFO", stream=sys.stdout)
 logging.getLogger("httpx").setLevel("WARNING")
+from mlxstack.host import load_progress
 from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.loading import hub_download
-hub_download.EVERY_S = 0
-print("at", hub_download.fetch(ModelSpec(id="org/tiny")))
+load_progress.EVERY_S = 0
+print("at", hub_download.fetch(ModelSpec(id="org/tiny"), load_progress.LoadProgress()))
 """
 
 
@@ -39,7 +39,7 @@ def test_a_download_tells_how_far_it_is(tmp_path: Path) -> None:
         lines = iter(process.stdout.readline, "")
         assert next(lines) == "looking for org/tiny on the hub\n"
         size = r"[\d.]+ [KMG]iB"
-        told = DOWNLOADING + rf"org/tiny: \d+ %, {size} of {size}, {size}/s, \d+s left\n"
+        told = rf"downloading org/tiny: \d+ %, {size} of {size}, {size}/s, \d+s left\n"
         assert any(re.fullmatch(told, line) for line in lines)
         here.go_on.set()
         last = [*lines][-1]

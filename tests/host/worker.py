@@ -1,7 +1,7 @@
 """A tiny real worker: an HTTP server with the health, props and slots of a service.
 
 `python worker.py PRESET_JSON`. The variable WORKER_MODE makes it behave:
-ok; slow (never ready); downloads (says so for six seconds, then serves); deaf (ignores
+ok; slow (never ready); loads (reports progress for six seconds, then serves); deaf (ignores
 SIGTERM); dies (at once); hopeless (must not restart, and goes on
 talking after its reason); flaps (serves, then dies soon).
 After SIGUSR1 it calls itself ill.
@@ -18,8 +18,8 @@ from mlxstack.host.parent_watchdog import follow_supervisor
 
 MODE = os.environ.get("WORKER_MODE", "ok")
 TOLD = (
-    "2026-11-20 10:00:0{0},000 INFO mlxstack.engine.loading.hub_download "
-    "downloading org/x: {0} MiB so far"
+    "2026-11-20 10:00:0{0},000 INFO mlxstack.host.load_progress "
+    "reading the weights: {0} GiB of 8 GiB"
 )
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 ILL = {"error": {"code": 503, "message": "no turn ends", "type": "unavailable_error"}}
@@ -96,7 +96,7 @@ async def run(preset: dict) -> int:
     server = preset["server"]
     await asyncio.start_server(serve, server["host"], server["port"])
     say("listening")
-    if MODE == "downloads":
+    if MODE == "loads":
         for n in range(8):
             say(TOLD.format(n))
             await asyncio.sleep(0.8)

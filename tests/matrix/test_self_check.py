@@ -7,9 +7,10 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine.decode.batching_check import self_check
+from mlxstack.engine.decode.batching_check import CheckSteps, self_check
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.host.load_progress import LoadProgress
 from tests.matrix import checks
 from tests.matrix.builder import build
 from tests.matrix.families import VOCAB, WINDOW
@@ -50,8 +51,33 @@ class LastOnly:
         return mx.concatenate([mx.zeros_like(logits[:, :-1]), logits[:, -1:]], axis=1)
 
 
+class Minutes:
+    """A clock on which each look is a minute after the last."""
+
+    def __init__(self) -> None:
+        self.n_looks = 0
+
+    def __call__(self) -> float:
+        self.n_looks += 1
+        return 60.0 * self.n_looks
+
+
 def verdict_of(model: Any, kv: KVSpec = checks.KV16) -> Any:
     return self_check(model, CacheFactory(model, kv), VOCAB)
+
+
+def test_a_slow_machine_leaves_out_what_only_makes_answers_faster(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Rows are always compared; each of the others begins within the budget, or stays off."""
+    model, progress = build("phi"), LoadProgress()
+    steps = CheckSteps(progress, budget_s=150.0, clock=Minutes())
+    check = self_check(model, CacheFactory(model, checks.KV16), VOCAB, steps)
+    assert check.is_batching and check.can_stack and not check.can_draft
+    assert check.why_no_drafts == "there was no time to check them at the start"
+    assert progress.step == "self-check 2 of 4: stacked rows" and progress.n_reports == 2
+    assert "took more than 150 s, so that drafts of rows together stay off" in caplog.text
+    assert self_check(model, CacheFactory(model, checks.KV16), VOCAB).can_draft
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "mamba", "phi", "stablelm"])

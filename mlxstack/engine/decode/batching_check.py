@@ -9,9 +9,13 @@ than rounding explains, changes which tokens are likely, and comes back with oth
 
 The same comparison tells whether rows may bring several tokens to a pass and take the last of
 them back, which speculative decoding needs.
+
+What only makes answers faster is not checked on a machine that is too slow for it, and stays off.
 """
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf, isnan
 from typing import Any
@@ -29,6 +33,16 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, describe
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
+from mlxstack.host.load_progress import LoadProgress
+
+log = logging.getLogger(__name__)
+
+SELF_CHECK_S = 60.0
+"""Seconds after which no further step of the check begins."""
+
+N_STEPS = 4
+ROWS, STACKS = "rows decoded together", "stacked rows"
+DRAFTED_ROWS, DRAFTED_ALONE = "drafts of rows together", "drafts of single rows"
 
 LENGTHS = (5, 11, 8)
 STEPS = 3
@@ -74,6 +88,40 @@ class BatchingCheck(Struct, frozen=True):
     can_draft: bool = False
     is_ragged: bool = False
     can_stack: bool = False
+    why_no_drafts: str = "its caches cannot take tokens back"
+
+
+class CheckSteps:
+    """Steps of a self-check, reported; none begins after `budget_s` seconds."""
+
+    def __init__(
+        self, progress: LoadProgress, budget_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._budget_s = budget_s
+        self._began_at = clock()
+        self._n_begun = 0
+        self.left_out: list[str] = []
+
+    def begins(self, step: str) -> bool:
+        """Whether there is time for a step."""
+        self._n_begun += 1
+        if self._clock() - self._began_at > self._budget_s:
+            self.left_out.append(step)
+            return False
+        self._progress.report(f"self-check {self._n_begun} of {N_STEPS}: {step}")
+        return True
+
+    def log_left_out(self) -> None:
+        """Log what stays off because there was no time to check it."""
+        if self.left_out:
+            log.warning(
+                "the self-check of the model took more than %g s, so that %s stay off; start it "
+                "again on a machine with less to do to have them",
+                self._budget_s,
+                " and ".join(self.left_out),
+            )
 
 
 class Comparison(Struct, frozen=True):
@@ -167,12 +215,26 @@ class CheckTrial:
         return min(max(TOLERANCES[self._dtype], 3 * noise), MOST_TOLERANCE)
 
 
-def self_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> BatchingCheck:
+def self_check(
+    model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps | None = None
+) -> BatchingCheck:
     """Decode prompts of different length alone and together, and compare the logits.
 
     Raises SetupError when the model cannot even run alone, such as with a KV precision that its
     code does not know.
     """
+    steps = steps or CheckSteps(LoadProgress(), inf)
+    check = _checked_rows(model, cache_factory, n_vocab, steps)
+    check = _with_drafts(check, model, cache_factory, n_vocab, steps)
+    steps.log_left_out()
+    return check
+
+
+def _checked_rows(
+    model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps
+) -> BatchingCheck:
+    """Verdict on rows together, and on stacks of them."""
+    steps.begins(ROWS)
     runner = ModelRunner(model)
     distances: list[float] = []
     for number in range(N_TRIALS):
@@ -189,22 +251,24 @@ def self_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> Batchin
         except Exception as error:
             raise_device_error(error)
             why = f"the row view cannot serve it: {_message(error)}"
-            return _with_drafts(BatchingCheck(False, why, kv), model, cache_factory, n_vocab)
+            return BatchingCheck(False, why, kv)
         compared = trial.compare(together)
         if compared.is_same:
-            check = BatchingCheck(True, None, kv, can_stack=_can_stack(runner, trial))
-            return _with_drafts(check, model, cache_factory, n_vocab)
+            can_stack = steps.begins(STACKS) and _can_stack(runner, trial)
+            return BatchingCheck(True, None, kv, can_stack=can_stack)
         distances.append(compared.distance)
     least = min(distances)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
-    return _with_drafts(BatchingCheck(False, why, kv), model, cache_factory, n_vocab)
+    return BatchingCheck(False, why, kv)
 
 
 def _with_drafts(
-    check: BatchingCheck, model: Any, cache_factory: CacheFactory, n_vocab: int
+    check: BatchingCheck, model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps
 ) -> BatchingCheck:
     """Add the verdict on several tokens per row, batched or alone."""
     for is_ragged in [True, False] if check.is_batching else [False]:
+        if not steps.begins(DRAFTED_ROWS if is_ragged else DRAFTED_ALONE):
+            return replace(check, why_no_drafts="there was no time to check them at the start")
         runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=is_ragged)
         if _can_draft(runner, cache_factory, n_vocab):
             return replace(check, can_draft=True, is_ragged=is_ragged)

@@ -31,6 +31,7 @@ from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
+from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.folder_check import check_adapter, check_folder
 from mlxstack.models.generation_config import sampling_defaults
 from mlxstack.models.model_files import n_trained_in, vision_weights, weight_files
@@ -42,6 +43,9 @@ from mlxstack.text.images.checkpoint import TOWER
 log = logging.getLogger(__name__)
 
 CHUNK = 1 << 22
+READ_AT_ONCE = 1 << 30
+"""Bytes of weights that are read between two reports."""
+
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SystemExit)
 BLOB = re.compile(r"[0-9a-f]{64}")
 IMAGE_KV_VERSION = "2"
@@ -66,7 +70,9 @@ class LoadedModel(Struct, frozen=True):
     images: ImageEncoder | None = None
 
 
-def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
+def load(
+    spec: ModelSpec, kv: KVSpec, group: Any = None, progress: LoadProgress | None = None
+) -> LoadedModel:
     """Load weights and tokenizer on the calling thread. Raises SetupError.
 
     With a `group` of MLX only the part of this rank is read.
@@ -74,20 +80,20 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
     half-precision matrices on a CPU an order of magnitude slower.
     """
-    path = locate(spec)
+    progress = progress or LoadProgress()
+    path = locate(spec, progress)
     check_folder(path)
     if spec.adapter is not None:
         check_adapter(Path(spec.adapter))
     n_bytes = sum(file.stat().st_size for file in weight_files(path, "model"))
-    log.info("loading %s, %s of weights", spec.id, size(n_bytes))
+    progress.report(f"loading {spec.id}, {size(n_bytes)} of weights")
     try:
         change = scaled_config(mlx_utils.load_config(path), spec.rope) if spec.rope else None
         model, config = mlx_utils.load_model(
-            path,
-            lazy=group is not None,
-            model_config=change,
-            trust_remote_code=spec.trust_remote_code,
+            path, lazy=True, model_config=change, trust_remote_code=spec.trust_remote_code
         )
+        if group is None:
+            read_weights(model, progress)
     # Some model files end the program when a package of theirs is missing.
     except LOAD_ERRORS as error:
         raise SetupError(
@@ -108,8 +114,8 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
         divide(model, group, spec.id)
     if not has_gpu():
         model.set_dtype(mx.float32)
-    mx.eval(model.parameters())
-    facts = _facts(spec, kv, path, config, model, tokenizer, tables)
+    read_weights(model, progress)
+    facts = _facts(spec, kv, path, config, model, tokenizer, tables, progress)
     images = image_encoder(model, path, config) if group is None else None
     # KV is quantized from a position on that may be in the middle of an image.
     if images is not None and images.image_model.is_bidirectional and kv.bits < PLAIN_BITS:
@@ -126,6 +132,21 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     return LoadedModel(model, tokenizer, facts, images)
 
 
+def read_weights(model: Any, progress: LoadProgress) -> None:
+    """Evaluate the weights, some of them at a time."""
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    n_total = sum(array.nbytes for array in arrays)
+    n_read, at_once = 0, list[mx.array]()
+    for array in arrays:
+        at_once.append(array)
+        if sum(each.nbytes for each in at_once) < READ_AT_ONCE and array is not arrays[-1]:
+            continue
+        mx.eval(at_once)
+        n_read += sum(each.nbytes for each in at_once)
+        at_once.clear()
+        progress.report_seldom(f"reading the weights: {size(n_read)} of {size(n_total)}")
+
+
 def check_context(facts: ModelFacts, n_ctx: int, key: str = "") -> None:
     """Raise SetupError for slots longer than the table of learned positions."""
     if 0 < facts.n_positions < n_ctx:
@@ -135,11 +156,11 @@ def check_context(facts: ModelFacts, n_ctx: int, key: str = "") -> None:
         )
 
 
-def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
+def load_draft(spec: ModelSpec, target: LoadedModel, progress: LoadProgress) -> LoadedModel:
     """Load a draft model. Raises SetupError for a different vocabulary."""
     assert spec.draft is not None
     try:
-        draft = load(ModelSpec(id=spec.draft), KVSpec())
+        draft = load(ModelSpec(id=spec.draft), KVSpec(), progress=progress)
     except SetupError as error:
         raise SetupError(f"model.draft: {error.message}") from error
     difference = _vocabulary_difference(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab())
@@ -151,7 +172,9 @@ def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
     return draft
 
 
-def load_mtp(spec: ModelSpec, target: LoadedModel) -> MTPHead | None:
+def load_mtp(
+    spec: ModelSpec, target: LoadedModel, progress: LoadProgress | None = None
+) -> MTPHead | None:
     """MTP head of `spec.mtp` or of the model, if any.
 
     Raises SetupError for a `spec.mtp` that is no head for the model.
@@ -159,7 +182,7 @@ def load_mtp(spec: ModelSpec, target: LoadedModel) -> MTPHead | None:
     own = Path(target.facts.path)
     quantization = mlx_utils.load_config(own).get("quantization")
     try:
-        head = load_head(target.model, locate_head(spec) or own, quantization)
+        head = load_head(target.model, locate_head(spec, progress) or own, quantization)
     except ValueError as error:
         if spec.mtp is not None:
             raise SetupError(
@@ -188,7 +211,7 @@ def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str
     return f"{len(target)} and {len(draft)} tokens" if n_more > MOST_MORE_TOKENS else ""
 
 
-def locate(spec: ModelSpec) -> Path:
+def locate(spec: ModelSpec, progress: LoadProgress | None = None) -> Path:
     """Folder of the model: embedded, local, or the hub's snapshot.
 
     Raises SetupError when there is no such model.
@@ -196,14 +219,14 @@ def locate(spec: ModelSpec) -> Path:
     local = _local(spec.id)
     if local is not None and not (local / "config.json").is_file():
         raise SetupError(f"the folder {local} holds no config.json, so it is no model")
-    return local or fetch(spec)
+    return local or fetch(spec, progress or LoadProgress())
 
 
-def locate_head(spec: ModelSpec) -> Path | None:
+def locate_head(spec: ModelSpec, progress: LoadProgress | None = None) -> Path | None:
     """Folder with the tensors of `spec.mtp`. Raises SetupError."""
     if spec.mtp is None:
         return None
-    return _local(spec.mtp, "model.mtp: ") or fetch_head(spec.mtp)
+    return _local(spec.mtp, "model.mtp: ") or fetch_head(spec.mtp, progress or LoadProgress())
 
 
 def _local(name: str, key: str = "") -> Path | None:
@@ -225,14 +248,16 @@ def kv_identity(
     return replace(identity, kv=f"{precision} {kinds}{shard_name}")
 
 
-def weights_digest(path: Path) -> str:
+def weights_digest(path: Path, progress: LoadProgress | None = None) -> str:
     """Digest of all weight files, from hub blob names if any."""
     digest = xxhash.xxh3_128()
+    progress = progress or LoadProgress()
     for file in sorted(
         {*weight_files(path, "model"), *weight_files(path, "mtp"), *path.glob(TOWER)}
     ):
         kv_file = file.resolve().name
         digest.update(file.name.encode())
+        progress.report_seldom(f"hashing {file.name}")
         digest.update(kv_file.encode() if BLOB.fullmatch(kv_file) else _bytes_digest(file))
     digest.update(json.dumps(mlx_utils.load_config(path), sort_keys=True, default=str).encode())
     return digest.hexdigest()
@@ -277,12 +302,13 @@ def _facts(
     model: Any,
     tokenizer: Any,
     tables: EmbeddingTables,
+    progress: LoadProgress,
 ) -> ModelFacts:
     text = config.get("text_config") or config
     parameters = [p for _, p in tree_flatten(model.parameters())]
     identity = Identity(
         model=spec.id,
-        weights=weights_digest(path),
+        weights=weights_digest(path, progress),
         adapter=adapter_digest(Path(spec.adapter)) if spec.adapter else "",
         kv_bits=kv.bits,
         code=code_digest(path, config) + (f" rope {spec.rope}" if spec.rope else ""),

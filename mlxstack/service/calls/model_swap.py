@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -13,10 +14,15 @@ from mlxstack.service.calls.prefix_warmup import warm_all
 from mlxstack.service.engine_factory import CheckedModel
 from mlxstack.service.service import Change, Service, ServiceHealth, ended
 
+if TYPE_CHECKING:
+    from mlxstack.service.service import AnyEngine
+
 log = logging.getLogger("mlxstack.swap")
 
 STOP_S = 30.0
 """Seconds for an overdue load to end and free its memory."""
+LOOK_S = 1.0
+"""Seconds between two looks at the progress of a load."""
 UNDER_WAY = "another change of models is under way; wait for its end"
 
 
@@ -60,9 +66,10 @@ async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
 
     Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when the
     model is not there, Conflict when another change is under way, and Broken when it could not be
-    loaded: then the old one answers again, or stays unloaded. Parking, unloading and loading may
-    each take `server.startup_timeout_s`. A load that goes on after that keeps its memory, so no
-    other model can be loaded: the service gives up, to be restarted with the old preset.
+    loaded: then the old one answers again, or stays unloaded. Parking and unloading may each take
+    `server.startup_timeout_s`, and a load so long without progress. One that goes on after that
+    keeps its memory, so no other model can be loaded: the service gives up, to be restarted with
+    the old preset.
     """
     if service.is_unloaded:
         # Requests fail together when the unloaded model cannot be loaded for one of them.
@@ -185,6 +192,31 @@ async def unload(
     return SwapStep("unload", _ms(began), max(0, before - free)), free
 
 
+async def _load(service: Service, preset: Preset, engine: "AnyEngine") -> None:
+    """Load a model while it makes progress.
+
+    Raises its load error, else TimeoutError.
+    """
+    limit_s = preset.server.startup_timeout_s
+    loading = asyncio.ensure_future(service.load_model(preset, engine))
+    n_reports = 0
+    ends_at = time.monotonic() + limit_s
+    try:
+        while time.monotonic() < ends_at:
+            await asyncio.wait({loading}, timeout=min(LOOK_S, limit_s))
+            if loading.done():
+                loading.result()
+                return
+            if engine.load_progress.n_reports > n_reports:
+                n_reports = engine.load_progress.n_reports
+                ends_at = time.monotonic() + limit_s
+                begin(service, preset, "load", limit_s + STOP_S)
+        raise TimeoutError
+    finally:
+        loading.cancel()
+        await asyncio.wait({loading})
+
+
 async def try_load(service: Service, preset: Preset) -> str:
     """Load a preset; returns "" or the reason of the failure.
 
@@ -198,11 +230,14 @@ async def try_load(service: Service, preset: Preset) -> str:
     except Exception as error:
         return describe_error(error, "a new engine").message
     try:
-        async with asyncio.timeout(limit_s):
-            await service.load_model(preset, engine)
+        await _load(service, preset, engine)
     except TimeoutError:
         limit = f"{limit_s:g} s (server.startup_timeout_s)"
-        failure = f"{preset.model.served_name} was not loaded within {limit}"
+        last_step = engine.load_progress.step or "nothing was reported"
+        failure = (
+            f"{preset.model.served_name} was not loaded, without progress for {limit} after: "
+            f"{last_step}"
+        )
     except Exception as error:
         failure = describe_error(error, "loading").message
     else:
