@@ -27,6 +27,7 @@ from mlxstack.core.errors import Broken, Busy, DeviceError, OutOfMemory, StackEr
 from mlxstack.core.request import Request, with_image_ends
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
+from mlxstack.engine.decode.kernel_choice import KERNEL_FAULTS, without_forced
 from mlxstack.engine.decode.prefill import drafter_of, prefill_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.early_prefill import EarlyPrefill
@@ -404,7 +405,15 @@ class EngineLoop:
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), self.idle_slots)
         start, policy = len(context), self._limits.prefill
         free_s = stall_left(self.stats.speed, policy) if self.batch.is_busy else policy.patience_s
-        took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
+        try:
+            took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
+        except KERNEL_FAULTS as error:
+            self._limits = without_forced(self._limits, error)
+            context.clear()
+            live.n_cached = 0
+            self._advance(live, 0)
+            self._switch(live, slot)
+            return
         live.prefill_s += took
         self.stats.prefilled(start, len(context) - start, took)
         self._events.append(

@@ -7,9 +7,6 @@ the macOS wheel 0.32.4. Read both again at each upgrade of MLX.
 
 from msgspec import Struct
 
-N_VECTOR = 8
-"""Maximum queries of the vector kernel; more run the full kernel."""
-
 Dims = tuple[int, int]
 """Head dims of keys and values."""
 
@@ -25,6 +22,12 @@ NAX_QUERIES = 1024
 
 NAX_MACOS = (26, 2)
 
+LEAST_FORCED = 32
+"""Minimum queries that a kernel is forced for: more than any draft has.
+
+A pass of drafts serves several rows, which could not all begin again where the kernel fails.
+"""
+
 MAX_SLOWDOWN = 1.25
 """Maximum seconds of a forced fused kernel against the unfused default.
 
@@ -36,11 +39,12 @@ class PrefillAttention(Struct, frozen=True):
     """Storage of attention scores in prefill, by chunk size.
 
     `score_bytes` are stored per query and context token in chunks below `fused_from` tokens;
-    0 of `fused_from`: in all chunks.
+    0 of `fused_from`: in all chunks. With `is_forced` none are stored while forced kernels run.
     """
 
     score_bytes: int = 0
     fused_from: int = 0
+    is_forced: bool = False
 
 
 FUSED = PrefillAttention()
@@ -58,13 +62,13 @@ def has_nax(architecture: str, macos: tuple[int, ...]) -> bool:
 
 
 def can_force(dims: Dims, n_queries: int, *, is_causal: bool, is_half: bool, has_nax: bool) -> bool:
-    """Whether `force_fused` changes the kernel of more than `N_VECTOR` queries, 16-bit KV.
+    """Whether to try `force_fused` for so many queries over 16-bit KV.
 
-    On a GPU with NAX the default one may be fused already. float32 is fused there too where TF32
-    is enabled, which is not known here.
+    In float32 the kernel of 256 takes more threadgroup memory than some GPUs have
+    (https://github.com/jundot/omlx/issues/3795). With NAX the default kernel may be fused already.
     """
-    is_nax = has_nax and is_causal and is_half and dims == NAX_DIMS and n_queries >= NAX_QUERIES
-    return dims in FORCIBLE_DIMS and not is_nax
+    is_nax = has_nax and is_causal and dims == NAX_DIMS and n_queries >= NAX_QUERIES
+    return dims in FORCIBLE_DIMS and is_half and n_queries >= LEAST_FORCED and not is_nax
 
 
 def is_worth_forcing(default_s: float, forced_s: float) -> bool:
@@ -80,8 +84,9 @@ def prefill_attention(
     `score_bytes` is per query and context token of an unfused layer; `forced` are the dims whose
     fused kernel is forced.
     """
-    left = full_dims - forced - FULL_DIMS
-    if not left:
+    unfused = full_dims - FULL_DIMS
+    if not unfused:
         return FUSED
-    is_fused_later = has_nax and left == {NAX_DIMS}
-    return PrefillAttention(score_bytes, NAX_QUERIES if is_fused_later else 0)
+    is_fused_later = has_nax and unfused == {NAX_DIMS}
+    fused_from = NAX_QUERIES if is_fused_later else 0
+    return PrefillAttention(score_bytes, fused_from, is_forced=unfused <= forced)

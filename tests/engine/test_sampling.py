@@ -98,9 +98,9 @@ def test_rows_with_equal_rules_are_one_operation(tmp_path: Path) -> None:
     )
 
 
-def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path) -> int:
+def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path, n_vocab: int = VOCAB) -> int:
     choosers = [Sampler(seeded(rules, row), [], 0) for row in range(n_rows)]
-    logits = mx.random.normal((n_rows, VOCAB))
+    logits = mx.random.normal((n_rows, n_vocab))
     mx.eval(logits)
     arrays: list[Any] = []
     for choices in sample_rows(choosers, logits):
@@ -146,6 +146,24 @@ def test_top_p_keeps_what_sorting_a_large_vocabulary_keeps(top_p: float, scale: 
         assert kept.sum() == (row >= last).sum(), "the likeliest ones, with all ties"
         assert row[kept].sum() >= min(top_p, row.sum()) - 1e-4
         assert row[row > last].sum() < top_p + 1e-4
+
+
+def test_top_p_of_a_large_vocabulary_takes_few_operations_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = SamplingParams(temperature=0.7, top_p=0.8)
+    logits = mx.random.normal((8, WIDE), key=mx.random.key(6)) * 4
+
+    def tokens() -> list[int]:
+        choosers = [Sampler(seeded(rules, row), [], 0) for row in range(8)]
+        return [int(only(row)[0].item().real) for row in sample_rows(choosers, logits)]
+
+    by_bits, n_by_bits = tokens(), n_graph_nodes(rules, 2, tmp_path, WIDE)
+    monkeypatch.setattr(sampler, "has_gpu", lambda: True)
+    by_sorting, n_by_sorting = tokens(), n_graph_nodes(rules, 2, tmp_path, WIDE)
+    assert by_sorting == by_bits
+    assert n_by_sorting < 40
+    assert n_by_bits > 100
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)

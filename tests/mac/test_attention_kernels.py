@@ -26,7 +26,8 @@ def test_some_head_dims_have_a_kernel_that_runs_by_force_only(dims: tuple[int, i
         (D256, 1024, True, True, False),
         (D256, 1023, True, True, True),
         (D256, 2048, False, True, True),
-        (D256, 2048, True, False, True),
+        (D256, 2048, True, False, False),
+        (D256, 31, True, True, False),
         ((192, 192), 2048, True, True, True),
     ],
 )
@@ -68,7 +69,8 @@ def test_the_bound_on_scores_is_for_unfused_layers_only() -> None:
     unfused = PrefillAttention(64)
     assert prefill_attention(64, FULL_DIMS, none, has_nax=False) == PrefillAttention()
     assert prefill_attention(64, wide, none, has_nax=False) == unfused
-    assert prefill_attention(64, wide, wide, has_nax=False) == PrefillAttention()
+    forced = prefill_attention(64, wide, wide, has_nax=False)
+    assert forced == PrefillAttention(64, is_forced=True)
     assert prefill_attention(64, wide, none, has_nax=True) == PrefillAttention(64, 1024)
     assert prefill_attention(64, mixed, wide, has_nax=True) == unfused
     assert prefill_attention(64, frozenset({LATENT}), none, has_nax=True) == unfused

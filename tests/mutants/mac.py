@@ -9,6 +9,7 @@ PRESSURE = "tests/mac/test_pressure.py::"
 BUDGET = "tests/mac/test_device_budget.py::"
 AHEAD = "tests/mac/test_step_ahead.py::"
 LAUNCHD = "tests/mac/test_launchd.py::"
+FORCED = "tests/mac/test_forced_kernels.py::"
 SAMPLING = "tests/engine/test_sampling.py::"
 CHECK = "tests/mac/test_self_check.py::"
 NEIGHBORS = "tests/mac/test_neighbors.py::"
@@ -266,8 +267,28 @@ MAC = (
     ),
     Mutant(
         "top-p sorts no large vocabulary", "engine/decode/sampler.py",
-        "_least_by_sorting if logprobs.shape[-1] < WIDE else _least_by_bits", "_least_by_sorting",
+        "_least_by_sorting if is_sorted else _least_by_bits", "_least_by_sorting",
         SAMPLING + "test_no_rule_sorts_a_large_vocabulary",
+    ),
+    Mutant(
+        "top-p sorts a large vocabulary on a GPU", "engine/decode/sampler.py",
+        "is_sorted = has_gpu() or ", "is_sorted = ",
+        SAMPLING + "test_top_p_of_a_large_vocabulary_takes_few_operations_on_a_gpu",
+    ),
+    Mutant(
+        "a kernel that cannot be loaded is refused", "engine/decode/kernel_choice.py",
+        "KERNEL_FAULTS = (ValueError, RuntimeError)", "KERNEL_FAULTS = (ValueError,)",
+        FORCED + "test_a_kernel_that_cannot_be_loaded_is_not_forced",
+    ),
+    Mutant(
+        "no kernel is forced in float32", "policy/attention_kernels.py",
+        "dims in FORCIBLE_DIMS and is_half and", "dims in FORCIBLE_DIMS and",
+        FORCED + "test_float32_is_neither_measured_nor_forced",
+    ),
+    Mutant(
+        "a prompt begins again in an empty context", "engine/step.py",
+        "            context.clear()\n            live", "            live",
+        FORCED + "test_a_prompt_begins_again_without_the_kernel_that_failed",
     ),
     Mutant(
         "log probabilities are float32", "engine/decode/sampler.py",

@@ -17,7 +17,7 @@ from mlxstack.engine.decode.row_stack import StackedKVCache
 from mlxstack.engine.device import has_gpu, has_nax_units
 from mlxstack.engine.model.cpu_attention import attend_single, attend_tiled, is_tiled
 from mlxstack.engine.model.row_views import KVView, PaddedKVView, RaggedArray, row_of
-from mlxstack.policy.attention_kernels import N_VECTOR, Dims, can_force
+from mlxstack.policy.attention_kernels import Dims, can_force
 
 _original = base.scaled_dot_product_attention
 _forced: set[Dims] = set()
@@ -90,9 +90,16 @@ def force_fused(dims: Dims, *, is_forced: bool) -> None:
     (_forced.add if is_forced else _forced.discard)(dims)
 
 
+def unforce() -> bool:
+    """Force no kernel from now on; whether one was forced."""
+    was_forced = bool(_forced)
+    _forced.clear()
+    return was_forced
+
+
 def _is_forced(queries: mx.array, values: mx.array, mask: Any) -> bool:
     dims = queries.shape[3], values.shape[3]
-    if dims not in _forced or queries.shape[2] <= N_VECTOR:
+    if dims not in _forced:
         return False
     is_causal, is_half = not isinstance(mask, mx.array), queries.dtype != mx.float32
     has_nax, n = has_nax_units(), queries.shape[2]

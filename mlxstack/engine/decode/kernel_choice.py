@@ -7,9 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
+from msgspec.structs import replace
 
 from mlxstack.engine import device
-from mlxstack.engine.decode.attention_patch import force_fused
+from mlxstack.engine.decode.attention_patch import force_fused, unforce
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
@@ -17,9 +19,11 @@ from mlxstack.policy.attention_kernels import (
     FORCIBLE_DIMS,
     Dims,
     PrefillAttention,
+    can_force,
     is_worth_forcing,
     prefill_attention,
 )
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +31,9 @@ N_QUERIES = 512
 N_KEYS = 8192
 N_TRIES = 3
 """Alternating tries; the fastest counts, since the first compiles."""
+
+KERNEL_FAULTS = (ValueError, RuntimeError)
+"""Errors of a kernel that MLX does not have, or that Metal cannot load."""
 
 HEADS = ("n_heads", "num_heads", "num_attention_heads")
 """Names of the head count in mlx-lm's attention modules."""
@@ -53,6 +60,18 @@ def choose_kernels(
     return prefill_attention(planned.score_bytes, frozenset(by_dims), forced, has_nax=has_nax)
 
 
+def without_forced(limits: SchedulerLimits, error: Exception) -> SchedulerLimits:
+    """Limits of prefill without forced kernels, after one of them failed.
+
+    Raises `error` where none is forced, and DeviceError.
+    """
+    raise_device_error(error)
+    if not unforce():
+        raise error
+    log.warning("prefill goes on without the fused attention kernel, which failed: %s", error)
+    return replace(limits, prefill=replace(limits.prefill, is_forced=False))
+
+
 def _n_query_heads(model: Any, leaf: KVCache) -> int:
     """Query heads of the model, or KV heads of a nonempty cache."""
     named = (
@@ -65,7 +84,9 @@ def _n_query_heads(model: Any, leaf: KVCache) -> int:
 
 
 def _choose(dims: Dims, leaf: KVCache, n_heads: int) -> bool:
-    measured = _measured(leaf, n_heads)
+    is_half, has_nax = leaf.keys.dtype != mx.float32, device.has_nax_units()
+    is_forced = can_force(dims, N_QUERIES, is_causal=True, is_half=is_half, has_nax=has_nax)
+    measured = _measured(leaf, n_heads) if is_forced else None
     is_forced = measured is not None and is_worth_forcing(*measured)
     force_fused(dims, is_forced=is_forced)
     if is_forced:
@@ -74,7 +95,10 @@ def _choose(dims: Dims, leaf: KVCache, n_heads: int) -> bool:
 
 
 def _measured(leaf: KVCache, n_heads: int) -> tuple[float, float] | None:
-    """Seconds of default and forced kernel; None where none can be forced."""
+    """Seconds of default and forced kernel; None where none can be forced.
+
+    Raises DeviceError.
+    """
     _, n_kv, _, dim = leaf.keys.shape
     shapes = ((n_heads, N_QUERIES, dim), (n_kv, N_KEYS, dim), (n_kv, N_KEYS, dim))
     arrays = [mx.random.normal((1, *shape)).astype(leaf.keys.dtype) for shape in shapes]
@@ -87,7 +111,8 @@ def _measured(leaf: KVCache, n_heads: int) -> tuple[float, float] | None:
                 began = time.perf_counter()
                 mx.eval(attend(*arrays, force_fused=is_forced))
                 taken.append(time.perf_counter() - began)
-    except ValueError as why:
+    except KERNEL_FAULTS as why:
+        raise_device_error(why)
         log.info("no fused attention kernel: %s", why)
         return None
     return min(times[False]), min(times[True])

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from mlxstack.core.ports import ConstraintState
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.drafter import NO_OFFER, Drafter
+from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy.drafts.ngram_draft_governor import MOST_DRAFTED, DraftOffer
 
@@ -28,7 +29,7 @@ LARGEST = 1e15
 N_AHEAD = 32
 """Uniform numbers that a row computes at once: few enough to cost nothing when they are unused."""
 WIDE = 32_768
-"""Tokens from which on a sum for each bit takes less time than to sort their probabilities."""
+"""Tokens from which on a CPU takes less time for a sum for each bit than to sort probabilities."""
 PROBABILITY_BITS = 30
 """Bits of a float32 up to 1, without those that are 0 in all of them."""
 
@@ -301,7 +302,9 @@ def _within_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     Others become -inf. Tokens as likely as the last one of the set stay, and all where the whole
     mass is less, as that of the `top_k` likeliest may be.
     """
-    find = _least_by_sorting if logprobs.shape[-1] < WIDE else _least_by_bits
+    # A sum for each of 30 bits is 300 kernels, one after another; a sort with its sums is 20.
+    is_sorted = has_gpu() or logprobs.shape[-1] < WIDE
+    find = _least_by_sorting if is_sorted else _least_by_bits
     probabilities = mx.exp(logprobs)
     return mx.where(probabilities < find(probabilities, top_p), -float("inf"), logprobs)
 

@@ -126,7 +126,8 @@ class PrefillPolicy(Struct, frozen=True):
     `max_chunk_size` and `block` are tokens; `max_passed` is the number of chunks in a row that may
     pass over the oldest prompt. `score_bytes` is what unfused attention stores per query token and
     context token, of which `max_score_bytes` may be alive; 0: fused, no bound. Chunks of
-    `fused_from` tokens or more are fused too; 0: none.
+    `fused_from` tokens or more are fused too; 0: none. With `is_forced` all are, by kernels that
+    MLX passes over: no bound while these run.
     """
 
     max_stall_s: Seconds = 0.25
@@ -137,6 +138,7 @@ class PrefillPolicy(Struct, frozen=True):
     score_bytes: NonNegativeInt = 0
     max_score_bytes: NonNegativeInt = 0
     fused_from: NonNegativeInt = 0
+    is_forced: bool = False
 
 
 def next_to_prefill(slots: Sequence[Slot], policy: PrefillPolicy) -> Slot:
@@ -193,7 +195,7 @@ def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: Pref
     if aligned <= slot.position:
         aligned = end - end % FINEST
     n_tokens = aligned - slot.position
-    if not 0 < policy.fused_from <= budget:
+    if policy.is_forced or not 0 < policy.fused_from <= budget:
         return n_tokens
     n_before_last = slot.n_left - policy.fused_from
     n_tokens = max(n_tokens, policy.fused_from)
@@ -250,7 +252,7 @@ def draft_bound(
 
 def tokens_within_scores(position: int, policy: PrefillPolicy) -> int:
     """Tokens from `position` whose attention scores fit `max_score_bytes`."""
-    if not policy.score_bytes:
+    if policy.is_forced or not policy.score_bytes:
         return policy.max_chunk_size
     pairs = policy.max_score_bytes / policy.score_bytes
     n_tokens = int((math.sqrt(position * position + 4 * pairs) - position) / 2)

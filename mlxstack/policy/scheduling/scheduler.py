@@ -331,6 +331,7 @@ def limits_of(
         score_bytes=attention.score_bytes,
         max_score_bytes=MAX_SCORE_BYTES,
         fused_from=attention.fused_from,
+        is_forced=attention.is_forced,
     )
     return SchedulerLimits(
         max_active=preset.batch.max_size if preset.batch.enabled else 1,
