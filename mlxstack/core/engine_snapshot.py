@@ -76,6 +76,8 @@ class Counters(Struct, frozen=True):
     Image tokens are those in prefill chunks, as prompt tokens are.
 
     Early tokens are of turns begun early; they are no prompt tokens of a request.
+
+    Warm passes kept the weights of an idle GPU in its memory; they are no model calls of requests.
     """
 
     n_prompt_tokens: int = 0
@@ -103,6 +105,7 @@ class Counters(Struct, frozen=True):
     n_early_tokens: int = 0
     n_early_used: int = 0
     n_early_wasted: int = 0
+    n_warm_passes: int = 0
     n_rank_records: int = 0
     n_rank_bytes: int = 0
 

@@ -55,6 +55,7 @@ OWN_COUNTERS: Table = (
     ("early_tokens", "Tokens of early prefill", "n_early_tokens"),
     ("early_tokens_used", "Tokens of early prefill used by the next request", "n_early_used"),
     ("early_tokens_wasted", "Tokens of early prefill not used", "n_early_wasted"),
+    ("warm_passes", "Forward passes that kept the weights of an idle GPU warm", "n_warm_passes"),
     ("rank_records", "Records that rank 0 sent, one per forward pass", "n_rank_records"),
     ("rank_bytes", "Bytes of records sent to the other ranks", "n_rank_bytes"),
     ("requests_failed", "Failed requests", "n_failed"),
