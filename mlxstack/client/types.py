@@ -24,6 +24,7 @@ class PropsResponse(Struct, frozen=True):
     `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
     `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers. `template_notes` are the
     words of `mlx-stack template` on what the chat template lacks; a base model has none.
+    `warm_passes` kept the weights of an idle GPU warm.
     """
 
     total_slots: int
@@ -34,6 +35,7 @@ class PropsResponse(Struct, frozen=True):
     draft_model: str | None = None
     prevents_sleep: bool = False
     why_not_preventing_sleep: str | None = None
+    warm_passes: int = 0
     peer_troubles: tuple[str, ...] = ()
     mlx_active_bytes: int = 0
     mlx_cache_bytes: int = 0
@@ -58,6 +60,8 @@ class PropsResponse(Struct, frozen=True):
             notes.append("prevents idle sleep")
         if self.why_not_preventing_sleep:
             notes.append(f"does not prevent idle sleep: {self.why_not_preventing_sleep}")
+        if self.warm_passes:
+            notes.append(f"weights kept warm in pauses, by {self.warm_passes} passes")
         notes.extend(f"peer {trouble}" for trouble in self.peer_troubles)
         return tuple(notes)
 

@@ -33,7 +33,7 @@ class IdleWork:
     """Waits for messages while there is nothing to do. MLX thread only.
 
     `compute` makes a keep-warm pass, until `keep_warm_s` seconds after the last request; 0: never.
-    `publish` shows what was counted.
+    `is_powered` must be short: a request may wait for it. `publish` updates the snapshot.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class IdleWork:
         keep_warm_s: float,
         publish: Callable[[], None],
         *,
-        is_powered: Callable[[], bool] = has_calm_mains,
+        is_powered: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = loop
@@ -135,4 +135,4 @@ def idle_work(
         mx.eval(runner.execute([SlotTokens(factory.make(), runner.example(1))]))
 
     keep_warm_s = preset.device.keep_warm_s if has_gpu() and not has_ranks else 0.0
-    return IdleWork(loop, compute, keep_warm_s, publish)
+    return IdleWork(loop, compute, keep_warm_s, publish, is_powered=has_calm_mains)

@@ -5,21 +5,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlxstack.client.types import PropsResponse
 from mlxstack.core.errors import DeviceError
-from mlxstack.core.preset import DeviceSpec
+from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, ServerSpec
 from mlxstack.engine import idle_work
 from mlxstack.engine.idle_work import IdleWork, Message
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy import keep_warm
 from mlxstack.policy.keep_warm import INTERVAL_S
+from tests.api.running import running as running_service
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.mlx
 
@@ -167,14 +171,37 @@ def test_an_error_ends_the_passes_and_one_of_the_gpu_is_raised(driver: Driver) -
         scene.next_message()
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid", "tiny-swa"])
-def test_answers_are_the_same_with_passes_between_them(
-    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """Real passes of a real engine, far more often than in service."""
+@pytest.mark.net
+def test_a_service_shows_its_passes(tmp_path: Path, eager: None) -> None:
+    body = {"prompt": "Hello", "n_predict": 4}
+    preset = Preset(model=ModelSpec(id="demo"), server=ServerSpec(port=0))
+    with running_service(preset, tmp_path / "home") as live:
+        props = partial(httpx.get, f"{live.url}/props")
+        assert props().json()["warm_passes"] == 0
+        assert httpx.post(f"{live.url}/completion", json=body, timeout=PATIENCE_S).is_success
+        n_passes = wait_until(lambda: props().json()["warm_passes"])
+        remarks = msgspec.convert(props().json(), PropsResponse).remarks
+        (line,) = (
+            line
+            for line in httpx.get(f"{live.url}/metrics").text.splitlines()
+            if line.startswith("mlxstack_warm_passes_total")
+        )
+    assert any(one.startswith("weights kept warm in pauses, by ") for one in remarks)
+    assert float(line.split()[1]) >= n_passes
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on mains whose passes come far more often than in service."""
     monkeypatch.setattr(idle_work, "has_gpu", lambda: True)
     monkeypatch.setattr(idle_work, "has_calm_mains", lambda: True)
     monkeypatch.setattr(keep_warm, "INTERVAL_S", 0.001)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid", "tiny-swa"])
+def test_answers_are_the_same_with_passes_between_them(
+    model_of: ModelOf, tmp_path: Path, eager: None, kind: str
+) -> None:
     answers: dict[float, list[list[int]]] = {}
     for keep_warm_s in (0.0, 3600.0):
         device = DeviceSpec(keep_warm_s=keep_warm_s)

@@ -101,6 +101,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "draft_model": snapshot.draft_model,
         "prevents_sleep": service.sleep.is_held,
         "why_not_preventing_sleep": service.sleep.why_not or None,
+        "warm_passes": snapshot.counters.n_warm_passes,
         "peer_troubles": [
             f"{peer.url}: {peer.trouble}"
             for peer in service.peer_views
