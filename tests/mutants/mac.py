@@ -56,7 +56,8 @@ MAC = (
     Mutant(
         "recurrent state of the same rows is not copied", "engine/model/row_views.py",
         "stacked if stacked is not None and is_same else", "stacked if False else",
-        "tests/mac/test_graph_nodes.py::test_nodes_that_copy_stay_below_their_ceiling",
+        "tests/mac/test_dispatches.py"
+        "::test_a_step_of_each_kind_of_model_stays_below_its_ceilings",
     ),
     Mutant(
         "recurrent state of another row is read anew", "engine/model/row_views.py",

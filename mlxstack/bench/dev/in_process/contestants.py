@@ -7,6 +7,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
 
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
@@ -23,6 +24,7 @@ FIRST = 5
 
 SEEN = (1, 2, 3)
 ENDLESS = 1 << 30
+GREEDY = SamplingParams()
 
 
 def filled(model: Any, n_tokens: int, seed: int = 0) -> list[Any]:
@@ -34,6 +36,11 @@ def filled(model: Any, n_tokens: int, seed: int = 0) -> list[Any]:
             cache_adapters.extend_room(leaf, n_tokens - len(SEEN), seed + i)
     evaluate(caches)
     return caches
+
+
+def _n_tokens(caches: Sequence[Any]) -> int:
+    """Tokens in these caches, which recurrent layers do not count."""
+    return max(getattr(leaf, "offset", 0) for leaf in cache_adapters.leaves(caches))
 
 
 def evaluate(caches: Sequence[Any]) -> None:
@@ -48,8 +55,14 @@ class Ours:
     who = "ours"
 
     def __init__(
-        self, model: Any, caches: Sequence[list[Any]], *, is_stacking: bool = True
+        self,
+        model: Any,
+        caches: Sequence[list[Any]],
+        *,
+        is_stacking: bool = True,
+        sampling: SamplingParams = GREEDY,
     ) -> None:
+        self._sampling = sampling
         self._maker = CacheFactory(model, KVSpec())
         self._batch = Batch(ModelRunner(model), stacker=RowStacker() if is_stacking else None)
         for each in caches:
@@ -59,10 +72,9 @@ class Ours:
     def newcomer(self, caches: list[Any]) -> BatchRow:
         """A row that may join."""
         context = SlotContext(self._maker)
-        n_tokens = max(getattr(leaf, "offset", 0) for leaf in cache_adapters.leaves(caches))
-        context.caches, context.tokens = caches, [0] * n_tokens
+        context.caches, context.tokens = caches, [0] * _n_tokens(caches)
         slot = max((row.slot for row in self._batch.rows), default=-1) + 1
-        return BatchRow(slot, context, Sampler(SamplingParams(), SEEN, 0), FIRST)
+        return BatchRow(slot, context, Sampler(self._sampling, SEEN, 0), FIRST)
 
     def join(self, row: BatchRow) -> None:
         """Add a row whose KV is in place to the next step."""
@@ -93,8 +105,11 @@ class Theirs:
 
     who = "theirs"
 
-    def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
+    def __init__(
+        self, model: Any, caches: Sequence[list[Any]], *, sampling: SamplingParams = GREEDY
+    ) -> None:
         self._model = model
+        self._sampler = make_sampler(sampling.temperature, sampling.top_p, top_k=sampling.top_k)
         self._n_rows = 0
         self._batch = self._new(caches)
         self.finish()
@@ -130,14 +145,14 @@ class Theirs:
         n = len(caches)
         uids = list(range(self._n_rows, self._n_rows + n))
         self._n_rows += n
-        known = [[0] * each[0].offset for each in caches]
+        known = [[0] * _n_tokens(each) for each in caches]
         with mx.stream(generation_stream):
             prompts = PromptProcessingBatch(
                 self._model,
                 uids,
                 list(caches),
                 known,
-                samplers=[None] * n,
+                samplers=[self._sampler] * n,
                 logits_processors=[[] for _ in uids],
                 max_tokens=[ENDLESS] * n,
             )

@@ -1,0 +1,84 @@
+"""`python -m tests.mac.dispatches` prints what decode steps would launch on Metal, counted here."""
+
+from functools import partial
+
+import mlx.core as mx
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from mlxstack.bench.dev.in_process.contestants import Ours, Theirs
+from tests.mac.decode_graphs import (
+    MODELS,
+    TinyModel,
+    build,
+    fused_kernels,
+    input_sizes,
+    rows_of,
+    step_of,
+)
+from tests.mac.dispatch_counts import (
+    BufferLimits,
+    Operation,
+    count_barriers,
+    count_command_buffers,
+    count_dispatches,
+)
+
+ROWS = (1, 4, 8)
+LIMITS = {
+    "base, Pro": BufferLimits(40, 40),
+    "Max, Ultra": BufferLimits(50, 50),
+    "raised": BufferLimits(1000, 400),
+}
+"""MLX's own limits of a command buffer by GPU, and higher ones."""
+LENGTHS = {"1k": 1024, "32k": 32_768}
+BY_ROW = partial(Ours, is_stacking=False)
+LEGEND = "dispatches / barriers; command buffers with " + ", ".join(
+    f"{limits.n_operations}/{limits.n_elements} ({name})" for name, limits in LIMITS.items()
+)
+
+
+class StepCounts(Struct, frozen=True):
+    """A decode step on Metal; command buffers by tokens of each row, then by limits."""
+
+    n_dispatches: int
+    n_barriers: int
+    n_buffers: tuple[tuple[int, ...], ...]
+
+
+def counts_of(tape: list[Operation], model: TinyModel, n_rows: int) -> StepCounts:
+    """Counts of a step of this model in MLX's order."""
+    sizes = [input_sizes(tape, model, n_rows, n_keys) for n_keys in LENGTHS.values()]
+    buffers = [
+        tuple(count_command_buffers(tape, each, limits) for limits in LIMITS.values())
+        for each in sizes
+    ]
+    return StepCounts(count_dispatches(tape), count_barriers(tape), tuple(buffers))
+
+
+def main() -> None:
+    """Print a row for each model and number of rows."""
+    table = Table("model", "rows", caption=LEGEND)
+    for title in ("mlx-stack", "mlx-lm's batch", *(f"buffers, {length}" for length in LENGTHS)):
+        table.add_column(title, justify="right")
+    with fused_kernels():
+        for name, real in MODELS.items():
+            model = build(real)
+            for n_rows in ROWS:
+                ours, theirs = (
+                    counts_of(step_of(side, model), model, n_rows)
+                    for side in (
+                        BY_ROW(model.model, rows_of(model, n_rows), sampling=real.sampling),
+                        Theirs(model.model, rows_of(model, n_rows), sampling=real.sampling),
+                    )
+                )
+                launches = [f"{one.n_dispatches:,} / {one.n_barriers:,}" for one in (ours, theirs)]
+                buffers = [", ".join(map(str, each)) for each in ours.n_buffers]
+                table.add_row(name, str(n_rows), *launches, *buffers)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    mx.set_default_device(mx.cpu)
+    main()
