@@ -58,6 +58,8 @@ from the parameter count. `tests/policy` compares it with the bytes of real cach
   (`prefix_cache.memory_budget_pct: auto`).
 * Weights on disk are not weights in memory; `up` measures after loading.
 * On a Mac the ceiling is what Metal recommends as working set, not the size of the memory.
+* Services of the same home share the memory. Other programs that hold models (Ollama, LM Studio) are not
+  counted: end them, or leave them their part with `MLX_STACK_MEMORY`.
 
 ```bash
 mlx-stack plan gpt-oss-20b --memory 32 --ctx 32k --agents 10
