@@ -12,6 +12,7 @@ LAUNCHD = "tests/mac/test_launchd.py::"
 FORCED = "tests/mac/test_forced_kernels.py::"
 SAMPLING = "tests/engine/test_sampling.py::"
 CHECK = "tests/mac/test_self_check.py::"
+KEEP_WARM = "tests/policy/test_keep_warm.py::"
 NEIGHBORS = "tests/mac/test_neighbors.py::"
 STORE = "tests/mac/test_store.py::"
 
@@ -373,6 +374,36 @@ MAC = (
         "check=False, close_fds=False)", "check=False)",
         "tests/mac/test_spawning.py"
         "::test_the_program_that_tells_the_limit_of_the_gpus_memory",
+    ),
+    Mutant(
+        "a keep-warm pass runs beside nothing", "policy/keep_warm.py",
+        "if state.is_busy or state.answered_at is None:", "if state.answered_at is None:",
+        KEEP_WARM + "test_nothing_is_computed_beside_a_request_or_before_the_first",
+    ),
+    Mutant(
+        "a keep-warm pass waits for power", "policy/keep_warm.py",
+        "    if not wait_s and not state.is_powered:", "    if False:",
+        KEEP_WARM + "test_passes_of_any_time_line_are_powered_spaced_and_end",
+    ),
+    Mutant(
+        "keep-warm passes end", "policy/keep_warm.py",
+        "    return None if is_over else wait_s", "    return wait_s",
+        KEEP_WARM + "test_passes_of_any_time_line_are_powered_spaced_and_end",
+    ),
+    Mutant(
+        "a message is read before a keep-warm pass", "engine/idle_work.py",
+        "is_asked=not inbox.empty()", "is_asked=False",
+        "tests/mac/test_idle_work.py::test_a_message_is_read_before_a_pass_that_is_due",
+    ),
+    Mutant(
+        "ranks make no keep-warm pass", "engine/idle_work.py",
+        "if has_gpu() and not has_ranks else", "if has_gpu() else",
+        "tests/mac/test_idle_work.py::test_a_cpu_and_ranks_make_none",
+    ),
+    Mutant(
+        "the version of macOS is the real one", "host/macos.py",
+        "program_output(SYSTEM_VERSION, env=REAL_VERSION)", "program_output(SYSTEM_VERSION)",
+        "tests/mac/test_conditions.py::test_the_version_of_macos_is_read_without_compatibility",
     ),
     Mutant(
         "a panic report during a soak is a fault", "cli/verification/soak.py",
