@@ -21,7 +21,7 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens, check_images
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
@@ -187,11 +187,12 @@ def draft_freely(driver: Driver) -> None:
 
 
 def preset_of(model: Path, **more: Any) -> Preset:
-    """Three slots of 1,024 tokens, no drafts; `more` replaces whole sections."""
+    """Three slots of 1,024 tokens, no drafts, no keep-warm passes; `more` replaces sections."""
     preset = Preset(
         model=ModelSpec(id=str(model)),
         slots=SlotSpec(count=3, n_ctx=1024),
         speculation=Speculation.OFF,
+        device=DeviceSpec(keep_warm_s=0),
     )
     return msgspec.structs.replace(preset, **more)
 

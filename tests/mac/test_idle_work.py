@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from msgspec.structs import replace
 
 from mlxstack.client.types import PropsResponse
 from mlxstack.core.errors import DeviceError
@@ -258,7 +259,7 @@ def kv_bytes(slot: SlotContext) -> bytes:
 
 
 def test_a_cpu_and_ranks_make_none(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    preset = driver.engine._preset
+    preset = replace(driver.engine._preset, device=DeviceSpec())
 
     def keep_warm_s(*, has_ranks: bool) -> float:
         work = idle_work.idle_work(driver.engine._loop, preset, lambda: None, has_ranks=has_ranks)
