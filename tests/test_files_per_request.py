@@ -25,8 +25,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_FILES_OF_A_CHAT = 64
-MOST_FILES_OF_A_PARKED_TURN = 72
+MOST_FILES_OF_A_CHAT = 65
+MOST_FILES_OF_A_PARKED_TURN = 73
 
 PACKAGE = Path(mlxstack.__file__).parent
 

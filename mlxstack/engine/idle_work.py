@@ -1,4 +1,4 @@
-"""Work of an idle engine: keep-warm passes, and one check of the prefix index.
+"""Work of an idle engine: keep-warm passes, check of the prefix index.
 
 A keep-warm pass computes one token on caches of its own, so that a GPU uses all weights. It reads
 no KV, samples nothing and stores nothing. Ranks make none: a pass of one would wait for the others.
@@ -77,7 +77,7 @@ class IdleWork:
                 self._check_index()
 
     def _keep_warm(self, *, is_asked: bool) -> float | None:
-        """Make a pass that is due; seconds until the next one, None without any."""
+        """Make a due pass; seconds until the next one, or None."""
         if not self._keep_warm_s:
             return None
         wait_s = self._seconds_to_pass(is_asked=is_asked)
@@ -126,7 +126,7 @@ class IdleWork:
 def idle_work(
     loop: EngineLoop, preset: Preset, publish: Callable[[], None], *, has_ranks: bool
 ) -> IdleWork:
-    """Idle work of an engine; passes on the GPU of one machine only."""
+    """Idle work of an engine; passes on one GPU only."""
     model = loop.batch.runner.model
     runner = ModelRunner(model)
     factory = CacheFactory(model, preset.kv)

@@ -26,7 +26,7 @@ class IdleState(Struct, frozen=True):
 
 
 def seconds_to_pass(state: IdleState, keep_warm_s: float) -> float | None:
-    """Seconds until the next pass, 0 now; None: none before the next request.
+    """Seconds until the next pass, 0 now; None: after a request only.
 
     Without power the next interval decides again.
     """

@@ -213,8 +213,8 @@ def test_answers_are_the_same_with_passes_between_them(
                 first = one.answer(tokens, 12)
                 if keep_warm_s:
                     wait_until(partial(has_passes, one, before + 3))
-                turn = one.answer((*tokens, *first, 5), 12)
-                answers[keep_warm_s] += [first, turn]
+                second = one.answer((*tokens, *first, 5), 12)
+                answers[keep_warm_s] += [first, second]
             assert (passes(one) > 0) == bool(keep_warm_s)
     assert answers[0.0] == answers[3600.0]
 
