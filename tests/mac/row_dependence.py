@@ -1,0 +1,132 @@
+"""`python -m tests.mac.row_dependence` prints which results of Metal kernels depend on other rows.
+
+The kernels are run as C++ in float32, of random numbers.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import version
+
+import mlx.core as mx
+import numpy as np
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from tests.mac.metal_kernels import (
+    GatedDeltaKernels,
+    GatedDeltaShape,
+    MissingKernelsError,
+    Numbers,
+    QuantizedProducts,
+)
+
+N_INPUTS, N_OUTPUTS, GROUP_SIZE = 2048, 64, 64
+MOST_ROWS = 12
+"""Rows up to which M3 and later GPUs use `qmv_wide` for matrices of any size."""
+
+
+class Comparison(Struct, frozen=True):
+    """Numbers of a row that differ when it is computed beside others."""
+
+    layer: str
+    gpus: str
+    compared: str
+    n_different: int
+    n_numbers: int
+
+
+def random_rows(n_rows: int) -> mx.array:
+    """Rows (n, N_INPUTS) to multiply with."""
+    return mx.random.normal((n_rows, N_INPUTS), key=mx.random.key(1))
+
+
+@cache
+def random_products(bits: int) -> QuantizedProducts:
+    """Products with a matrix (N_OUTPUTS, N_INPUTS)."""
+    matrix = mx.random.normal((N_OUTPUTS, N_INPUTS), key=mx.random.key(0))
+    return QuantizedProducts(matrix, GROUP_SIZE, bits)
+
+
+@cache
+def gated_delta_kernels(shape: GatedDeltaShape) -> GatedDeltaKernels:
+    """Kernels for this shape."""
+    return GatedDeltaKernels(shape)
+
+
+def random_gated_delta(shape: GatedDeltaShape, n_rows: int, n_tokens: int) -> list[mx.array]:
+    """q, k, v, g, beta and state, with keys of about unit length and scaled queries."""
+    keys = mx.random.split(mx.random.key(2), 6)
+    tokens = (n_rows, n_tokens)
+    of_keys = (*tokens, shape.key_heads, shape.key_dim)
+    state = (n_rows, shape.value_heads, shape.value_dim, shape.key_dim)
+    return [
+        mx.random.normal(of_keys, key=keys[0]) / shape.key_dim,
+        mx.random.normal(of_keys, key=keys[1]) / shape.key_dim**0.5,
+        mx.random.normal((*tokens, shape.value_heads, shape.value_dim), key=keys[2]),
+        mx.random.uniform(shape=(*tokens, shape.value_heads), key=keys[3]),
+        mx.random.uniform(shape=(*tokens, shape.value_heads), key=keys[4]),
+        mx.random.normal(state, key=keys[5]),
+    ]
+
+
+def of_products(bits: int) -> list[Comparison]:
+    """Comparisons of a quantized layer; raises MissingKernelsError."""
+    products, rows = random_products(bits), random_rows(MOST_ROWS)
+    layer = f"quantized, {bits} bits"
+    alone, of_two = products.qmv(rows[:1])[0], products.qmv_wide(rows[:2])[0]
+    old, new = _beside(products.qmv, rows), _beside(products.qmv_wide, rows)
+    others = f"among 2 to {MOST_ROWS}"
+    return [
+        _comparison(layer, "M1, M2", f"alone, {others}", alone, old),
+        _comparison(layer, "M3 and later", f"alone, {others}", alone, new),
+        _comparison(layer, "M3 and later", f"of two, {others}", of_two, new),
+    ]
+
+
+def of_gated_delta() -> Comparison:
+    """Comparison of a layer with the gated delta rule; raises MissingKernelsError."""
+    shape = GatedDeltaShape()
+    kernels, inputs = gated_delta_kernels(shape), random_gated_delta(shape, n_rows=3, n_tokens=1)
+    kernel = kernels.names[-1]
+    alone, _ = kernels.run(kernel, [array[1:2] for array in inputs])
+    beside, _ = kernels.run(kernel, inputs)
+    return _comparison("gated delta rule", "all", "alone, among 3", alone[0], [beside[1]])
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table(
+        "layer", "GPU", "a row", title=f"MLX {version('mlx')}, mlx-lm {version('mlx-lm')}"
+    )
+    table.add_column("numbers that differ", justify="right")
+    try:
+        comparisons = [*of_products(4), *of_products(8), of_gated_delta()]
+    except MissingKernelsError as error:
+        sys.exit(str(error))
+    for one in comparisons:
+        differing = f"{one.n_different} of {one.n_numbers}"
+        table.add_row(one.layer, one.gpus, one.compared, differing)
+    Console().print(table)
+
+
+def _beside(kernel: Callable[[mx.array], Numbers], rows: mx.array) -> list[Numbers]:
+    """The first row's results beside 1 and more others, before them and after them."""
+    batches = [rows[:n] for n in range(2, len(rows) + 1)]
+    return [
+        *(kernel(batch)[0] for batch in batches),
+        *(kernel(batch[::-1])[-1] for batch in batches),
+    ]
+
+
+def _comparison(
+    layer: str, gpus: str, compared: str, reference: Numbers, results: Sequence[Numbers]
+) -> Comparison:
+    differs = np.any([result != reference for result in results], axis=0)
+    return Comparison(layer, gpus, compared, int(differs.sum()), reference.size)
+
+
+if __name__ == "__main__":
+    mx.set_default_device(mx.cpu)
+    main()
