@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mlxstack import __version__
 from mlxstack.core.formatting import size
 from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, for_mlx, this_hardware
-from mlxstack.host.macos import gpu_cores, system_version
+from mlxstack.host.macos import gpu_name, system_version
 from mlxstack.host.memory_pressure import sysctl
 from mlxstack.host.power_state import PowerState, power_state
 
@@ -104,11 +104,7 @@ def gpu(env: Mapping[str, str]) -> str:
         facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], MAX_DEVICE_S, env=env)
     except CHILD_FAULTS:
         return ""
-    if facts["kind"] != "gpu":
-        return ""
-    cores = gpu_cores()
-    shown = [facts["name"], facts["architecture"], f"{cores} cores" if cores else ""]
-    return ", ".join(str(part) for part in shown if part)
+    return gpu_name(facts) if facts["kind"] == "gpu" else ""
 
 
 def _blas(env: Mapping[str, str]) -> str:

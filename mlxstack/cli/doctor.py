@@ -36,7 +36,7 @@ from mlxstack.host.hardware import (
     version_of,
 )
 from mlxstack.host.home import HOME_VARIABLE, Home, make_private
-from mlxstack.host.macos import MIN_MACOS, SystemVersion, gpu_cores, gpu_panics, system_version
+from mlxstack.host.macos import MIN_MACOS, SystemVersion, gpu_name, gpu_panics, system_version
 from mlxstack.host.memory_pressure import sysctl
 from mlxstack.host.power_state import PowerSource, PowerState, power_state
 from mlxstack.host.process import listener, refusal
@@ -312,9 +312,7 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         yield bad("device", f"MLX does not start: {last_line(why)}", remedy)
         return
     most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
-    cores = gpu_cores()
-    parts = [facts["name"], facts["architecture"], f"{cores} cores" if cores else ""]
-    name = ", ".join(part for part in parts if part)
+    name = gpu_name(facts) if facts["kind"] == "gpu" else facts["name"]
     detail = f"MLX computes on the {facts['kind']}, {name}{most}"
     is_slow = sys.platform == "darwin" and facts["kind"] != "gpu"
     remedy = "use a native arm64 Python; a virtual machine has no GPU"

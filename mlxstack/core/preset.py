@@ -523,8 +523,8 @@ class DeviceSpec(Strict, frozen=True):
         Meta(
             description="Seconds after the last request in which an idle GPU computes one token "
             "every half second, so that the next turn finds the weights in its memory (see "
-            "docs/mac.md); on mains with calm memory only, 0 never. No effect on a CPU or with "
-            "`hosts`."
+            "docs/mac.md); on mains with calm memory only, 0 never. No effect on a CPU, for "
+            "embeddings or with `hosts`."
         ),
     ] = 60.0
 

@@ -78,6 +78,13 @@ def gpu_cores() -> int | None:
     return next((count for count in counts if isinstance(count, int)), None)
 
 
+def gpu_name(device: Mapping[str, Any]) -> str:
+    """Name, architecture and cores of the GPU that MLX describes."""
+    cores = gpu_cores()
+    parts = [device["name"], device["architecture"], f"{cores} cores" if cores else ""]
+    return ", ".join(str(part) for part in parts if part)
+
+
 def program_output(
     command: Sequence[str], wait_s: float = WAIT_S, env: Mapping[str, str] | None = None
 ) -> bytes:

@@ -14,8 +14,10 @@ import pytest
 
 from mlxstack.bench import environment
 from mlxstack.bench.environment import Conditions, conditions, details, ended
+from mlxstack.cli import doctor
 from mlxstack.cli.doctor import CheckLevel, power
 from mlxstack.host import macos, power_state, spare_power
+from mlxstack.host.home import Home
 from mlxstack.host.macos import SystemVersion, gpu_cores, macos_version, system_version
 from mlxstack.host.power_state import PowerSource, PowerState
 
@@ -146,6 +148,14 @@ def test_doctor_names_slow_power(state: PowerState, remedy: str) -> None:
     assert check.verdict is (CheckLevel.WARN if remedy else CheckLevel.OK)
     assert check.detail == str(state)
     assert remedy in check.remedy
+
+
+def test_doctor_names_the_gpu_with_its_cores(mac: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = {"kind": "gpu", "name": "Apple M3 Max", "architecture": "applegpu_g15s", "limit_bytes": 0}
+    mac.setattr(doctor, "ask_mlx", lambda *_, **__: gpu)
+    (check,) = doctor.device({}, Home(tmp_path))
+    assert check.verdict is CheckLevel.OK
+    assert check.detail == "MLX computes on the gpu, Apple M3 Max, applegpu_g15s, 40 cores"
 
 
 def test_a_report_of_another_system_says_what_it_has() -> None:
