@@ -141,6 +141,27 @@ def step_of(
     return [op for tape in tapes for op in tape]
 
 
+class CompiledBlock(nn.Module):
+    """A block of experts behind `mx.compile`."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self._compute = mx.compile(block)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Output of the block."""
+        output: mx.array = self._compute(x)
+        return output
+
+
+def compile_experts(model: TinyModel) -> bool:
+    """Compile the blocks of experts, whose weights have no names then; False if there are none."""
+    layers = [layer for layer in model.model.layers if hasattr(layer.mlp, "switch_mlp")]
+    for layer in layers:
+        layer.mlp = CompiledBlock(layer.mlp)
+    return bool(layers)
+
+
 def rows_of(model: TinyModel, n_rows: int) -> list[list[Any]]:
     """Caches of rows of different lengths."""
     return [filled(model.model, N_TOKENS + i, seed=i) for i in range(n_rows)]

@@ -1,5 +1,6 @@
 """`python -m tests.mac.dispatches` prints what decode steps would launch on Metal, counted here."""
 
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from tests.mac.decode_graphs import (
     MODELS,
     TinyModel,
     build,
+    compile_experts,
     fused_kernels,
     input_sizes,
     rows_of,
@@ -57,26 +59,35 @@ def counts_of(tape: list[Operation], model: TinyModel, n_rows: int) -> StepCount
     return StepCounts(count_dispatches(tape), count_barriers(tape), tuple(buffers))
 
 
+def counts_by_rows(model: TinyModel, contestant: Callable[..., Ours | Theirs]) -> list[StepCounts]:
+    """Counts of a step of each number of rows."""
+    sampling = model.real.sampling
+    steps = [
+        step_of(contestant(model.model, rows_of(model, n), sampling=sampling), model) for n in ROWS
+    ]
+    return [counts_of(tape, model, n) for n, tape in zip(ROWS, steps, strict=True)]
+
+
 def main() -> None:
     """Print a row for each model and number of rows."""
     table = Table("model", "rows", caption=LEGEND)
-    for title in ("mlx-stack", "mlx-lm's batch", *(f"buffers, {length}" for length in LENGTHS)):
+    titles = ("mlx-stack", "experts compiled", "mlx-lm's batch")
+    for title in (*titles, *(f"buffers, {length}" for length in LENGTHS)):
         table.add_column(title, justify="right")
     with fused_kernels():
         for name, real in MODELS.items():
             model = build(real)
-            for n_rows in ROWS:
-                ours, theirs = (
-                    counts_of(step_of(side, model), model, n_rows)
-                    for side in (
-                        BY_ROW(model.model, rows_of(model, n_rows), sampling=real.sampling),
-                        Theirs(model.model, rows_of(model, n_rows), sampling=real.sampling),
-                    )
-                )
-                launches = [f"{one.n_dispatches:,} / {one.n_barriers:,}" for one in (ours, theirs)]
-                buffers = [", ".join(map(str, each)) for each in ours.n_buffers]
-                table.add_row(name, str(n_rows), *launches, *buffers)
+            ours, theirs = counts_by_rows(model, BY_ROW), counts_by_rows(model, Theirs)
+            has_experts = compile_experts(model)
+            compiled = counts_by_rows(model, BY_ROW) if has_experts else [None] * len(ROWS)
+            for n_rows, *sides in zip(ROWS, ours, compiled, theirs, strict=True):
+                buffers = [", ".join(map(str, each)) for each in sides[0].n_buffers]
+                table.add_row(name, str(n_rows), *map(_launches, sides), *buffers)
     Console().print(table)
+
+
+def _launches(counts: StepCounts | None) -> str:
+    return "-" if counts is None else f"{counts.n_dispatches:,} / {counts.n_barriers:,}"
 
 
 if __name__ == "__main__":

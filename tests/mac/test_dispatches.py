@@ -17,7 +17,7 @@ from tests.mac.dispatch_counts import (
     graph_of,
     tape_of,
 )
-from tests.mac.dispatches import BY_ROW, ROWS, StepCounts, counts_of
+from tests.mac.dispatches import BY_ROW, ROWS, StepCounts, counts_by_rows
 
 pytestmark = pytest.mark.mlx
 
@@ -76,10 +76,8 @@ def kernels_of_a_gpu() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CEILINGS)
 def test_a_step_stays_below_its_ceilings(name: str) -> None:
-    model = build(MODELS[name])
-    for n_rows, ceiling in zip(ROWS, CEILINGS[name], strict=True):
-        side = BY_ROW(model.model, rows_of(model, n_rows), sampling=model.real.sampling)
-        counts = counts_of(step_of(side, model), model, n_rows)
+    by_rows = counts_by_rows(build(MODELS[name]), BY_ROW)
+    for n_rows, counts, ceiling in zip(ROWS, by_rows, CEILINGS[name], strict=True):
         assert counts.n_dispatches <= ceiling.n_dispatches, n_rows
         assert counts.n_barriers <= ceiling.n_barriers, n_rows
         pairs = zip(counts.n_buffers, ceiling.n_buffers, strict=True)
