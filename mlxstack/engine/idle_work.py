@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from mlxstack.core.preset import Preset
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.engine.step import EngineLoop
@@ -59,7 +58,7 @@ class IdleWork:
         """Whether passes have left freed buffers behind."""
 
     def next_message(self, inbox: "SimpleQueue[Message]") -> Message:
-        """Wait for a message. Raises DeviceError of a pass."""
+        """Wait for a message, and work meanwhile."""
         n_requests = self._loop.stats.counters.n_asks
         if n_requests != self._n_requests:
             self._n_requests = n_requests
@@ -102,14 +101,16 @@ class IdleWork:
         return seconds_to_pass(state, self._keep_warm_s)
 
     def _make_pass(self) -> None:
-        """Keep the weights warm. Raises DeviceError; another error ends all passes."""
+        """Keep the weights warm; after an error only the next request resumes it.
+
+        Nothing else was in flight: an error is that of the pass, which has written no KV.
+        """
         self._has_buffers = True
         try:
             self._compute()
-        except Exception as error:
-            raise_device_error(error)
-            log.exception("weights are not kept warm any more")
-            self._keep_warm_s = 0.0
+        except Exception:
+            log.exception("a keep-warm pass failed; the next request resumes them")
+            self._answered_at = None
             return
         self._passed_at = self._clock()
         self._loop.stats.count(n_warm_passes=1)

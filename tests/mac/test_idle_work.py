@@ -14,7 +14,6 @@ from mlx.utils import tree_flatten
 from msgspec.structs import replace
 
 from mlxstack.client.types import PropsResponse
-from mlxstack.core.errors import DeviceError
 from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, ServerSpec
 from mlxstack.engine import idle_work
 from mlxstack.engine.idle_work import IdleWork, Message
@@ -160,15 +159,29 @@ def test_freed_buffers_of_the_passes_go_at_the_end(
     assert len(released) == 1 and released[0] > scene.began[-1]
 
 
-def test_an_error_ends_the_passes_and_one_of_the_gpu_is_raised(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no such shape"),
+        RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"),
+    ],
+    ids=["a shape", "the GPU"],
+)
+def test_after_an_error_the_next_request_resumes_the_passes(
+    driver: Driver, error: Exception
+) -> None:
     scene = Scene(driver, 60.0, 30.0)
-    scene.error = ValueError("no such shape")
+    scene.error = error
     scene.next_message()
     assert len(scene.began) == 1
-    scene = Scene(driver, 60.0, 30.0)
-    scene.error = RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
-    with pytest.raises(DeviceError):
-        scene.next_message()
+    scene.inbox.due, scene.error = [60.0], None
+    scene.next_message()
+    assert len(scene.began) == 1
+    driver.answer(PROMPTS[1], 2)
+    driver.catch_up()
+    scene.inbox.due = [62.0]
+    scene.next_message()
+    assert len(scene.began) > 1
 
 
 @pytest.mark.net
