@@ -107,7 +107,8 @@ def tape_of(graph: Graph) -> list[Operation]:
     deeper: list[tuple[int, int]] = []
     while position < len(reached) or deeper:
         if position < len(reached):
-            current, start = reached[position], 0
+            current = reached[position]
+            start = 0
             position += 1
         else:
             current, start = deeper.pop()
@@ -144,7 +145,8 @@ def count_barriers(tape: Sequence[Operation]) -> int:
         outputs = {buffers.get(name, name) for name in op.outputs}
         if (inputs | outputs) & written or outputs & read:
             n_barriers += 1
-            read, written = set(), set()
+            read.clear()
+            written.clear()
         read |= inputs
         written |= outputs
     return n_barriers
@@ -158,7 +160,8 @@ def count_command_buffers(
     MLX commits after an operation that passes a limit (`needs_commit`).
     """
     buffers = _buffers(tape)
-    n_buffers, n_operations = 0, 0
+    n_buffers = 0
+    n_operations = 0
     used: set[str] = set()
     for op in tape:
         if not op.n_dispatches:
@@ -167,7 +170,9 @@ def count_command_buffers(
         used |= {buffers.get(name, name) for name in (*op.inputs, *op.outputs)}
         n_elements = sum(sizes.get(name, 0) for name in used)
         if n_operations > limits.n_operations or n_elements >> 20 > limits.n_elements:
-            n_buffers, n_operations, used = n_buffers + 1, 0, set()
+            n_buffers += 1
+            n_operations = 0
+            used.clear()
     return n_buffers + (n_operations > 0)
 
 

@@ -77,7 +77,8 @@ def main() -> None:
     with fused_kernels():
         for name, real in MODELS.items():
             model = build(real)
-            ours, theirs = counts_by_rows(model, BY_ROW), counts_by_rows(model, Theirs)
+            ours = counts_by_rows(model, BY_ROW)
+            theirs = counts_by_rows(model, Theirs)
             has_experts = compile_experts(model)
             compiled = counts_by_rows(model, BY_ROW) if has_experts else [None] * len(ROWS)
             for n_rows, *sides in zip(ROWS, ours, compiled, theirs, strict=True):

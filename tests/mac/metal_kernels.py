@@ -26,8 +26,9 @@ CACHE = Path(sys.prefix) / "metal"
 """Headers that were downloaded, by version of MLX."""
 HEADER = "mlx/include/mlx/backend/metal/kernels/quantized.h"
 PLATFORM = "macosx_14_0_arm64"
-FIRST, AFTER = "#define MLX_MTL_CONST", "METAL_FUNC void qvm_impl("
-"""Text with which the part of the header for one and few rows begins, and that after its end."""
+FIRST = "#define MLX_MTL_CONST"
+AFTER = "METAL_FUNC void qvm_impl("
+"""Text with which the header's part for one and few rows begins, and that after its end."""
 FLAGS = ("-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
@@ -81,20 +82,20 @@ class GatedDeltaKernels:
     """mlx-lm's kernels of the gated delta rule, by name."""
 
     def __init__(self, shape: GatedDeltaShape) -> None:
-        self.names, included = [], {}
-        for name, body in gated_delta_bodies().items():
-            self.names.append(name)
-            included[f"{name}.inc"] = body
+        bodies = gated_delta_bodies()
+        self.names = list(bodies)
+        included = {f"{name}.inc": body for name, body in bodies.items()}
         macros = {name.upper(): getattr(shape, name) for name in shape.__struct_fields__}
         self._library = _compiled("gated_delta.cpp", included, macros)
 
     def run(self, name: str, inputs: Sequence[mx.array]) -> tuple[Numbers, Numbers]:
         """Outputs and new state of q, k, v, g, beta and the state, as float32."""
-        values, state = inputs[2], inputs[-1]
-        outputs = np.zeros(values.shape, np.float32), np.zeros(state.shape, np.float32)
-        arrays = [*(np.array(array) for array in inputs), *outputs]
+        values = inputs[2]
+        output = np.zeros(values.shape, np.float32)
+        state = np.zeros(inputs[-1].shape, np.float32)
+        arrays = [*(np.array(array) for array in inputs), output, state]
         _launch(self._library, f"run_{name}", arrays, values.shape[:2])
-        return outputs
+        return output, state
 
 
 def header() -> Path:

@@ -22,9 +22,11 @@ from tests.mac.metal_kernels import (
     QuantizedProducts,
 )
 
-N_INPUTS, N_OUTPUTS, GROUP_SIZE = 2048, 64, 64
+N_INPUTS = 2048
+N_OUTPUTS = 64
+GROUP_SIZE = 64
 MOST_ROWS = 12
-"""Rows up to which M3 and later GPUs use `qmv_wide` for matrices of any size."""
+"""Rows up to which M3 and later, but for an Ultra (11), use `qmv_wide` for any matrix."""
 
 
 class Comparison(Struct, frozen=True):
@@ -73,22 +75,26 @@ def random_gated_delta(shape: GatedDeltaShape, n_rows: int, n_tokens: int) -> li
 
 def of_products(bits: int) -> list[Comparison]:
     """Comparisons of a quantized layer; raises MissingKernelsError."""
-    products, rows = random_products(bits), random_rows(MOST_ROWS)
+    products = random_products(bits)
+    rows = random_rows(MOST_ROWS)
     layer = f"quantized, {bits} bits"
-    alone, of_two = products.qmv(rows[:1])[0], products.qmv_wide(rows[:2])[0]
-    old, new = _beside(products.qmv, rows), _beside(products.qmv_wide, rows)
+    alone = products.qmv(rows[:1])[0]
+    of_two = products.qmv_wide(rows[:2])[0]
+    by_qmv = _beside(products.qmv, rows)
+    by_qmv_wide = _beside(products.qmv_wide, rows)
     others = f"among 2 to {MOST_ROWS}"
     return [
-        _comparison(layer, "M1, M2", f"alone, {others}", alone, old),
-        _comparison(layer, "M3 and later", f"alone, {others}", alone, new),
-        _comparison(layer, "M3 and later", f"of two, {others}", of_two, new),
+        _comparison(layer, "M1, M2", f"alone, {others}", alone, by_qmv),
+        _comparison(layer, "M3 and later", f"alone, {others}", alone, by_qmv_wide),
+        _comparison(layer, "M3 and later", f"of two, {others}", of_two, by_qmv_wide),
     ]
 
 
 def of_gated_delta() -> Comparison:
     """Comparison of a layer with the gated delta rule; raises MissingKernelsError."""
     shape = GatedDeltaShape()
-    kernels, inputs = gated_delta_kernels(shape), random_gated_delta(shape, n_rows=3, n_tokens=1)
+    kernels = gated_delta_kernels(shape)
+    inputs = random_gated_delta(shape, n_rows=3, n_tokens=1)
     kernel = kernels.names[-1]
     alone, _ = kernels.run(kernel, [array[1:2] for array in inputs])
     beside, _ = kernels.run(kernel, inputs)
@@ -105,9 +111,9 @@ def main() -> None:
         comparisons = [*of_products(4), *of_products(8), of_gated_delta()]
     except MissingKernelsError as error:
         sys.exit(str(error))
-    for one in comparisons:
-        differing = f"{one.n_different} of {one.n_numbers}"
-        table.add_row(one.layer, one.gpus, one.compared, differing)
+    for row in comparisons:
+        n_different = f"{row.n_different} of {row.n_numbers}"
+        table.add_row(row.layer, row.gpus, row.compared, n_different)
     Console().print(table)
 
 
