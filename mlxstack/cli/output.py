@@ -2,6 +2,7 @@
 
 import math
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,10 +63,20 @@ def emit(text: str) -> None:
     typer.echo(printable_lines(text) if sys.stdout.isatty() else text, nl=False)
 
 
+def is_interactive() -> bool:
+    """Whether a person can be asked: input and messages are a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def confirm(
     question: str, *, default: bool = False, err: bool = False, abort: bool = False
 ) -> bool:
-    """Ask on the terminal. Raises Abort, with `abort` also for a no."""
+    """Ask on the terminal. Raises Abort, with `abort` also for a no.
+
+    What was typed before the question does not answer it.
+    """
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
     return typer.confirm(printable_lines(question), default=default, err=err, abort=abort)
 
 

@@ -8,7 +8,7 @@ import sys
 from msgspec import Struct
 
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import confirm, note
+from mlxstack.cli.output import confirm, is_interactive, note, spinner
 from mlxstack.cli.target import ServiceTarget, membership, target
 from mlxstack.client.errors import Unreachable
 from mlxstack.config import presets
@@ -64,11 +64,11 @@ def running_or_offered(home: Home, purpose: str) -> ServiceTarget:
     """
     if services.running(home):
         return target(home, None, None)
-    offer = recommended(home)
+    with spinner("looking for a model that fits this machine"):
+        offer = recommended(home)
     size = f"{offer.n_agents} x {tokens(AGENT_TOKENS)} tokens"
     question = f"No service is running. Start {offer.preset} ({size}) for {purpose}?"
-    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    if not (is_terminal and confirm(question, default=True, err=True)):
+    if not (is_interactive() and confirm(question, default=True, err=True)):
         raise Unreachable(f"no service is running; start one with `{offer.command}`")
     return target(home, start(offer.preset, *offer.options), None)
 

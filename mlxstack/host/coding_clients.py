@@ -11,6 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from mlxstack.core.formatting import tokens
+
 KEY_VARIABLE = "MLX_STACK_CLIENT_KEY"
 NO_KEY = "none-needed"
 CLAUDE_COMPACT_TOKENS = 33_000
@@ -37,6 +39,19 @@ CLAUDE_PROVIDERS = (
 """Variables that lead to a provider."""
 
 MAX_OUTPUT_TOKENS = 32_000
+
+FIRST_PROMPT_TOKENS = {
+    "claude": 25_000,
+    "codex": 8_000,
+    "opencode": 7_000,
+    "aider": 2_000,
+    "pi": 1_500,
+    "qwen": 13_500,
+}
+"""Tokens of each client's instructions and tools, as the refusals of a small slot count them."""
+
+WORK_TOKENS = 2_000
+"""Least room for a task beside them: a file and an answer."""
 
 
 class Endpoint(Struct, frozen=True):
@@ -249,6 +264,27 @@ CLIENTS: dict[str, Callable[[Endpoint, Path], ClientSetup]] = {
     "qwen": qwen,
     "openai": openai,
 }
+
+
+def too_small(client: str, service: Endpoint) -> str | None:
+    """Why the client cannot work with the service's slots, if so."""
+    if is_large_enough(client, service.n_ctx):
+        return None
+    return (
+        f"{client} sends about {tokens(FIRST_PROMPT_TOKENS[client])} tokens before the first word of a task, and a "
+        f"slot of {service.model} holds {tokens(service.n_ctx)}: it cannot work there"
+    )
+
+
+def is_large_enough(client: str, n_ctx: int) -> bool:
+    """Whether a slot of so many tokens holds the client's prompts."""
+    n_first = FIRST_PROMPT_TOKENS.get(client, 0)
+    return not n_first or n_ctx >= n_first + WORK_TOKENS
+
+
+def first_command(n_ctx: int) -> str:
+    """The command for a first request to slots of so many tokens."""
+    return "mlx-stack run claude" if is_large_enough("claude", n_ctx) else "mlx-stack chat"
 
 
 def as_shell(setup: ClientSetup) -> str:

@@ -2,12 +2,10 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import httpx
 import pytest
 
 from tests.api.running import Running
+from tests.cli.pseudo_terminal import Terminal
 from tests.cli.terminal import CLI, Shell
 from tests.clients.stage import playing
 from tests.patience import PATIENCE_S, wait_until
@@ -26,51 +25,6 @@ SUMMARY = re.compile(
     r"\[prompt: (\d+) tokens reused, (\d+) new; first token after [\d.]+ s; "
     r"(\d+) tokens generated, [\d.]+ tok/s\]"
 )
-
-
-class Terminal:
-    """A terminal in which one `mlx-stack chat` runs."""
-
-    def __init__(self, shell: Shell, *args: str, **env: str) -> None:
-        self.text = ""
-        self._ours, theirs = pty.openpty()
-        env = shell.env | (env or {"TERM": "dumb", "NO_COLOR": "1"})
-        self.process = subprocess.Popen(
-            [*CLI, *args],
-            env=env,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=None,
-        )
-        os.close(theirs)
-
-    def type(self, line: str) -> None:
-        os.write(self._ours, f"{line}\n".encode())
-
-    def press(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def until(self, text: str) -> str:
-        """Everything up to `text`; what was read before is gone."""
-        deadline = time.monotonic() + PATIENCE_S
-        while text not in self.text:
-            assert time.monotonic() < deadline, self.text
-            try:
-                self.text += os.read(self._ours, 65536).decode(errors="replace")
-            except OSError:
-                raise AssertionError(f"it ended without {text!r}: {self.text}") from None
-        before, _, self.text = self.text.partition(text)
-        return before
-
-    def close(self) -> int:
-        """Leave with Ctrl-D, which means nothing before there is a prompt."""
-        self.until("> ")
-        os.write(self._ours, b"\x04")
-        code = self.process.wait(PATIENCE_S)
-        os.close(self._ours)
-        return code
 
 
 @pytest.fixture(scope="module")

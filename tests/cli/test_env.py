@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.pseudo_terminal import Terminal
 from tests.cli.terminal import Shell
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net
 
@@ -33,7 +35,7 @@ def test_z14_env_tells_the_alias_and_the_context_of_the_service(served: Shell) -
     by_url = served.run("env", "openai", "--url", f"http://127.0.0.1:{served.port}/")
     assert f"export OPENAI_BASE_URL=http://127.0.0.1:{served.port}/v1\n" in by_url.stdout
     codex = served.run("env", "codex")
-    assert "warning" not in codex.stderr
+    assert codex.stderr.startswith("warning: codex sends about ")
     assert set((served.home / "clients").rglob("*")) == before
 
 
@@ -60,6 +62,7 @@ def test_z14_run_starts_the_client_so(served: Shell) -> None:
     done = served.run(
         "run",
         "claude",
+        "--anyway",
         "--",
         "-p",
         "say it",
@@ -85,7 +88,7 @@ def test_z14_run_starts_the_client_so(served: Shell) -> None:
 def test_clients_reach_the_service_past_a_proxy(served: Shell, known: str, expected: str) -> None:
     path = program(served.folder, "qwen")
     proxy = {"PATH": path, "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": known, "no_proxy": ""}
-    seen = json.loads(served.run("run", "qwen", **proxy).stdout)
+    seen = json.loads(served.run("run", "qwen", "--anyway", **proxy).stdout)
     assert (seen["env"]["NO_PROXY"], seen["env"]["no_proxy"]) == (expected, expected)
 
 
@@ -93,13 +96,27 @@ def test_z14_run_writes_into_a_folder_of_ours_only(served: Shell) -> None:
     users = served.folder / "user"
     users.mkdir()
     path = program(served.folder, "codex")
-    done = served.run("run", "codex", "exec", "hello", PATH=path, HOME=str(users))
+    done = served.run("run", "codex", "--anyway", "exec", "hello", PATH=path, HOME=str(users))
     seen = json.loads(done.stdout)
     assert seen["args"] == ["exec", "hello"]
     config = Path(seen["env"]["CODEX_HOME"]) / "config.toml"
     assert config.is_relative_to(served.home)
     assert config.stat().st_mode & 0o777 == 0o600
     assert list(users.iterdir()) == []
+
+
+def test_a_client_whose_prompts_do_not_fit_is_not_started(served: Shell) -> None:
+    path = program(served.folder, "opencode")
+    done = served.run("run", "opencode", PATH=path)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "a slot of tiny holds 1k: it cannot work there; `mlx-stack plan` names" in done.stderr
+    assert "`--anyway` starts it all the same" in done.stderr
+    served.env["PATH"] = path
+    terminal = Terminal(served, "run", "opencode")
+    terminal.until("Start it all the same? [y/N]")
+    terminal.type("y")
+    terminal.until("OPENCODE_CONFIG_CONTENT")
+    assert terminal.process.wait(PATIENCE_S) == 0
 
 
 def test_z14_run_openai_starts_any_program(served: Shell) -> None:
@@ -115,6 +132,6 @@ def test_z14_what_cannot_be_is_said(shell: Shell, served: Shell) -> None:
     typo = shell.run("env", "cloude")
     assert typo.returncode == 2
     assert "did you mean `claude`?" in typo.stderr
-    missing = served.run("run", "aider", PATH="/nowhere")
+    missing = served.run("run", "aider", "--anyway", PATH="/nowhere")
     assert missing.returncode == 1
     assert "there is no program `aider`" in missing.stderr

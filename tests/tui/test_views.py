@@ -126,7 +126,13 @@ def test_sections_that_are_not_reported_say_so() -> None:
 def test_empty_sections_are_not_unreported_ones() -> None:
     model = seen(scenes.empty())
     assert cache.prefixes(model, 80).note == "Nothing is kept yet."
-    assert agents.agents(model, 80).note == "No agent yet. Start one: mlx-stack run claude"
+    small = replace(model.frame.service, n_ctx=4096)
+    for frame, command in (
+        (model.frame, "mlx-stack run claude"),
+        (replace(model.frame, service=small), "mlx-stack chat"),
+    ):
+        note = agents.agents(DashboardState(frame=frame), 80).note
+        assert note == f"No agent yet. Start one: {command}"
     assert requests.requests(model, 80).note == "No request has finished yet."
 
 

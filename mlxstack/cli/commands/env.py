@@ -12,7 +12,7 @@ import typer
 from mlxstack.cli.commands.up import Model
 from mlxstack.cli.completion import preset_names
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import emit, note
+from mlxstack.cli.output import confirm, emit, is_interactive, note
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.verbs import VerbResult
 
@@ -36,21 +36,31 @@ Client = Annotated[
     str, typer.Argument(metavar="|".join(NAMES), help="The client.", autocompletion=lambda: NAMES)
 ]
 
+Anyway = Annotated[
+    bool, typer.Option("--anyway", help="Start it even where its prompts do not fit into a slot.")
+]
+
 
 def env(client: Client, service: ServiceOptions) -> VerbResult:
     """Print the environment and config of a client.
 
     For a shell: eval "$(mlx-stack env claude)"
     """
-    from mlxstack.host.coding_clients import as_shell
+    from mlxstack.host.coding_clients import as_shell, too_small
 
-    setup = _setup(client, _running(client, service))
-    _warn(setup)
+    where = _running(client, service)
+    endpoint = _endpoint(where)
+    setup = _setup(client, endpoint)
+    _warn(too_small(client, endpoint) or setup.caution)
     return VerbResult(setup, lambda: emit(as_shell(setup)))
 
 
 def run(
-    context: typer.Context, client: Client, service: ServiceOptions, model: Model = None
+    context: typer.Context,
+    client: Client,
+    service: ServiceOptions,
+    model: Model = None,
+    anyway: Anyway = False,
 ) -> None:
     """Start a client on a service.
 
@@ -60,14 +70,18 @@ def run(
     from mlxstack.cli.member_start import start_member
 
     where = _running_or_started(client, service, model)
-    start_member(where)
-    setup = _setup(client, where)
+    endpoint = _endpoint(where)
+    setup = _setup(client, endpoint)
     argv = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
-    _warn(setup)
+    program = _path_of(argv)
+    if not anyway:
+        _check_context(client, endpoint)
+    start_member(where)
+    _warn(setup.caution)
     if setup.hint is not None:
         note(setup.hint)
     _write(setup)
-    _become(argv, setup)
+    _become(program, argv, setup)
 
 
 def _running(client: str, service: ServiceOptions) -> "ServiceTarget":
@@ -110,14 +124,30 @@ def _check(client: str) -> None:
     raise Misuse(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
 
 
-def _setup(client: str, where: "ServiceTarget") -> "ClientSetup":
+def _check_context(client: str, endpoint: "Endpoint") -> None:
+    """Ask whether to start a client that cannot work; raise SetupError in a pipe or for a no."""
+    from mlxstack.core.errors import SetupError
+    from mlxstack.host.coding_clients import too_small
+
+    why = too_small(client, endpoint)
+    if why is None:
+        return
+    question = f"{why[0].upper()}{why[1:]}. Start it all the same?"
+    if is_interactive() and confirm(question, default=False, err=True):
+        return
+    raise SetupError(
+        f"{why}; `mlx-stack plan` names what fits this machine with longer slots, `mlx-stack chat` "
+        "needs no more than this one, and `--anyway` starts it all the same"
+    )
+
+
+def _setup(client: str, endpoint: "Endpoint") -> "ClientSetup":
     from msgspec.structs import replace
 
     from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    endpoint = _member_endpoint(home, where) or _endpoint(where)
     setup = CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
     return replace(setup, variables=setup.variables | _unproxied(endpoint.url))
 
@@ -156,8 +186,13 @@ def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":
 
 
 def _endpoint(where: "ServiceTarget") -> "Endpoint":
+    """Endpoint of a service, or of a gateway's member."""
     from mlxstack.host.coding_clients import Endpoint
+    from mlxstack.host.home import home_from
 
+    member = _member_endpoint(home_from(os.environ), where)
+    if member is not None:
+        return member
     props = where.ask(lambda client: client.props(), timeout_s=10.0)
     n_ctx = props.default_generation_settings.n_ctx
     model = props.model_alias or Path(props.model_path).name or "mlx-stack"
@@ -171,9 +206,9 @@ def _folder(home: "Home", client: str, url: str) -> Path:
     return home.root / "clients" / client / "".join(c if c.isalnum() else "_" for c in place)
 
 
-def _warn(setup: "ClientSetup") -> None:
-    if setup.caution is not None:
-        note(f"warning: {setup.caution}")
+def _warn(caution: str | None) -> None:
+    if caution is not None:
+        note(f"warning: {caution}")
 
 
 def _write(setup: "ClientSetup") -> None:
@@ -185,7 +220,8 @@ def _write(setup: "ClientSetup") -> None:
         write_atomic(Path(path), text.encode())
 
 
-def _become(argv: list[str], setup: "ClientSetup") -> NoReturn:
+def _path_of(argv: list[str]) -> str:
+    """Path of the program. Raises Misuse without one, NotFound where it is not installed."""
     from mlxstack.core.errors import NotFound
 
     if not argv:
@@ -195,6 +231,10 @@ def _become(argv: list[str], setup: "ClientSetup") -> NoReturn:
         how = INSTALLS.get(argv[0])
         remedy = f"install it with `{how}`" if how else "install it first"
         raise NotFound(f"there is no program `{argv[0]}` in PATH; {remedy}")
+    return program
+
+
+def _become(program: str, argv: list[str], setup: "ClientSetup") -> NoReturn:
     kept = {key: value for key, value in os.environ.items() if key not in setup.unset}
     sys.stdout.flush()
     os.execve(program, argv, kept | setup.variables)

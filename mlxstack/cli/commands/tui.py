@@ -1,13 +1,13 @@
 """`tui`: the dashboard, or the same as plain text."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.output import is_interactive
 from mlxstack.cli.service_request import Url
 from mlxstack.core.errors import SetupError
 
@@ -69,7 +69,7 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     from mlxstack.tui.theme import look_from
 
     # Textual draws on stderr, except where textual-serve chose another driver.
-    if "TEXTUAL_DRIVER" not in os.environ and not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if "TEXTUAL_DRIVER" not in os.environ and not is_interactive():
         raise SetupError(
             "the dashboard needs a terminal; `mlx-stack status --watch` prints the same as text"
         )

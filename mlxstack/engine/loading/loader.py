@@ -93,6 +93,8 @@ def load(
             path, lazy=True, model_config=change, trust_remote_code=spec.trust_remote_code
         )
         if group is None:
+            if not has_gpu():
+                model.set_dtype(mx.float32)
             read_weights(model, progress)
     # Some model files end the program when a package of theirs is missing.
     except LOAD_ERRORS as error:
@@ -114,7 +116,7 @@ def load(
         divide(model, group, spec.id)
     if not has_gpu():
         model.set_dtype(mx.float32)
-    read_weights(model, progress)
+    mx.eval(model.parameters())
     facts = _facts(spec, kv, path, config, model, tokenizer, tables, progress)
     images = image_encoder(model, path, config) if group is None else None
     # KV is quantized from a position on that may be in the middle of an image.

@@ -4,6 +4,7 @@ from collections import Counter
 
 from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
 from mlxstack.core.status import AgentKVView, AgentView, MissView, TurnView
+from mlxstack.host.coding_clients import first_command
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
@@ -34,7 +35,8 @@ def agents(model: DashboardState, width: int) -> TableData:
         "priority 8@112, size >9@112, last miss *16@112"
     )
     rows = (TableRow(one.id, _agent(one, model)) for one in found or ())
-    note = NOT_YET if found is None else "No agent yet. Start one: mlx-stack run claude"
+    command = first_command(model.frame.service.n_ctx)
+    note = NOT_YET if found is None else f"No agent yet. Start one: {command}"
     return tabulated(title("Agents", _census(model)), columns, rows, width, note)
 
 

@@ -2,6 +2,7 @@
 
 from mlxstack.client.types import ListedModel
 from mlxstack.core.formatting import NONE, age, printable, size
+from mlxstack.host.coding_clients import is_large_enough
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.overview import is_active
@@ -58,7 +59,9 @@ def details(one: ListedModel) -> tuple[Line, ...]:
         ("other names", printable(", ".join(one.aliases), 60) or NONE),
         ("requests", f"{one.n_requests}, {one.n_active} now, {one.n_waiting} waiting"),
     )
-    commands = (f"mlx-stack chat {name}", f"mlx-stack run claude --name {name}")
+    commands = [f"mlx-stack chat {name}"]
+    if is_large_enough("claude", one.max_input_tokens):
+        commands.append(f"mlx-stack run claude --name {name}")
     return (
         (TextCell(name, CellStyle.STRONG),),
         *((TextCell(f"  {k:<12} ", CellStyle.FAINT), TextCell(v)) for k, v in facts),

@@ -5,6 +5,7 @@ from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
 from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
 from mlxstack.core.request import Priority
 from mlxstack.core.status import LoadView
+from mlxstack.host.coding_clients import first_command
 from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate, reuse_rate
 from mlxstack.tui.views import tiles
 from mlxstack.tui.views.formatting import bar, images, of_size, rate, tokens
@@ -96,9 +97,8 @@ def hint(model: DashboardState, width: int) -> tuple[Line, ...]:
     is_idle = not (snapshot.waiting or any(view.is_used for view in snapshot.slots))
     if counters.n_asks or not is_idle or model.frame.service.health != "ok":
         return ()
-    told = "No request yet. Start a client in another terminal: "
-    command = TextCell("mlx-stack run claude", CellStyle.STRONG)
-    return ((TextCell(told), command, TextCell(" (or codex, opencode, aider)")),)
+    command = TextCell(first_command(model.frame.service.n_ctx), CellStyle.STRONG)
+    return ((TextCell("No request yet. Start one in another terminal: "), command),)
 
 
 def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
