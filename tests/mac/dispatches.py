@@ -81,9 +81,10 @@ def main() -> None:
             theirs = counts_by_rows(model, Theirs)
             has_experts = compile_experts(model)
             compiled = counts_by_rows(model, BY_ROW) if has_experts else [None] * len(ROWS)
-            for n_rows, *sides in zip(ROWS, ours, compiled, theirs, strict=True):
-                buffers = [", ".join(map(str, each)) for each in sides[0].n_buffers]
-                table.add_row(name, str(n_rows), *map(_launches, sides), *buffers)
+            for n_rows, own, in_blocks, other in zip(ROWS, ours, compiled, theirs, strict=True):
+                launches = map(_launches, (own, in_blocks, other))
+                buffers = [", ".join(map(str, each)) for each in own.n_buffers]
+                table.add_row(name, str(n_rows), *launches, *buffers)
     Console().print(table)
 
 
