@@ -51,8 +51,8 @@ def _limit(made: list[tuple[str, int]], name: str, before: int) -> Any:
 
 
 def _call(made: list[tuple[str, int]], name: str, original: Any) -> Any:
-    def call(*args: Any) -> Any:
-        done = original(*args)
+    def call(*args: Any, **options: Any) -> Any:
+        done = original(*args, **options)
         made.append((name, 0))
         return done
 

@@ -214,9 +214,25 @@ FIRST_AID = (
     ),
     Mutant(
         "a load that takes too long has a way back", "service/calls/model_swap.py",
-        "        async with asyncio.timeout(limit_s):\n            await service.load_model",
-        "        async with asyncio.timeout(None):\n            await service.load_model",
+        "        while time.monotonic() < ends_at:\n", "        while True:\n",
         SWAPS + "test_a_load_that_takes_too_long_goes_back",
+    ),
+    Mutant(
+        "a load with progress is not ended", "service/calls/model_swap.py",
+        "                ends_at = time.monotonic() + limit_s\n                begin",
+        "                begin",
+        SWAPS + "test_a_load_with_progress_is_not_ended",
+    ),
+    Mutant(
+        "the self-check has a budget", "engine/decode/batching_check.py",
+        "        if self._clock() - self._began_at > self._budget_s:\n", "        if False:\n",
+        "tests/matrix/test_self_check.py::"
+        "test_a_slow_machine_leaves_out_what_only_makes_answers_faster",
+    ),
+    Mutant(
+        "a client whose prompts do not fit is not started", "cli/commands/env.py",
+        "    if not anyway:\n        _check_context", "    if False:\n        _check_context",
+        "tests/cli/test_env.py::test_a_client_whose_prompts_do_not_fit_is_not_started",
     ),
     Mutant(
         "health tells a step that is stuck", "api/dialects/llama_server/health_and_props.py",
