@@ -8,16 +8,17 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
-from msgspec import Struct
 
 from mlxstack import __version__
+from mlxstack.cli.check_result import CheckLevel, CheckResult
 from mlxstack.cli.preset_list import catalog
+from mlxstack.cli.verification.mac_report import interrupted_run
+from mlxstack.cli.verification.soak_record import interrupted_soak
 from mlxstack.config import presets
 from mlxstack.config.presets import BUILTIN_MODEL, unknown_variables, unread_variables
 from mlxstack.core.errors import SetupError, StackError
@@ -63,23 +64,6 @@ TEMPLATE_FILES = (
 """Files of a model that its format and its template depend on."""
 
 
-class CheckLevel(StrEnum):
-    """BAD must be repaired; WARN may cost speed or comfort."""
-
-    OK = "ok"
-    WARN = "warn"
-    BAD = "bad"
-
-
-class CheckResult(Struct, frozen=True):
-    """`remedy` is what to do; empty when nothing is to be done."""
-
-    verdict: CheckLevel
-    subject: str
-    detail: str
-    remedy: str = ""
-
-
 ok = partial(CheckResult, CheckLevel.OK)
 warn = partial(CheckResult, CheckLevel.WARN)
 bad = partial(CheckResult, CheckLevel.BAD)
@@ -110,6 +94,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
         _variables(env),
         _services(home),
         _left_behind(home),
+        unfinished(home),
         _port(home),
     )
     return [finding for check in checks for finding in _all_of(check)]
@@ -289,6 +274,18 @@ def _left_behind(home: Home) -> Iterator[CheckResult]:
         shown = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
         detail = f"{len(halves)} half-written files, {size(n_bytes)}"
         yield warn("stale", detail, f"delete them: rm {shown}")
+
+
+def unfinished(home: Home) -> Iterator[CheckResult]:
+    """Runs of `verify` that ended without an end, as by a panic that they provoked."""
+    soak = interrupted_soak(home)
+    if soak is not None:
+        remedy = f"send {home.soak_file} and these reports in an issue"
+        yield warn("soak", str(soak), f"{remedy}; rm {home.soak_file} ends this line")
+    run = interrupted_run(home)
+    if run is not None:
+        remedy = f"send it in an issue; rm {run.path} ends this line"
+        yield warn("verify --mac", str(run), remedy)
 
 
 def _port(home: Home) -> Iterator[CheckResult]:

@@ -15,7 +15,8 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from mlxstack.cli.doctor import CheckLevel, CheckResult, bad, ok, warn_if
+from mlxstack.cli.check_result import CheckLevel, CheckResult
+from mlxstack.cli.doctor import bad, ok, warn_if
 from mlxstack.core.formatting import printable
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host import rank_probe, ranks

@@ -50,6 +50,16 @@ class Home(Struct, frozen=True):
         """Presets that were derived from models, by the model's name."""
         return self.root / "derived"
 
+    @property
+    def soak_file(self) -> Path:
+        """Record of the last `verify --soak`."""
+        return self.root / "soak.json"
+
+    @property
+    def mac_report_file(self) -> Path:
+        """Report of the last `verify --mac`."""
+        return self.root / "verify-mac.json"
+
     def pid_file(self, name: str) -> Path:
         """The supervisor's process id, a plain number."""
         return self.run / f"{name}.pid"

@@ -2,25 +2,36 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import msgspec
 import pytest
 from mlx_lm import convert
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from mlxstack.bench.environment import Conditions
 from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.cli.main import app
 from mlxstack.cli.verification import identity
-from mlxstack.cli.verification.identity import EXACT, VerifyReport, compare
-from mlxstack.cli.verification.probe import EngineProbe, GreedyResponse
+from mlxstack.cli.verification.identity import (
+    EXACT,
+    N_CTX,
+    Verifier,
+    VerifyPlan,
+    VerifyReport,
+    compare,
+    verified,
+)
+from mlxstack.cli.verification.probe import EngineProbe, GreedyResponse, probe
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.engine.decode import attention_patch
 from mlxstack.host.hardware import mac_memory, memory_of
 from mlxstack.planner.fit import of_preset
 from tests import models
-from tests.endurance.planted import FAULTS, SCENES, demo_engine, faulty, faulty_restart
+from tests.endurance.planted import DEMO, FAULTS, SCENES, demo_engine, faulty, faulty_restart
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 LATER = "restart"
@@ -48,6 +59,51 @@ def test_a_planted_fault_of_a_restart_is_found(tmp_path: Path) -> None:
     (fault,) = [name for name, (_, scene) in FAULTS.items() if scene == LATER]
     assert not faulty_restart(tmp_path / "sound", None)
     assert faulty_restart(tmp_path / "faulty", fault) == ["restart"]
+
+
+@pytest.fixture(scope="module")
+def long_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe]:
+    """The demo with slots for more than 4,096 tokens."""
+    preset = replace(DEMO, slots=replace(DEMO.slots, count=2, n_ctx=2 * N_CTX))
+    with probe(verified(preset), tmp_path_factory.mktemp("home")) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("n_context", VerifyPlan().long_contexts)
+def test_decode_attention_that_is_wrong_in_long_contexts_is_found(
+    n_context: int, long_slots: EngineProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert n_context in {1024, 4096}
+    sound = Verifier(long_slots, EXACT, lambda _: None)
+    sound.long_context(n_context)
+    assert [check.verdict for check in sound.checks] == [CheckLevel.OK] * 2
+    real = attention_patch.attend_single
+
+    def attend(queries: mx.array, keys: Any, *others: Any) -> mx.array:
+        wrong = [mx.roll(a, 1, axis=2) if a.shape[2] >= n_context else a for a in keys]
+        return real(queries, wrong, *others)
+
+    monkeypatch.setattr(attention_patch, "attend_single", attend)
+    faulty = Verifier(long_slots, EXACT, lambda _: None)
+    faulty.long_context(n_context)
+    assert CheckLevel.BAD in [check.verdict for check in faulty.checks]
+
+
+def test_a_context_beyond_the_slots_is_left_out(found: EngineProbe) -> None:
+    run = Verifier(found, EXACT, lambda _: None)
+    run.long_context(4096)
+    (check,) = run.checks
+    assert check.verdict is CheckLevel.OK and "left out: slots hold 4,096" in check.detail
+
+
+def test_the_quick_form_is_sound_on_the_demo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first command of the page for Macs."""
+    monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
+    done = CliRunner().invoke(app, ["verify", "demo", "--quick"])
+    assert done.exit_code == 0, done.output
+    assert "Sound" in done.output and "context past 1,024" in done.output
 
 
 def test_ten_faults_are_planted() -> None:

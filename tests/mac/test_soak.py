@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,9 +11,16 @@ import mlx.core as mx
 import pytest
 from typer.testing import CliRunner
 
+from mlxstack.cli import doctor
 from mlxstack.cli.main import app
 from mlxstack.cli.verification import soak
+from mlxstack.cli.verification.soak_record import SoakRecord
+from mlxstack.core.errors import Broken
+from mlxstack.host import diagnostic_reports
+from mlxstack.host.diagnostic_reports import DiagnosticReport, reports_since
 from mlxstack.host.home import Home
+from mlxstack.host.services import read_json
+from tests.patience import wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
@@ -50,17 +59,39 @@ def test_memory_beyond_the_plan_is_a_fault_although_the_machine_has_more(
     del unplanned
 
 
-def test_only_new_panic_reports_of_a_mac_are_told(
+def darwin(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Reports as on macOS, from this folder."""
+    patch.setattr(diagnostic_reports, "platform", SimpleNamespace(system=lambda: "Darwin"))
+    patch.setattr(diagnostic_reports, "FOLDERS", (folder,))
+
+
+def test_reports_of_panics_the_gpu_and_this_process_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    assert soak.panic_files() is None
-    monkeypatch.setattr("platform.system", lambda: "Darwin")
-    monkeypatch.setattr(soak, "REPORTS", tmp_path)
-    assert soak.panic_files() == set()
-    for name in ("panic-full-2026-11-25.panic", "IOGPU-restart.ips", "Safari.ips"):
-        (tmp_path / name).touch()
-    assert soak.panic_files() == {"panic-full-2026-11-25.panic", "IOGPU-restart.ips"}
+    assert reports_since(0, 77) is None
+    darwin(monkeypatch, tmp_path)
+    assert reports_since(0, 77) == ()
+    panic = 'panic(cpu 4 caller 0x1): "completeMemory() prepare count underflow" @IOGPU.cpp:219'
+    texts = {
+        "panic-full-1.panic": json.dumps({"panicString": f"{panic}\nDebugger message"}),
+        "gpuEvent-2.ips": "{}",
+        "python-3.ips": '{"pid" : 77, "procName": "python"}',
+        "python-4.crash": "Process: python3 [77]",
+        "kernel-5.ips": "the IOGPU family",
+        "python-6.ips": '{"pid" : 777}',
+        "Safari-7.ips": "{}",
+    }
+    now = 1e9
+    for n, (name, text) in enumerate(texts.items()):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (now + n, now + n))
+    (tmp_path / "old.panic").touch()
+    os.utime(tmp_path / "old.panic", (now - 60, now - 60))
+    reports = reports_since(now, 77)
+    assert reports is not None
+    assert [Path(report.path).name for report in reports] == list(texts)[:5]
+    assert reports[0].panic == panic
+    assert not any(report.panic for report in reports[1:])
 
 
 def test_a_panic_report_that_comes_during_the_soak_is_a_fault(
@@ -69,16 +100,66 @@ def test_a_panic_report_that_comes_during_the_soak_is_a_fault(
     reports = tmp_path / "reports"
     reports.mkdir()
     (reports / "old.panic").touch()
-    monkeypatch.setattr(soak, "REPORTS", reports)
-    monkeypatch.setattr(soak, "platform", SimpleNamespace(system=lambda: "Darwin"))
+    os.utime(reports / "old.panic", (1, 1))
+    darwin(monkeypatch, reports)
 
     def say(_: str) -> None:
         (reports / "IOGPU-restart.ips").touch()
 
-    found = soak.soak("demo", Home(tmp_path / "home"), os.environ, say, 0.1)
-    assert found.panics == ("IOGPU-restart.ips",)
-    assert found.n_different == 0
-    assert not found.is_sound
+    report = soak.soak("demo", Home(tmp_path / "home"), os.environ, say, 0.1)
+    assert report.reports == (DiagnosticReport(str(reports / "IOGPU-restart.ips")),)
+    assert report.n_different == 0
+    assert not report.is_sound
+
+
+def test_a_soak_that_is_killed_is_told_by_doctor_and_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    env = {**os.environ, "MLX_STACK_HOME": str(home.root)}
+    command = [sys.executable, "-m", "mlxstack.cli.main", "verify", "--soak", "1h", "demo"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: rounds_of(home))
+            assert not list(doctor.unfinished(home)), "it runs"
+        finally:
+            process.kill()
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    (reports / "panic-full-1.panic").write_text("panic(cpu 4 caller 0x1): underflow\nmore")
+    darwin(monkeypatch, reports)
+    (warning,) = doctor.unfinished(home)
+    assert warning.verdict is doctor.CheckLevel.WARN
+    assert "a soak of demo for 1h00m ended after" in warning.detail
+    assert "panic-full-1.panic: panic(cpu 4 caller 0x1): underflow" in warning.detail
+    assert str(home.soak_file) in warning.remedy
+    said: list[str] = []
+    report = soak.soak("demo", home, os.environ, said.append, 0.1)
+    assert said[0] == f"warn: {warning.detail}"
+    assert report.interrupted is not None
+    assert report.interrupted.record.n_rounds > 0
+    assert report.interrupted.reports and "underflow" in report.interrupted.reports[0].panic
+    assert not list(doctor.unfinished(home)), "this one ended"
+
+
+def test_a_soak_that_fails_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise Broken("the engine did not answer")
+
+    monkeypatch.setattr(soak.Soaker, "run", fail)
+    with pytest.raises(Broken):
+        soak.soak("demo", home, os.environ, lambda _: None, 0.1)
+    record = read_json(home.soak_file, SoakRecord)
+    assert record is not None and record.has_ended
+    assert not list(doctor.unfinished(home))
+
+
+def rounds_of(home: Home) -> int | None:
+    """Rounds in the record of a soak; None without one."""
+    record = read_json(home.soak_file, SoakRecord)
+    return record and record.n_rounds
 
 
 @pytest.mark.parametrize("text", ["m", "15", "1h30m", "ten"])

@@ -13,7 +13,7 @@ from mlxstack.cli.verbs import VerbResult
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mlxstack.cli.doctor import CheckResult
+    from mlxstack.cli.check_result import CheckResult
     from mlxstack.host.home import Home
 
 Wanted = Annotated[
@@ -26,7 +26,8 @@ def doctor(wanted: Wanted = None, hosts: HostsOption = None) -> VerbResult:
 
     The exit code is 1 when something must be repaired.
     """
-    from mlxstack.cli.doctor import CheckLevel, examine
+    from mlxstack.cli.check_result import CheckLevel
+    from mlxstack.cli.doctor import examine
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)

@@ -6,79 +6,174 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.completion import preset_argument
-from mlxstack.cli.exit_codes import failed_if
+from mlxstack.cli.exit_codes import Misuse, failed_if
 from mlxstack.cli.output import note, say, table
 from mlxstack.cli.units import seconds_of
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
+    from mlxstack.bench.environment import Conditions
     from mlxstack.cli.verification.identity import VerifyReport
+    from mlxstack.cli.verification.kernels import KernelReport
+    from mlxstack.cli.verification.mac_report import MacReport
     from mlxstack.cli.verification.soak import SoakReport
+    from mlxstack.host.home import Home
 
 Wanted = Annotated[
     str, preset_argument("What to verify; its weights are downloaded first.", "PRESET|MODEL")
 ]
+Kernels = Annotated[
+    bool,
+    typer.Option(
+        "--kernels", help="Instead: MLX's kernels with the model's shapes, against the CPU."
+    ),
+]
+Soak = Annotated[
+    float | None,
+    typer.Option(
+        metavar="TIME",
+        parser=seconds_of,
+        help="Instead: two streams and evictions for so long, such as 15m; on a Mac, new reports "
+        "of panics, the GPU and crashes are told at the end. With --mac: its last part.",
+    ),
+]
+Measure = Annotated[
+    float | None,
+    typer.Option(
+        metavar="TIME", parser=seconds_of, help="With --mac: time to measure, 10m by default."
+    ),
+]
+REPORT_TO = "an issue of mlx-stack"
 
 
 def verify(
     wanted: Wanted,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Short prompts for the curves; for a small model.")
+        bool, typer.Option("--quick", help="Short prompts and times; for a small model.")
     ] = False,
-    soak: Annotated[
-        float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=seconds_of,
-            help="Instead: two streams and evictions for so long, such as 15m; on a Mac, new "
-            "panic reports are told at the end.",
-        ),
-    ] = None,
+    kernels: Kernels = False,
+    mac: Annotated[
+        bool, typer.Option("--mac", help="All of it in one report on disk, for a new Mac.")
+    ] = False,
+    soak: Soak = None,
+    measure: Measure = None,
 ) -> VerbResult:
     """Verify a model on this machine.
 
     It takes a few minutes, and its report is made to be pasted into an issue. Answers after a hit,
-    a fork, a restore, a restart, in a batch and with drafts are compared with the same prompt cold
-    and alone; step and prefill times, the stall of decoding rows and memory are measured. An engine
-    of its own runs in a temporary home. The exit code is 1 for a fault.
+    a fork, a restore, a restart, in a batch, with drafts and in a long context are compared with
+    the same prompt cold and alone; step and prefill times, the stall of decoding rows and memory
+    are measured. An engine of its own runs in a temporary home. With --mac: `doctor`, --kernels,
+    this, 10 minutes of measurements and --soak 15m. The exit code is 1 for a fault.
     """
-    from mlxstack.cli.verification.identity import VerifyPlan, report
-    from mlxstack.cli.verification.soak import soak as soaked
     from mlxstack.host.home import home_from
+    from mlxstack.host.parent_watchdog import follow_supervisor
 
+    if kernels and (mac or soak):
+        raise Misuse("--kernels is a run of its own, and a part of --mac")
+    if measure is not None and not mac:
+        raise Misuse("--measure is the time of a part of --mac")
+    follow_supervisor(os.environ)
     home = home_from(os.environ)
+    if mac:
+        return _verify_mac(wanted, home, quick, soak, measure)
+    if kernels:
+        return _verify_kernels(wanted, home)
     if soak:
-        found = soaked(wanted, home, os.environ, note, soak)
-        return VerbResult(found, lambda: _show_soak(found), failed_if(not found.is_sound))
-    plan = VerifyPlan((64, 512), 12) if quick else VerifyPlan()
-    verified = report(wanted, home, os.environ, note, plan)
+        return _verify_soak(wanted, home, soak)
+    return _verify_identity(wanted, home, quick)
+
+
+def _verify_mac(
+    wanted: str, home: "Home", is_quick: bool, soak_s: float | None, measure_s: float | None
+) -> VerbResult:
+    from mlxstack.cli.verification.mac_run import MacPlan, mac_report
+
+    plan = MacPlan(60.0, 60.0, is_quick=True) if is_quick else MacPlan()
+    plan = MacPlan(measure_s or plan.measure_s, soak_s or plan.soak_s, is_quick)
+    report = mac_report(wanted, home, os.environ, note, plan)
+    return VerbResult(report, lambda: _show_mac(report, home), failed_if(not report.is_sound))
+
+
+def _verify_kernels(wanted: str, home: "Home") -> VerbResult:
+    from mlxstack.cli.verification.kernels import kernel_report
+
+    report = kernel_report(wanted, home, os.environ, note)
+    return VerbResult(report, lambda: _show_kernels(report), failed_if(not report.is_sound))
+
+
+def _verify_soak(wanted: str, home: "Home", seconds: float) -> VerbResult:
+    from mlxstack.cli.verification.soak import soak
+
+    report = soak(wanted, home, os.environ, note, seconds)
+    return VerbResult(report, lambda: _show_soak(report), failed_if(not report.is_sound))
+
+
+def _verify_identity(wanted: str, home: "Home", is_quick: bool) -> VerbResult:
+    from mlxstack.cli.verification.identity import QUICK, VerifyPlan, report
+
+    verified = report(wanted, home, os.environ, note, QUICK if is_quick else VerifyPlan())
     return VerbResult(verified, lambda: _show(verified), failed_if(not verified.is_sound))
 
 
-def _show_soak(found: "SoakReport") -> None:
+def _show_mac(report: "MacReport", home: "Home") -> None:
+    from mlxstack.cli.verification.mac_run import summary
+
+    _show_conditions(report.wanted, report.conditions)
+    say("")
+    table(("PART", "RESULT"), [(part.name, summary(part)) for part in report.parts])
+    say("")
+    say(f"{'Sound' if report.is_sound else 'FAULTY'}. Please send this file in {REPORT_TO}:")
+    say(f"  {home.mac_report_file}")
+
+
+def _show_kernels(report: "KernelReport") -> None:
+    from mlxstack.cli.verification.kernels import line_of
+
+    _show_conditions(report.preset, report.conditions)
+    say("")
+    for check in report.checks:
+        if check.is_fault:
+            say(line_of(check))
+    n_faults = sum(check.is_fault for check in report.checks)
+    n_unavailable = sum(check.outcome == "unavailable" for check in report.checks)
+    say(
+        f"{len(report.checks)} checks, {n_faults} faults, {n_unavailable} kernels that MLX does "
+        "not have here"
+    )
+    say(f"{'Sound' if report.is_sound else 'FAULTY'}, checked in {report.seconds:.0f} s.")
+
+
+def _show_soak(report: "SoakReport") -> None:
     from mlxstack.core.formatting import size
 
-    panics = "not applicable" if found.panics is None else ", ".join(found.panics) or "none"
+    reports = "not applicable"
+    if report.reports is not None:
+        reports = ", ".join(map(str, report.reports)) or "none"
     rows = [
-        ("answers", f"{found.n_answers}, {found.n_evicted} evictions"),
-        ("identity", f"{found.n_different} of {found.n_compared} differ from cold"),
-        ("longest pause", f"{1000 * found.longest_pause_s:.0f} ms"),
-        ("memory", f"{size(found.active_bytes)} of {size(found.planned_bytes)} planned"),
-        ("KV", f"{size(found.kv_bytes)} of {size(found.kv_budget_bytes)}"),
-        ("device.wired", found.wired),
-        ("new panic reports", panics),
+        ("answers", f"{report.n_answers}, {report.n_evicted} evictions"),
+        ("identity", f"{report.n_different} of {report.n_compared} differ from cold"),
+        ("longest pause", f"{1000 * report.longest_pause_s:.0f} ms"),
+        ("memory", f"{size(report.active_bytes)} of {size(report.planned_bytes)} planned"),
+        ("KV", f"{size(report.kv_bytes)} of {size(report.kv_budget_bytes)}"),
+        ("device.wired", report.wired),
+        ("new reports of macOS", reports),
+        ("before", str(report.interrupted or "")),
     ]
-    table(("CHECK", "FOUND"), rows)
-    say(f"{'Sound' if found.is_sound else 'FAULTY'}, soaked for {found.seconds:.0f} s.")
+    table(("CHECK", "FOUND"), [row for row in rows if row[1]])
+    say(f"{'Sound' if report.is_sound else 'FAULTY'}, soaked for {report.seconds:.0f} s.")
+
+
+def _show_conditions(name: str, conditions: "Conditions") -> None:
+    from mlxstack.bench.environment import description
+
+    say(f"{name}: {conditions.model}")
+    for line in description(conditions):
+        say(line)
 
 
 def _show(found: "VerifyReport") -> None:
-    from mlxstack.bench.environment import description
-
-    here = found.conditions
-    say(f"{found.preset}: {here.model}")
-    for line in description(here):
-        say(line)
+    _show_conditions(found.preset, found.conditions)
     say("")
     table(("", "CHECK", "FOUND"), [(c.verdict, c.subject, c.detail) for c in found.checks])
     say("")

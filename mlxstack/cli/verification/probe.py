@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.commands import SlotCommand
 from mlxstack.core.engine_events import (
@@ -19,10 +20,14 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.errors import Broken
-from mlxstack.core.preset import Preset
+from mlxstack.core.errors import Broken, SetupError
+from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
+from mlxstack.host.hardware import MemoryBudget
+from mlxstack.host.home import Home
+from mlxstack.planner.derived_preset import candidate_for
+from mlxstack.planner.fit import Candidate
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 
@@ -31,6 +36,14 @@ N_ANSWER = 24
 WAIT_S = 600.0
 GREEDY = SamplingParams(top_logprobs=2)
 Say = Callable[[str], None]
+
+
+def chat_model(wanted: str, home: Home, budget: MemoryBudget) -> Candidate:
+    """Planner input of a preset or a chat model. Raises SetupError."""
+    candidate = candidate_for(wanted, home, budget)
+    if candidate.preset.kind is not ServiceKind.CHAT:
+        raise SetupError(f"`{wanted}` is an embedding model; only chat models have KV to verify")
+    return candidate
 
 
 class GreedyResponse(Struct, frozen=True):
@@ -42,6 +55,17 @@ class GreedyResponse(Struct, frozen=True):
     assigned: SlotAssigned
     timings: RequestTimings
     times: tuple[float, ...]
+
+    def last(self, n_tokens: int) -> "GreedyResponse":
+        """The response without all but its last tokens."""
+        kept = slice(-n_tokens, None)
+        return replace(
+            self,
+            tokens=self.tokens[kept],
+            logprobs=self.logprobs[kept],
+            tops=self.tops[kept],
+            times=self.times[kept],
+        )
 
 
 class EngineProbe:

@@ -3,31 +3,32 @@
 It provokes the kernel panic of https://github.com/ml-explore/mlx/issues/3186, where KV is wired.
 """
 
-import platform
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from mlxstack.bench.environment import Conditions, conditions
-from mlxstack.cli.doctor import CheckLevel
+from mlxstack.bench.environment import Conditions, conditions, ended
+from mlxstack.cli.check_result import CheckLevel
 from mlxstack.cli.verification.identity import EXACT, ROUNDED, Verifier, compare, verified
-from mlxstack.cli.verification.probe import EngineProbe, Say, probe
-from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import AUTO, ServiceKind, Wired
+from mlxstack.cli.verification.probe import EngineProbe, Say, chat_model, probe
+from mlxstack.cli.verification.soak_record import (
+    InterruptedSoak,
+    SoakCounts,
+    interrupted_soak,
+    recorded,
+)
+from mlxstack.core.preset import AUTO, Preset, Wired
+from mlxstack.host.diagnostic_reports import DiagnosticReport
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.derived_preset import candidate_for
 from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
 from mlxstack.policy.memory.capacity import Budget, need
 
-REPORTS = Path("/Library/Logs/DiagnosticReports")
-"""Reports of kernel panics and of GPU restarts on macOS."""
 N_HEAD, N_OWN, N_ANSWER = 384, 192, 48
 MOST_ENTRIES = 4
 """Segments of KV in memory at most."""
@@ -35,21 +36,12 @@ COLD_EVERY = 8
 """Rounds between two comparisons with a cold answer."""
 
 
-class SoakCounts(Struct, kw_only=True):
-    """Sums over all rounds; bytes are those of the largest moment."""
-
-    n_answers: int = 0
-    n_compared: int = 0
-    n_different: int = 0
-    longest_pause_s: float = 0.0
-    active_bytes: int = 0
-    kv_bytes: int = 0
-
-
 class SoakReport(SoakCounts, kw_only=True):
-    """Counts, and what bounds them; `panics` is None but on macOS.
+    """Counts, their bounds, and what macOS reported.
 
-    `planned_bytes` are weights, workspace, margin and the KV budget, which holds the slots full.
+    `reports` of panics, the GPU and crashes are None but on macOS. `planned_bytes` are weights,
+    workspace, margin and the KV budget, which holds the slots full.
+    `interrupted` is the soak before, if it had no end.
     """
 
     preset: str
@@ -60,22 +52,18 @@ class SoakReport(SoakCounts, kw_only=True):
     kv_budget_bytes: int
     planned_bytes: int
     memory_limit_bytes: int
-    panics: tuple[str, ...] | None
+    reports: tuple[DiagnosticReport, ...] | None
+    interrupted: InterruptedSoak | None
     is_sound: bool
-
-
-def panic_files() -> set[str] | None:
-    """Names of panic and GPU reports; None but on macOS."""
-    if platform.system() != "Darwin":
-        return None
-    names = {file.name for file in REPORTS.glob("*")} if REPORTS.is_dir() else set()
-    return {name for name in names if "panic" in name.lower() or "iogpu" in name.lower()}
 
 
 class Soaker:
     """Two streams on one engine, and what they show."""
 
-    def __init__(self, found: EngineProbe, tolerance: float, say: Say) -> None:
+    def __init__(
+        self, found: EngineProbe, tolerance: float, say: Say, keep: Callable[[SoakCounts], None]
+    ) -> None:
+        self._keep = keep
         self._probe = found
         self._tolerance = tolerance
         self._say = say
@@ -83,11 +71,13 @@ class Soaker:
         self.counts = SoakCounts()
 
     def run(self, seconds: float) -> None:
-        """Rounds until the time is over; at least one compares with cold."""
-        end, n_rounds = time.monotonic() + seconds, 0
+        """Run rounds until the end; at least one compares with cold."""
+        end = time.monotonic() + seconds
+        n_rounds = 0
         while time.monotonic() < end or not n_rounds:
             self._round(is_compared=n_rounds % COLD_EVERY == 0)
             n_rounds += 1
+            self._keep(self.counts)
 
     def _round(self, *, is_compared: bool) -> None:
         """Two new conversations at once, and the next turn of each."""
@@ -115,48 +105,55 @@ class Soaker:
         counts.kv_bytes = max(counts.kv_bytes, now.kv_bytes)
 
 
+def _soaked(preset: Preset) -> Preset:
+    """Preset with few slots and entries, so that prompts are evicted."""
+    preset = verified(preset)
+    cache = replace(preset.prefix_cache, max_entries=MOST_ENTRIES)
+    return replace(preset, slots=replace(preset.slots, count=2), prefix_cache=cache)
+
+
 def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: float) -> SoakReport:
     """Soak a preset or a model in a temporary home. Raises SetupError."""
     memory = this_memory(env)
-    candidate = candidate_for(wanted, home, memory)
-    if candidate.preset.kind is not ServiceKind.CHAT:
-        raise SetupError(f"`{wanted}` is an embedding model; only chat models have KV to verify")
-    preset = verified(candidate.preset)
-    # Few slots and entries, so that cached prompts are evicted all the time.
-    slots, cache = replace(preset.slots, count=2), preset.prefix_cache
-    preset = replace(preset, slots=slots, prefix_cache=replace(cache, max_entries=MOST_ENTRIES))
+    candidate = chat_model(wanted, home, memory)
+    preset = _soaked(candidate.preset)
     parts = need(replace(candidate, preset=preset).load(memory.half_bytes, memory.total))
-    if cache.memory_budget_pct == AUTO:
+    if preset.prefix_cache.memory_budget_pct == AUTO:
         # The budget of `auto` is all memory, which no excess would exceed.
         pct = Budget(memory.total, 1).holding(parts.kv).pct
         preset = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
     refuse_if_too_big(replace(candidate, preset=preset), room_in(home, memory))
     tolerance = EXACT if memory.half_bytes == SINGLE else ROUNDED
-    before, began = panic_files(), time.monotonic()
+    about = conditions(preset.model.id, datetime.now(UTC).date(), env)
+    interrupted = interrupted_soak(home)
+    if interrupted is not None:
+        say(f"warn: {interrupted}")
+    began = time.monotonic()
     with (
+        recorded(home, preset, seconds) as recorder,
         tempfile.TemporaryDirectory(prefix="mlx-stack-soak-") as folder,
         probe(preset, Path(folder)) as found,
     ):
-        run = Soaker(found, tolerance, say)
+        run = Soaker(found, tolerance, say, recorder.keep)
         run.run(seconds)
         counts = run.counts
         last = found.engine.snapshot()
-    after = panic_files()
+    reports = recorder.reports()
     planned = parts.total - parts.kv + last.kv_budget_bytes
-    panics = None if before is None or after is None else tuple(sorted(after - before))
     return SoakReport(
         **asdict(counts),
         preset=preset.name,
-        conditions=conditions(preset.model.id, datetime.now(UTC).date(), env),
+        conditions=ended(about),
         wired=preset.device.wired,
         seconds=time.monotonic() - began,
         n_evicted=last.counters.n_evicted,
         kv_budget_bytes=last.kv_budget_bytes,
         planned_bytes=planned,
         memory_limit_bytes=memory.usable,
-        panics=panics,
+        reports=reports,
+        interrupted=interrupted,
         is_sound=not counts.n_different
-        and not panics
+        and not reports
         and counts.active_bytes <= planned
         and counts.kv_bytes <= last.kv_budget_bytes,
     )
