@@ -27,8 +27,24 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Phase(StrEnum):
+    """Phase until the first token: the field of its seconds in `RequestTimings`."""
+
+    QUEUED = "queued_s"
+    OTHER_PROMPTS = "others_s"
+    RESTORE = "restore_s"
+    PREFILL = "prefill_s"
+    OTHER_ANSWERS = "beside_s"
+    FIRST_TOKEN = "first_s"
+
+
 class RequestTimings(Struct, frozen=True):
     """Cost of a request in seconds; cached + computed = prompt tokens.
+
+    The seconds of all phases add up to `ttft_s`: `queued_s` without a slot, `others_s` while other
+    prompts were computed, `restore_s` while KV was read or copied, `prefill_s` for its own prompt,
+    `beside_s` for decode steps of other requests between its chunks, and `first_s` from the
+    computed prompt to the first token.
 
     Of `n_drafted` draft tokens `n_accepted` are among the generated ones; of the prompt tokens
     `n_image` are those of images.
@@ -45,6 +61,10 @@ class RequestTimings(Struct, frozen=True):
     n_drafted: int = 0
     n_accepted: int = 0
     n_image: int = 0
+    others_s: float = 0.0
+    restore_s: float = 0.0
+    beside_s: float = 0.0
+    first_s: float = 0.0
 
 
 class CacheMiss(Struct, frozen=True):

@@ -166,6 +166,7 @@ class AgentView(Struct, frozen=True):
 class RequestView(Struct, frozen=True):
     """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ...
 
+    The seconds until its first token are divided as in `RequestTimings`.
     Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
     `n_begun_early` tokens were computed before it came, of which it used `n_used_early`. Of
     `n_images` images `n_images_computed` had no KV.
@@ -192,6 +193,10 @@ class RequestView(Struct, frozen=True):
     n_used_early: int = 0
     n_images: int = 0
     n_images_computed: int = 0
+    others_s: float = 0.0
+    restore_s: float = 0.0
+    beside_s: float = 0.0
+    first_s: float = 0.0
 
 
 class ThroughputSample(Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf
+from statistics import median
 
 import mlx.core as mx
 from msgspec.structs import astuple, replace
@@ -25,6 +26,9 @@ from mlxstack.policy.scheduling.scheduler_state import ACTIVE, SchedulerState, S
 
 BULK = 128
 """Shorter chunks say little about a long prompt: each has its overhead."""
+
+MOST_COLD = 64
+"""Number of latest cold prompts whose median speed counts."""
 
 HOUR_S = 3600.0
 SPANS_S = {"minute": 60.0, "hour": HOUR_S, "whole": inf}
@@ -85,6 +89,23 @@ class CacheStats:
         return {name: window.total(now) for name, window in self._windows.items()}
 
 
+class ColdSpeed:
+    """Speed of the latest cold prompts: those of which nothing was reused."""
+
+    def __init__(self) -> None:
+        self._token_s: deque[float] = deque(maxlen=MOST_COLD)
+        """Seconds per token of each."""
+
+    def note(self, n_tokens: int, seconds: float) -> None:
+        """Note a cold prompt; a short one is mostly overhead, and left out."""
+        if n_tokens >= BULK and seconds > 0:
+            self._token_s.append(seconds / n_tokens)
+
+    def prefill_s(self, n_tokens: int) -> float | None:
+        """Seconds of so many tokens at the median speed; None before the first prompt."""
+        return n_tokens * median(self._token_s) if self._token_s else None
+
+
 class EngineStats:
     """Owned by the MLX thread."""
 
@@ -92,6 +113,7 @@ class EngineStats:
         self.counters = Counters()
         self.speed = ThroughputModel()
         self._bulk = ThroughputModel()
+        self._cold = ColdSpeed()
         self.seconds_per_request = 1.0
         self.meters = CacheStats()
         self._since_token = 0.0
@@ -128,6 +150,8 @@ class EngineStats:
 
     def served(self, work: RequestTimings, seconds: float) -> None:
         """Record a request that left its slot."""
+        if work.n_generated and not work.n_cached:
+            self._cold.note(work.n_prompt, work.prefill_s)
         self.seconds_per_request = 0.8 * self.seconds_per_request + 0.2 * seconds
         tally = WindowSums(
             n_requests=1,
@@ -157,6 +181,15 @@ class EngineStats:
         self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
         if n_tokens >= BULK:
             self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
+
+    def saved_s(self, n_cached: int) -> float:
+        """Seconds that computing the reused tokens would have taken; 0 if unknown.
+
+        One speed for all requests: the median of the cold prompts. Before the first of them it is
+        that of the latest chunks.
+        """
+        cold_s = self._cold.prefill_s(n_cached)
+        return self.expected_s(0, n_cached) if cold_s is None else cold_s
 
     def expected_s(self, start: int, n_tokens: int) -> float:
         """Prefill seconds from position `start`, as measured; 0 if unknown."""

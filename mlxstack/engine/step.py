@@ -19,7 +19,6 @@ from mlxstack.core.engine_events import (
     PrefillProgress,
     RequestFailed,
     RequestFinished,
-    SlotAssigned,
     TokenSampled,
 )
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
@@ -34,7 +33,7 @@ from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.slots.remote_prefill import RemotePrefill
-from mlxstack.engine.slots.request_state import RequestState
+from mlxstack.engine.slots.request_state import PhaseClocks, RequestState
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -88,6 +87,7 @@ class EngineLoop:
         self.batch = batch
         self.is_drafting = is_drafting
         self._live: dict[str, RequestState] = {}
+        self._phases = PhaseClocks(self._live)
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.prefill.block)
         self.stats = EngineStats()
@@ -218,7 +218,9 @@ class EngineLoop:
             # Before the chunk, so that it does not delay these tokens.
             self.flush(deliver)
         if chunk is not None:
+            self._phases.note(self._state.slots, chunk.slot)
             self._prefill(chunk.slot, chunk.n_tokens)
+            self._phases.note(self._state.slots)
         elif early is not None:
             self._compute_early(early)
         else:
@@ -296,6 +298,8 @@ class EngineLoop:
             # The state holds all of them already: each runs, also after a device error.
             for action in reversed(actions):
                 stack.callback(self._execute, action)
+        self._phases.awaiting = scheduler.awaiting_prefix(self._state, self._limits, promised)
+        self._phases.note(self._state.slots)
 
     def _execute(self, action: Action) -> None:
         if isinstance(action, AssignSlot):
@@ -311,8 +315,7 @@ class EngineLoop:
 
     def _assign_slot(self, request_id: str, slot: int) -> None:
         live = self._live[request_id]
-        live.slot, live.seated_at = slot, time.monotonic()
-        live.state = RequestPhase.PREFILLING
+        live.seat(slot)
         self._matches.forget(request_id)
         self._prepare_slot(live, slot)
 
@@ -328,16 +331,14 @@ class EngineLoop:
         from_disk = live.n_loads and plan.source is KVSource.PARKED
         live.source = KVSource.DISK if from_disk else plan.source
         live.n_cached, live.miss = len(self.slots[slot]), miss
-        live.saved_s = self.stats.expected_s(0, live.n_cached)
+        live.saved_s = self.stats.saved_s(live.n_cached)
         self.stats.count(n_cached_tokens=live.n_cached)
         early = self._early.settle(live.request, plan.position) if self._early.begun else None
         if early is not None and early.n_used == early.n_begun:
             # The prompt differs from the last one as it was expected to.
             live.miss = None
-        n_prompt, n_cached = len(live.request.tokens), live.n_cached
-        expected_s = self.stats.expected_s(n_cached, n_prompt - n_cached)
-        found = live.source, live.miss, early, expected_s, live.saved_s
-        self._events.append(SlotAssigned(live.request.id, slot, n_prompt, n_cached, *found))
+        expected_s = self.stats.expected_s(live.n_cached, live.n_new)
+        self._events.append(live.assigned(early, expected_s))
         self._advance(live, plan.position)
 
     def _is_loading(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
@@ -414,7 +415,6 @@ class EngineLoop:
             self._advance(live, 0)
             self._switch(live, slot)
             return
-        live.prefill_s += took
         self.stats.prefilled(start, len(context) - start, took)
         self._events.append(
             PrefillProgress(live.request.id, len(context), len(live.request.tokens))
@@ -478,6 +478,7 @@ class EngineLoop:
         """Run or collect a step; exceptions fail its rows. Raises DeviceError."""
         if not self.batch.is_busy:
             return
+        self._phases.note(self._state.slots, is_decoding=True)
         began = time.perf_counter()
         try:
             sampled = advance()

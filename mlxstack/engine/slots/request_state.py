@@ -1,15 +1,52 @@
 """State of a request in the engine: limits, stop tokens, timings."""
 
+import time
+from collections.abc import Collection, Mapping, Sequence
+
 from mlxstack.core.engine_events import (
     CacheMiss,
+    EarlyUse,
     FinishReason,
     KVSource,
+    Phase,
     RequestFinished,
     RequestTimings,
+    SlotAssigned,
 )
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.policy.scheduling.scheduler_state import Slot, SlotState
+
+
+class PhaseTimer:
+    """Seconds of a request in each phase.
+
+    It is in one phase at any time: all seconds together are those from `began` until it stops.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._phase = Phase.QUEUED
+        self._since = began
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        self.is_over = False
+
+    def enter(self, phase: Phase, now: float) -> None:
+        """Begin another phase, unless the timer was stopped."""
+        if not self.is_over:
+            self._seconds[self._phase] += max(0.0, now - self._since)
+            self._since = max(now, self._since)
+            self._phase = phase
+
+    def stop(self, now: float) -> None:
+        """End the last phase."""
+        self.enter(self._phase, now)
+        self.is_over = True
+
+    def seconds(self, now: float) -> dict[Phase, float]:
+        """Seconds of each phase until now, or until it was stopped."""
+        self.enter(self._phase, now)
+        return dict(self._seconds)
 
 
 class RequestState:
@@ -28,11 +65,37 @@ class RequestState:
         self.is_assigned = False
         self.ended_step = -1
         self.seated_at = request.arrived
+        self.phases = PhaseTimer(request.arrived)
         self.running_at = 0.0
         self.first_at = 0.0
-        self.prefill_s = 0.0
         self.saved_s = 0.0
         self.drafter: Drafter | None = None
+
+    @property
+    def n_new(self) -> int:
+        """Prompt tokens without reused KV."""
+        return len(self.request.tokens) - self.n_cached
+
+    def seat(self, slot: int) -> None:
+        """Note the slot of the request, which is prepared from now on."""
+        self.slot, self.seated_at = slot, time.monotonic()
+        self.state = RequestPhase.PREFILLING
+        self.phases.enter(Phase.RESTORE, self.seated_at)
+
+    def assigned(self, early: EarlyUse | None, expected_s: float) -> SlotAssigned:
+        """Event of its prepared slot; the rest of the prompt takes `expected_s`."""
+        assert self.slot is not None
+        return SlotAssigned(
+            request=self.request.id,
+            slot=self.slot,
+            n_prompt=len(self.request.tokens),
+            n_cached=self.n_cached,
+            source=self.source,
+            miss=self.miss,
+            early=early,
+            expected_s=expected_s,
+            saved_s=self.saved_s,
+        )
 
     def choose(self, token: int, now: float, n_ctx: int) -> FinishReason | None:
         """Count a sampled token; the finish reason if it was the last.
@@ -41,6 +104,7 @@ class RequestState:
         """
         if self.n_generated == 0:
             self.first_at = now
+            self.phases.stop(now)
         self.n_generated += 1
         if token in self.request.eos:
             return FinishReason.EOS
@@ -56,17 +120,54 @@ class RequestState:
 
     def work(self, now: float) -> RequestTimings:
         """Timings of the request until now."""
-        arrived = self.request.arrived
+        phases = self.phases.seconds(now)
         return RequestTimings(
             n_prompt=len(self.request.tokens),
             n_cached=self.n_cached,
             n_generated=self.n_generated,
-            queued_s=max(0.0, self.seated_at - arrived),
-            prefill_s=self.prefill_s,
             decode_s=max(0.0, now - self.running_at) if self.running_at else 0.0,
-            ttft_s=max(0.0, self.first_at - arrived) if self.first_at else 0.0,
+            ttft_s=sum(phases.values()) if self.first_at else 0.0,
             saved_s=self.saved_s,
             n_drafted=self.drafter.n_drafted if self.drafter else 0,
             n_accepted=self.drafter.n_accepted if self.drafter else 0,
             n_image=sum(image.end - image.start for image in self.request.images),
+            **phases,
         )
+
+
+class PhaseClocks:
+    """Times the phases of all requests that have no token yet; MLX thread only.
+
+    `awaiting` are queued requests that wait for a prefix of another prompt.
+    """
+
+    def __init__(self, live: Mapping[str, RequestState]) -> None:
+        self._live = live
+        self.awaiting: Collection[str] = ()
+
+    def note(
+        self, slots: Sequence[Slot], computing: int | None = None, *, is_decoding: bool = False
+    ) -> None:
+        """Note the work from now on: a chunk of slot `computing`, or a decode step."""
+        now = time.monotonic()
+        for live in self._live.values():
+            if live.phases.is_over:
+                continue
+            if live.slot is None:
+                is_awaiting = live.request.id in self.awaiting
+                phase = Phase.OTHER_PROMPTS if is_awaiting else Phase.QUEUED
+            else:
+                state = slots[live.slot].state
+                phase = _phase(state, is_decoding, is_passed=computing not in {None, live.slot})
+            live.phases.enter(phase, now)
+
+
+def _phase(state: SlotState, is_decoding: bool, is_passed: bool) -> Phase:
+    """Phase of a request in a slot; `is_passed`: a chunk of another prompt is computed."""
+    if state is SlotState.LOADING:
+        return Phase.RESTORE
+    if is_passed:
+        return Phase.OTHER_PROMPTS
+    if state is SlotState.RUNNING:
+        return Phase.FIRST_TOKEN
+    return Phase.OTHER_ANSWERS if is_decoding else Phase.PREFILL

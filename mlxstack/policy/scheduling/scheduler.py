@@ -95,6 +95,15 @@ def should_wait_for_prefix(
     )
 
 
+def awaiting_prefix(
+    state: SchedulerState, limits: "SchedulerLimits", promise: SharedPrefillFn
+) -> frozenset[str]:
+    """Queued requests that have room, and wait for a prefix that is being computed."""
+    if not (state.waiting and _has_room(state, limits)):
+        return frozenset()
+    return frozenset(t.id for t in state.waiting if should_wait_for_prefix(state, t, promise))
+
+
 def _continues(slot: Slot, request: Request, n_shared: int) -> bool:
     """Whether the prompt continues this slot's conversation, as far as known.
 

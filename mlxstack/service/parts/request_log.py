@@ -13,6 +13,7 @@ from mlxstack.core.engine_events import (
     CacheMiss,
     Event,
     KVSource,
+    Phase,
     RequestFailed,
     RequestFinished,
     RequestTimings,
@@ -32,8 +33,7 @@ AROUND = 24
 """Tokens of text shown on both sides of a divergence."""
 
 COSTS = (
-    "n_cached", "n_generated", "queued_s", "prefill_s", "decode_s", "ttft_s", "saved_s",
-    "n_drafted", "n_accepted",
+    "n_cached", "n_generated", "decode_s", "ttft_s", "saved_s", "n_drafted", "n_accepted", *Phase,
 )  # fmt: skip
 """Fields of a finished request that its view shares with its timings."""
 
