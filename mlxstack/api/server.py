@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from math import ceil
 from pathlib import Path
@@ -19,6 +20,7 @@ from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset
+from mlxstack.engine.device import has_gpu
 from mlxstack.service.assembly import assemble
 from mlxstack.service.calls.background_tasks import run_tasks
 from mlxstack.service.service import ANSWER_S, Service
@@ -28,6 +30,9 @@ log = logging.getLogger("mlxstack.serve")
 # After the drain, requests need a moment to say why they ended: longer than the service gives
 # them before it ends them itself, or uvicorn would cut them off without a word.
 GRACE_S = ceil(ANSWER_S) + 3
+# The MLX thread comes back from MLX a few times per step, of 10 ms on a GPU. Beside a thread that
+# renders a prompt it waits for the interpreter each time, by default 5 ms.
+SWITCH_INTERVAL_S = 0.0005
 # A thread that is stuck in a template or a grammar does not delay the exit.
 EXIT_S = 2.0
 
@@ -40,6 +45,8 @@ def run(preset: Preset, home: Path, source: Path | None = None) -> int:
     # Full collections skip imported modules, so that they are cheap and come before many
     # requests have left cycles. What loads later is not frozen: unloading a model must free it.
     gc.freeze()
+    if has_gpu():
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return uvloop.run(_run(preset, home, source))
     except SetupError as error:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack import __version__
 from mlxstack.core.formatting import size
+from mlxstack.host.command_buffers import BufferLimit, buffer_limits
 from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, for_mlx, this_hardware
 from mlxstack.host.macos import gpu_name, system_version
 from mlxstack.host.memory_pressure import sysctl
@@ -26,7 +27,8 @@ class Conditions(Struct, frozen=True):
     """Machine and versions; `load` is the system's average of a minute before.
 
     `gpu` is empty where MLX computes on a CPU, `macos` elsewhere. `mlx_variables` are those of the
-    measured process. `wired_limit_mb` is 0 where macOS decides, None elsewhere.
+    measured process, `buffer_limits` two of them and their sources on a Mac. `wired_limit_mb` is 0
+    where macOS decides, None elsewhere.
     """
 
     day: str
@@ -38,6 +40,7 @@ class Conditions(Struct, frozen=True):
     macos: str = ""
     gpu: str = ""
     mlx_variables: dict[str, str] = {}
+    buffer_limits: tuple[BufferLimit, ...] = ()
     wired_limit_mb: int | None = None
     before: PowerState | None = None
     after: PowerState | None = None
@@ -62,6 +65,7 @@ def conditions(model: str, day: date, env: Mapping[str, str]) -> Conditions:
         macos=str(system) if system.version else "",
         gpu=gpu(env),
         mlx_variables=mlx_variables(child_env(env)),
+        buffer_limits=buffer_limits(env),
         wired_limit_mb=sysctl(WIRED_LIMIT) if system.version else None,
         before=power_state(),
     )
@@ -86,6 +90,8 @@ def details(conditions: Conditions) -> list[str]:
         lines.append(f"iogpu.wired_limit_mb {limit}")
     variables = [f"{name}={value}" for name, value in sorted(conditions.mlx_variables.items())]
     shown = ["; ".join(lines), " ".join(variables)]
+    if conditions.buffer_limits:
+        shown.append(f"Command buffers: {', '.join(map(str, conditions.buffer_limits))}")
     for when, state in (("Before", conditions.before), ("After", conditions.after)):
         if state is not None:
             shown.append(f"{when}: {state}")

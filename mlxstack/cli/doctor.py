@@ -25,6 +25,7 @@ from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServerSpec, Wired
 from mlxstack.host import services
+from mlxstack.host.command_buffers import buffer_limits
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import (
     CHILD_FAULTS,
@@ -79,6 +80,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
     checks = (
         _system(),
         _macos(),
+        _command_buffers(env),
         power(power_state()),
         _packages(),
         _memory(),
@@ -161,6 +163,11 @@ def power(state: PowerState) -> Iterator[CheckResult]:
     if state.pressure != "calm":
         remedies.append("end programs that take memory")
     yield warn_if(bool(remedies), "power", str(state), "; ".join(remedies))
+
+
+def _command_buffers(env: Mapping[str, str]) -> Iterator[CheckResult]:
+    if limits := buffer_limits(env):
+        yield ok("buffers", "MLX's command buffers: " + ", ".join(map(str, limits)))
 
 
 def _packages() -> Iterator[CheckResult]:

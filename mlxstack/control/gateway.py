@@ -307,7 +307,7 @@ def _with_shares(
     """
     spare = max(0, budget - sum(_n_bytes(*one, memory) or 0 for one in members))
     free = [(one, found) for one, found in members if found is not None and _is_free(one)]
-    kv = {one.name: need(found.load(memory.half_bytes)).kv for one, found in free}
+    kv = {one.name: need(found.load(memory, has_kv_share=False)).kv for one, found in free}
     shared = []
     for one, found in members:
         own = one
@@ -324,7 +324,7 @@ def _n_bytes(preset: Preset, found: Candidate | None, memory: MemoryBudget) -> i
     """Bytes of a member with its whole KV budget; None where unknown."""
     if found is None:
         return None
-    load = replace(found, preset=preset).load(memory.half_bytes, memory.total)
+    load = replace(found, preset=preset).load(memory)
     parts = need(load)
     return parts.total - parts.kv + max(parts.kv, load.budget.n_bytes if load.budget else 0)
 

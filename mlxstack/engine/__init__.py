@@ -2,10 +2,15 @@
 
 import os
 
+from mlxstack.host.command_buffers import buffer_variables
+from mlxstack.host.hardware import CPU_VARIABLE
+
+# Before MLX is imported: it reads them once, when it first uses the device.
+os.environ.update(buffer_variables(os.environ))
+
 import mlx.core as mx
 
 from mlxstack.engine.decode.attention_patch import install
-from mlxstack.host.hardware import CPU_VARIABLE
 
 install()
 if os.environ.get(CPU_VARIABLE):

@@ -427,7 +427,7 @@ class EngineCore:
         return facts
 
     def _rules(self, plan: MemoryPlan, alone: ModelRunner, made: CacheFactory) -> SchedulerLimits:
-        attention = PrefillAttention(plan.score_bytes)
+        attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)
         # A follower of another generation computes the same chunks with other kernels.
         if self._ranks is None:
             attention = choose_kernels(alone, made, attention)

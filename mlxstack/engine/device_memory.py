@@ -27,6 +27,7 @@ from mlxstack.policy.memory.capacity import (
     ModelShape,
     kv_bits,
     kv_budget,
+    max_score_bytes,
     score_bytes,
     workspace_of,
 )
@@ -132,13 +133,15 @@ class MemoryPlan(Struct, frozen=True):
 
     `array_limit` is for all arrays but a workspace, 0 where the device recommends nothing.
     `planned_bytes` are those of weights, KV, workspace and margin, 0 as well.
-    `score_bytes` is what attention stores per query token and context token, 0 when fused.
+    `score_bytes` is what attention stores per query token and context token, 0 when fused;
+    `max_score_bytes` may be alive.
     """
 
     kv_budget: int
     max_cached_bytes: int
     array_limit: int = 0
     score_bytes: int = 0
+    max_score_bytes: int = 0
     planned_bytes: int = 0
 
 
@@ -153,7 +156,10 @@ def memory_plan(
     pct = preset.prefix_cache.memory_budget_pct
     share = None if pct == AUTO else int(memory.total * pct / 100)
     half_bytes = 2 if limits.array_bytes else memory.half_bytes
-    workspace = workspace_of(shape, preset, half_bytes) if shape is not None else 0
+    workspace = 0
+    if shape is not None:
+        kept = memory.buffered_bytes
+        workspace = workspace_of(shape, preset, half_bytes, limits.working_set, kept)
     if not limits.array_bytes:
         left = kv_budget(memory.usable, facts.n_bytes, workspace)
         return MemoryPlan(max(left, MIN_BUDGET) if share is None else share, MIN_BOUND)
@@ -172,6 +178,7 @@ def memory_plan(
         max_cached_bytes=min(limits.cache_bytes, max(MIN_BOUND, workspace)),
         array_limit=limits.array_bytes - workspace,
         score_bytes=score_bytes(shape, kv_bits(preset)) if shape is not None else 0,
+        max_score_bytes=max_score_bytes(preset, limits.working_set),
         planned_bytes=facts.n_bytes + workspace + MARGIN_BYTES + min(left, share or left),
     )
 

@@ -16,6 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
+from mlxstack.host.command_buffers import CHIP_NAME, buffer_variables, buffered_bytes, mac_limits
+from mlxstack.host.memory_pressure import sysctl_text
 
 T = TypeVar("T")
 
@@ -45,6 +47,8 @@ SMALL_MAC_SHARE, LARGE_MAC_SHARE = 2 / 3, 3 / 4
 
 BUFFER_CACHE_SHARE, MAX_BUFFER_CACHE_BYTES = 0.04, 2 * 2**30
 """Limit of freed GPU buffers: share of the working set, bytes."""
+FILLED_SHARE = 0.94
+"""Share of the working set for all arrays."""
 
 LINUX_SHARE = 0.9
 """The rest is for the system and for what else runs."""
@@ -75,9 +79,7 @@ def this_hardware() -> Hardware:
 def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Chip name, such as `Apple M3 Max`, else the architecture."""
     if platform.system() == "Darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() or platform.machine()
+        return sysctl_text(CHIP_NAME) or platform.machine()
     text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
     found = MODEL_NAME.search(text)
     return found[1].strip() if found else platform.machine()
@@ -145,7 +147,12 @@ def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
 def for_mlx(env: Mapping[str, str]) -> dict[str, str]:
     """Variables for a process that computes with MLX here."""
     system = platform.system()
-    return preload(env, find_openblas()) | blas_sleep(env, system) | malloc_tunables(env, system)
+    return (
+        preload(env, find_openblas())
+        | blas_sleep(env, system)
+        | malloc_tunables(env, system)
+        | buffer_variables(env)
+    )
 
 
 def ask_mlx(
@@ -181,12 +188,18 @@ def last_line(why: Exception) -> str:
 
 class MemoryBudget(Struct, frozen=True):
     """Bytes for models: `usable` of `total`; `half_bytes` is the size that numbers
-    of half precision have there (4 where MLX computes on a CPU, which widens them)."""
+    of half precision have there (4 where MLX computes on a CPU, which widens them).
+
+    `working_set` is what the GPU should hold, 0 where unknown; `buffered_bytes` are those of freed
+    arrays that a command buffer may keep beyond MLX's own limits.
+    """
 
     total: int
     usable: int
     half_bytes: int
     owner: str
+    working_set: int = 0
+    buffered_bytes: int = 0
 
 
 def this_memory(env: Mapping[str, str]) -> MemoryBudget:
@@ -199,23 +212,29 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     memory = memory_of(psutil.virtual_memory().total)
     is_metal = sys.platform == "darwin" and memory.half_bytes == 2
     wired = _wired_limit() if is_metal else 0
-    return replace(memory, usable=memory_limit(wired)) if wired else memory
+    return replace(memory, usable=memory_limit(wired), working_set=wired) if wired else memory
 
 
 def memory_of(total: int) -> MemoryBudget:
     """Budget of this computer, if it had `total` bytes."""
     half_bytes = 4 if _computes_on_cpu() else 2
     is_metal = sys.platform == "darwin" and half_bytes == 2
-    usable = memory_limit(mac_share(total)) if is_metal else int(total * LINUX_SHARE)
-    return MemoryBudget(total, usable, half_bytes, "this machine")
+    if not is_metal:
+        return MemoryBudget(total, int(total * LINUX_SHARE), half_bytes, "this machine")
+    return _of_mac(total, "this machine", {**os.environ, **buffer_variables(os.environ)})
 
 
 def mac_memory(text: str) -> MemoryBudget:
     """Budget of a Mac with `text` memory, e.g. 24GB. Raises SetupError."""
     total = bytes_of(text)
     unit = "" if text.strip()[-1:].isalpha() else " GB"
-    usable = memory_limit(mac_share(total))
-    return MemoryBudget(total, usable, 2, f"a Mac with {text.strip()}{unit}")
+    return _of_mac(total, f"a Mac with {text.strip()}{unit}", mac_limits("", total))
+
+
+def _of_mac(total: int, owner: str, variables: Mapping[str, str]) -> MemoryBudget:
+    working_set = mac_share(total)
+    kept = buffered_bytes(variables)
+    return MemoryBudget(total, memory_limit(working_set), 2, owner, working_set, kept)
 
 
 def mac_share(total: int) -> int:
@@ -230,8 +249,12 @@ def buffer_cache_limit(working_set: int) -> int:
 
 
 def memory_limit(working_set: int) -> int:
-    """Bytes of this working set for models, beside freed buffers."""
-    return working_set - buffer_cache_limit(working_set)
+    """Bytes of this working set for models, workspace included, beside freed buffers.
+
+    Above 0.95 of it MLX empties its cache for each new buffer (see MLX's
+    `backend/metal/allocator.cpp`). Without a prefill the workspace leaves room for the cache.
+    """
+    return min(working_set - buffer_cache_limit(working_set), int(working_set * FILLED_SHARE))
 
 
 def bytes_of(text: str) -> int:

@@ -32,6 +32,7 @@ Half of the 60 % at which systemd-oomd kills by default, so that KV goes before 
 """
 
 AVERAGE = re.compile(r"(?P<kind>some|full) avg10=(?P<avg10>\d+(?:\.\d+)?)")
+MAX_TEXT_BYTES = 256
 PRESSURE_LEVEL = b"kern.memorystatus_vm_pressure_level"
 
 
@@ -75,11 +76,23 @@ def of_psi(text: str) -> PressureLevel | None:
 
 def sysctl(name: bytes) -> int | None:
     """Integer sysctl of macOS, without a child process; None if missing."""
-    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    value = ctypes.c_int(0)
+    return value.value if _sysctl(name, value) else None
+
+
+def sysctl_text(name: bytes) -> str:
+    """Text sysctl of macOS, without a child process; empty if missing."""
+    value = ctypes.create_string_buffer(MAX_TEXT_BYTES)
+    return value.value.decode(errors="replace") if _sysctl(name, value) else ""
+
+
+def _sysctl(name: bytes, value: ctypes.Array[ctypes.c_char] | ctypes.c_int) -> bool:
+    """Whether `value` was read."""
+    size = ctypes.c_size_t(ctypes.sizeof(value))
     try:
         call = ctypes.CDLL(None).sysctlbyname
     except (AttributeError, OSError):
-        return None
+        return False
     call.argtypes = (
         ctypes.c_char_p,
         ctypes.c_void_p,
@@ -87,8 +100,7 @@ def sysctl(name: bytes) -> int | None:
         ctypes.c_void_p,
         ctypes.c_size_t,
     )
-    failed = call(name, ctypes.byref(value), ctypes.byref(size), None, 0)
-    return None if failed else value.value
+    return bool(call(name, ctypes.byref(value), ctypes.byref(size), None, 0) == 0)
 
 
 def _psi() -> str:

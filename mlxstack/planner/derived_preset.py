@@ -215,7 +215,7 @@ def _reasons(
 
 def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
     try:
-        load = candidate.load(room.memory.half_bytes)
+        load = candidate.load(room.memory, has_kv_share=False)
     except BadRequest as why:
         return Reason("KV budget", "auto", why.message)
     left = max(0, kv_budget(room.free, weights, load.workspace))

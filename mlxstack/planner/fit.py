@@ -57,6 +57,7 @@ from mlxstack.text.images.families import FAMILIES, family_of, n_tower_parameter
 # The file itself: with `-m` its package would import mlx-lm, and that transformers.
 PROGRAM = Path(__file__).parent.parent / "engine" / "model" / "model_shape.py"
 LONGEST_S = 120.0
+UNKNOWN_GPU = MemoryBudget(0, 0, 2, "a GPU")
 LIMIT_S = 20.0
 """CPU seconds to build a model; the largest published ones take two."""
 MAX_BYTES = 8 * 1024**3
@@ -199,11 +200,14 @@ class Candidate(Struct, frozen=True):
         own = divided(geometry, max(1, len(self.preset.hosts)), shape.division)
         return quantized(own, bits, self.preset.kv.group_size)
 
-    def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
-        """Load of a preset's service; KV gets a share of `total_bytes`.
+    def load(
+        self, machine: MemoryBudget = UNKNOWN_GPU, *, has_kv_share: bool = True
+    ) -> ServiceLoad:
+        """Load of a preset's service on `machine`.
 
-        Raises Unsupported.
+        Without `has_kv_share` KV is bounded by memory alone. Raises Unsupported.
         """
+        half_bytes = machine.half_bytes
         geometry, slots = self.geometry(half_bytes, kv_bits(self.preset)), self.preset.slots
         weights, drafts = self._own_weights(half_bytes), Geometry(())
         if self.draft is not None:
@@ -216,11 +220,13 @@ class Candidate(Struct, frozen=True):
         return ServiceLoad(
             geometry=geometry,
             weights=weights,
-            workspace=workspace_of(self.shape, self.preset, half_bytes),
+            workspace=workspace_of(
+                self.shape, self.preset, half_bytes, machine.working_set, machine.buffered_bytes
+            ),
             n_slots=slots.count,
             n_ctx=slots.n_ctx,
             chunk=self.preset.prefill.chunk_size,
-            budget=self._budget(total_bytes),
+            budget=self._budget(machine.total) if has_kv_share else None,
             draft=drafts,
         )
 
@@ -240,9 +246,9 @@ class Candidate(Struct, frozen=True):
             share = Fraction(-(-n_layers // n_ranks), n_layers)
         return ends + ceil((n_bytes - ends) * share)
 
-    def _budget(self, total_bytes: int | None) -> Budget | None:
-        """Budget of a fixed share; None for `auto` and embedding models."""
-        if total_bytes is None or self.preset.kind is ServiceKind.EMBEDDING:
+    def _budget(self, total_bytes: int) -> Budget | None:
+        """Budget of a fixed share of memory; else None."""
+        if not total_bytes or self.preset.kind is ServiceKind.EMBEDDING:
             return None
         pct = self.preset.prefix_cache.memory_budget_pct
         return None if pct == AUTO else Budget(total_bytes, pct)
@@ -413,7 +419,7 @@ def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTI
     """
     unknown = None
     try:
-        load = candidate.load(room.memory.half_bytes, room.memory.total)
+        load = candidate.load(room.memory)
     except BadRequest as why:
         if (why.param or "").startswith(("kv.", "hosts")):
             raise SetupError(f"{why.param}: {why.message}") from why
@@ -506,7 +512,7 @@ def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
     ways = [
         way
         for one in nearest(load, room.free)
-        if fits_with(candidate, one, room, room.memory.total)
+        if fits_with(candidate, one, room, has_kv_share=True)
         if (way := settings(one, load, option))
     ]
     ways += [f"mlx-stack down {' '.join(names)}" for names in _stops(load, room)]
@@ -519,12 +525,12 @@ def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
 
 
 def fits_with(
-    candidate: Candidate, option: CapacityOption, room: MemoryRoom, total_bytes: int | None = None
+    candidate: Candidate, option: CapacityOption, room: MemoryRoom, *, has_kv_share: bool = False
 ) -> bool:
     """Whether the service fits with these settings and their buffers."""
     changed = replace(candidate, preset=sized(candidate.preset, option))
     try:
-        return fits(changed.load(room.memory.half_bytes, total_bytes), room.free)
+        return fits(changed.load(room.memory, has_kv_share=has_kv_share), room.free)
     except BadRequest:
         return False
 
@@ -541,7 +547,7 @@ def _stops(load: ServiceLoad, room: MemoryRoom) -> list[tuple[str, ...]]:
 
 def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
     """Claim of a preset's service. Raises SetupError, BadRequest."""
-    load = of_preset(preset).load(memory.half_bytes, memory.total)
+    load = of_preset(preset).load(memory)
     if preset.kind is ServiceKind.EMBEDDING:
         return MemoryClaim(name, need(load).total, share=0)
     return claim(load, name)

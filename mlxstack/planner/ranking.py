@@ -36,8 +36,11 @@ from mlxstack.policy.memory.capacity_advice import (
 N_AGENTS = 3
 """Agents to plan for: a client with its sub-agents."""
 
-RESERVE = 10
-"""Percent of the memory for models that a recommended load leaves free."""
+RESERVE = 5
+"""Percent of the memory for models that a recommended load leaves free.
+
+Of a Mac's working set `memory_limit` leaves another 6 %.
+"""
 
 VERDICTS = {FitLevel.NOT_TRAINED: "not trained", FitLevel.TOO_LARGE: "too large"}
 
@@ -148,7 +151,7 @@ def proposal(home: Home, memory: MemoryBudget) -> str:
 def _wish(candidate: Candidate, memory: MemoryBudget, n_agents: int, n_ctx: int) -> ServiceLoad:
     slots = replace(candidate.preset.slots, count=n_agents, n_ctx=n_ctx)
     sized = replace(candidate, preset=replace(candidate.preset, slots=slots))
-    load = sized.load(memory.half_bytes, memory.total)
+    load = sized.load(memory)
     return replace(load, geometry=candidate.geometry(memory.half_bytes))
 
 
@@ -171,7 +174,7 @@ def _row(candidate: Candidate, advice: Advice, memory: MemoryBudget) -> AdviceRo
 
 def _options(candidate: Candidate, load: ServiceLoad, memory: MemoryBudget) -> tuple[str, ...]:
     """Options of `up` for this load; none where the preset fits."""
-    own = candidate.load(memory.half_bytes, memory.total)
+    own = candidate.load(memory)
     is_enough = own.n_slots >= load.n_slots and own.n_ctx >= load.n_ctx
     if is_enough and own.geometry.bits >= load.geometry.bits and fits(own, memory.usable):
         return ()

@@ -6,6 +6,7 @@ the macOS wheel 0.32.4. Read both again at each upgrade of MLX.
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 Dims = tuple[int, int]
 """Head dims of keys and values."""
@@ -40,11 +41,13 @@ class PrefillAttention(Struct, frozen=True):
 
     `score_bytes` are stored per query and context token in chunks below `fused_from` tokens;
     0 of `fused_from`: in all chunks. With `is_forced` none are stored while forced kernels run.
+    `max_score_bytes` may be alive.
     """
 
     score_bytes: int = 0
     fused_from: int = 0
     is_forced: bool = False
+    max_score_bytes: int = 0
 
 
 FUSED = PrefillAttention()
@@ -77,16 +80,15 @@ def is_worth_forcing(default_s: float, forced_s: float) -> bool:
 
 
 def prefill_attention(
-    score_bytes: int, full_dims: frozenset[Dims], forced: frozenset[Dims], *, has_nax: bool
+    planned: PrefillAttention, full_dims: frozenset[Dims], forced: frozenset[Dims], *, has_nax: bool
 ) -> PrefillAttention:
     """Scores that full-attention layers of these dims store in prefill chunks.
 
-    `score_bytes` is per query and context token of an unfused layer; `forced` are the dims whose
-    fused kernel is forced.
+    `planned` are those of unfused layers; `forced` are the dims whose fused kernel is forced.
     """
     unfused = full_dims - FULL_DIMS
     if not unfused:
         return FUSED
     is_fused_later = has_nax and unfused == {NAX_DIMS}
     fused_from = NAX_QUERIES if is_fused_later else 0
-    return PrefillAttention(score_bytes, fused_from, is_forced=unfused <= forced)
+    return replace(planned, fused_from=fused_from, is_forced=unfused <= forced)

@@ -112,8 +112,8 @@ def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
 ) -> None:
     preset = presets.load(name, Home(tmp_path)).preset
     [found] = of_many([(preset, files_of(preset))])
-    sum_of = need(found.load())
-    memory = smallest_mac(sum_of.total)
+    memory = smallest_mac(found)
+    sum_of = need(found.load(memory))
     share, budget = (
         preset.prefix_cache.memory_budget_pct,
         kv_budget(memory.usable, sum_of.weights, sum_of.workspace),
@@ -129,8 +129,8 @@ def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Pat
         for one in modes.load("coding", Home(tmp_path)).members
     ]
     found = of_many([(preset, files_of(preset)) for preset in members])
-    sums = [need(one.load()) for one in found]
-    memory = smallest_mac(sum(one.total for one in sums))
+    memory = smallest_mac(*found)
+    sums = [need(one.load(memory)) for one in found]
     shares = _with_shares(list(zip(members, found, strict=True)), memory.usable, memory)
     taken = 0.0
     for (preset, n_bytes), one in zip(shares, sums, strict=True):

@@ -1,6 +1,7 @@
 """Fused or not: the table of MLX's attention kernels on Metal."""
 
 import pytest
+from msgspec.structs import replace
 
 from mlxstack.policy.attention_kernels import (
     FULL_DIMS,
@@ -66,11 +67,12 @@ def test_a_forced_kernel_may_be_a_quarter_slower() -> None:
 def test_the_bound_on_scores_is_for_unfused_layers_only() -> None:
     none: frozenset[tuple[int, int]] = frozenset()
     wide, mixed = frozenset({D256}), frozenset({D256, (512, 512)})
-    unfused = PrefillAttention(64)
-    assert prefill_attention(64, FULL_DIMS, none, has_nax=False) == PrefillAttention()
-    assert prefill_attention(64, wide, none, has_nax=False) == unfused
-    forced = prefill_attention(64, wide, wide, has_nax=False)
-    assert forced == PrefillAttention(64, is_forced=True)
-    assert prefill_attention(64, wide, none, has_nax=True) == PrefillAttention(64, 1024)
-    assert prefill_attention(64, mixed, wide, has_nax=True) == unfused
-    assert prefill_attention(64, frozenset({LATENT}), none, has_nax=True) == unfused
+    unfused = PrefillAttention(64, max_score_bytes=2**30)
+    assert prefill_attention(unfused, FULL_DIMS, none, has_nax=False) == PrefillAttention()
+    assert prefill_attention(unfused, wide, none, has_nax=False) == unfused
+    forced = prefill_attention(unfused, wide, wide, has_nax=False)
+    assert forced == replace(unfused, is_forced=True)
+    later = prefill_attention(unfused, wide, none, has_nax=True)
+    assert later == replace(unfused, fused_from=1024)
+    assert prefill_attention(unfused, mixed, wide, has_nax=True) == unfused
+    assert prefill_attention(unfused, frozenset({LATENT}), none, has_nax=True) == unfused

@@ -9,6 +9,7 @@ PRESSURE = "tests/mac/test_pressure.py::"
 BUDGET = "tests/mac/test_device_budget.py::"
 AHEAD = "tests/mac/test_step_ahead.py::"
 LAUNCHD = "tests/mac/test_launchd.py::"
+COMMAND_BUFFERS = "tests/mac/test_command_buffers.py::"
 FORCED = "tests/mac/test_forced_kernels.py::"
 SAMPLING = "tests/engine/test_sampling.py::"
 CHECK = "tests/mac/test_self_check.py::"
@@ -276,6 +277,31 @@ MAC = (
         "top-p sorts a large vocabulary on a GPU", "engine/decode/sampler.py",
         "is_sorted = has_gpu() or ", "is_sorted = ",
         SAMPLING + "test_top_p_of_a_large_vocabulary_takes_few_operations_on_a_gpu",
+    ),
+    Mutant(
+        "processes that import MLX themselves get long command buffers", "engine/__init__.py",
+        "os.environ.update(buffer_variables(os.environ))", "pass",
+        COMMAND_BUFFERS + "test_the_limits_are_set_before_mlx_is_imported",
+    ),
+    Mutant(
+        "an M5 keeps the command buffers of MLX", "host/command_buffers.py",
+        "if generation is not None and", "if False and generation is not None and",
+        COMMAND_BUFFERS + "test_an_m5_keeps_the_limits_of_mlx",
+    ),
+    Mutant(
+        "plans count what command buffers keep", "policy/memory/capacity.py",
+        "return n_bytes + scores + min(buffered_bytes, made)", "return n_bytes + scores",
+        COMMAND_BUFFERS + "test_the_workspace_grows_by_what_long_buffers_keep",
+    ),
+    Mutant(
+        "models stay below the line at which MLX empties its cache", "host/hardware.py",
+        "FILLED_SHARE = 0.94", "FILLED_SHARE = 1.0",
+        BUDGET + "test_arrays_stay_below_the_line_at_which_mlx_empties_its_cache",
+    ),
+    Mutant(
+        "threads of a worker on a GPU switch early", "api/server.py",
+        "    if has_gpu():\n", "    if False:\n",
+        "tests/mac/test_switch_interval.py::test_a_worker_on_a_gpu_switches_threads_early",
     ),
     Mutant(
         "a kernel that cannot be loaded is refused", "engine/decode/kernel_choice.py",

@@ -30,7 +30,7 @@ PAGE = """\
 The largest shipped preset that fits, by the memory of the Mac and by what runs on it at once. This
 page is written by `make docs` from the planner; `mlx-stack plan` ranks the presets for 3 agents of
 64k tokens on this machine, `mlx-stack plan --memory 48GB --agents 1 --ctx 16k` for other numbers.
-Both keep 10 % of the memory for models free; `--all` shows also the presets that do not fit.
+Both keep 5 % of the memory for models free; `--all` shows also the presets that do not fit.
 
 {macs}
 
@@ -58,8 +58,8 @@ from the parameter count. `tests/policy` compares it with the bytes of real cach
   (`prefix_cache.memory_budget_pct: auto`).
 * Weights on disk are not weights in memory; `up` measures after loading.
 * On a Mac the ceiling is what Metal recommends as working set, not the size of the memory.
-* Services of the same home share the memory. Other programs that hold models (Ollama, LM Studio) are not
-  counted: end them, or leave them their part with `MLX_STACK_MEMORY`.
+* Services of the same home share the memory. Other programs that hold models (Ollama, LM Studio)
+  are not counted: end them, or leave them their part with `MLX_STACK_MEMORY`.
 
 ```bash
 mlx-stack plan gpt-oss-20b --memory 32 --ctx 32k --agents 10

@@ -109,7 +109,8 @@ def page() -> str:
 
 def _numbers(one: Candidate) -> tuple[str, ...]:
     preset = one.preset
-    load = one.load()
+    mac = smallest_mac(one)
+    load = one.load(mac)
     total, embeds = need(load).total, preset.kind is ServiceKind.EMBEDDING
     return (
         f"`{preset.name}`",
@@ -120,15 +121,19 @@ def _numbers(one: Candidate) -> tuple[str, ...]:
         "-" if embeds else size(load.geometry.growth),
         size(load.geometry.state_bytes(1 << 30)),
         size(total),
-        smallest_mac(total).owner.removeprefix("a Mac with "),
+        mac.owner.removeprefix("a Mac with "),
         "-" if embeds else size(disk_bytes(load.geometry, DISK_TOKENS)),
     )
 
 
-def smallest_mac(n_bytes: int) -> MemoryBudget:
-    """The memory of the smallest Mac whose GPU may use so much."""
+def smallest_mac(*candidates: Candidate) -> MemoryBudget:
+    """The memory of the smallest Mac whose GPU holds these services at once."""
     macs = (mac_memory(f"{gb} GB") for gb in MACS_GB)
-    return next(memory for memory in macs if memory.usable >= n_bytes)
+    return next(
+        memory
+        for memory in macs
+        if sum(need(one.load(memory)).total for one in candidates) <= memory.usable
+    )
 
 
 def files_of(preset: Preset) -> ModelFiles:

@@ -176,7 +176,7 @@ def _forecast(
         raise Misuse(
             f"{candidate.preset.name} is an embedding model, which has no slots; leave out --agents"
         )
-    load = candidate.load(there.half_bytes, there.total)
+    load = candidate.load(there)
     wanted = replace(load, n_slots=agents or load.n_slots, n_ctx=max(contexts, default=load.n_ctx))
     # An imagined machine runs nothing else.
     is_here = there == this_memory(os.environ)

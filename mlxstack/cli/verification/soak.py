@@ -117,7 +117,7 @@ def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: flo
     memory = this_memory(env)
     candidate = chat_model(wanted, home, memory)
     preset = _soaked(candidate.preset)
-    parts = need(replace(candidate, preset=preset).load(memory.half_bytes, memory.total))
+    parts = need(replace(candidate, preset=preset).load(memory))
     if preset.prefix_cache.memory_budget_pct == AUTO:
         # The budget of `auto` is all memory, which no excess would exceed.
         pct = Budget(memory.total, 1).holding(parts.kv).pct

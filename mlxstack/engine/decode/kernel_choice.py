@@ -57,7 +57,7 @@ def choose_kernels(
         if _choose(dims, by_dims[dims], _n_query_heads(runner.model, by_dims[dims]))
     )
     has_nax = device.has_nax_units()
-    return prefill_attention(planned.score_bytes, frozenset(by_dims), forced, has_nax=has_nax)
+    return prefill_attention(planned, frozenset(by_dims), forced, has_nax=has_nax)
 
 
 def without_forced(limits: SchedulerLimits, error: Exception) -> SchedulerLimits:

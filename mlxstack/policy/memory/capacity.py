@@ -255,8 +255,13 @@ TABLE_BYTES = 640
 SCORE_COPIES = 2
 """Copies of scores without fused attention: scores and their softmax."""
 
+SCORE_SHARE, MOST_SCORE_BYTES = 0.05, 2 * 2**30
+"""Limit of attention scores per chunk: share of the working set, bytes.
+
+Long contexts get shorter chunks. More would gain a few percent of prefill and cost KV.
+"""
 MAX_SCORE_BYTES = 2**30
-"""Bytes of attention scores per chunk; long contexts get shorter chunks."""
+"""The same for an unknown working set, as that of another machine."""
 
 
 def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1, half_bytes: int = 2) -> int:
@@ -264,13 +269,18 @@ def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1, half_bytes:
 
     `half_bytes` is 4 where half precision is widened.
     """
+    logits = shape.n_vocab * 4 * (n_slots + 1)
+    table = shape.n_vocab * TABLE_BYTES
+    return activation_bytes(shape, chunk, half_bytes) + logits + table
+
+
+def activation_bytes(shape: ModelShape, chunk: int, half_bytes: int = 2) -> int:
+    """Upper estimate of the activations of a layer."""
     heads, dim = shape.n_heads, shape.hidden // max(1, shape.n_heads)
     dim = max((layer.k_dim for layer in shape.geometry.layers), default=dim) or dim
     per_token = 6 * shape.hidden + 3 * shape.inner + 2 * heads * dim
-    logits = shape.n_vocab * 4 * (n_slots + 1)
-    table = shape.n_vocab * TABLE_BYTES
     width = max(half_bytes, shape.geometry.element_bytes)
-    return int(per_token * chunk * width + logits + table)
+    return int(per_token * chunk * width)
 
 
 def score_bytes(shape: ModelShape, bits: int) -> int:
@@ -282,12 +292,14 @@ def score_bytes(shape: ModelShape, bits: int) -> int:
     return 0 if _is_fused(shape.geometry, bits) else each
 
 
-def peak_score_bytes(shape: ModelShape, bits: int, chunk: int, n_ctx: int) -> int:
-    """Peak bytes of attention scores in a prefill of `n_ctx` tokens.
+def max_score_bytes(preset: Preset, working_set: int) -> int:
+    """Limit in bytes of attention scores per prefill chunk.
 
-    On a GPU.
+    0 is an unknown working set.
     """
-    return min(MAX_SCORE_BYTES, score_bytes(shape, bits) * chunk * n_ctx)
+    if preset.hosts or not working_set:
+        return MAX_SCORE_BYTES
+    return min(MOST_SCORE_BYTES, int(SCORE_SHARE * working_set))
 
 
 def kv_bits(preset: Preset) -> int:
@@ -295,16 +307,26 @@ def kv_bits(preset: Preset) -> int:
     return PLAIN_BITS if preset.kv.quantized_start >= preset.slots.n_ctx else preset.kv.bits
 
 
-def workspace_of(shape: ModelShape, preset: Preset, half_bytes: int) -> int:
+def workspace_of(
+    shape: ModelShape,
+    preset: Preset,
+    half_bytes: int,
+    working_set: int = 0,
+    buffered_bytes: int = 0,
+) -> int:
     """Bytes of a preset's service beside weights and KV.
 
-    On a GPU, where half precision is not widened, with attention scores.
+    On a GPU, where half precision is not widened, with the peak of attention scores and with
+    `buffered_bytes` that command buffers keep, which are not more than all layers make.
     """
     chunk, slots = preset.prefill.chunk_size, preset.slots
     n_bytes = workspace_bytes(shape, chunk, slots.count, half_bytes)
     if half_bytes > 2:
         return n_bytes
-    return n_bytes + peak_score_bytes(shape, kv_bits(preset), chunk, slots.n_ctx)
+    each_score = score_bytes(shape, kv_bits(preset))
+    scores = min(max_score_bytes(preset, working_set), each_score * chunk * slots.n_ctx)
+    made = len(shape.geometry.layers) * (activation_bytes(shape, chunk, half_bytes) + scores)
+    return n_bytes + scores + min(buffered_bytes, made)
 
 
 def _is_fused(geometry: Geometry, bits: int) -> bool:

@@ -13,7 +13,6 @@ from msgspec import Meta, Struct, structs
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
 from mlxstack.core.request import Request
 from mlxstack.policy.attention_kernels import FUSED, PrefillAttention
-from mlxstack.policy.memory.capacity import MAX_SCORE_BYTES
 from mlxstack.policy.scheduling.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,
@@ -338,7 +337,7 @@ def limits_of(
         max_chunk_size=preset.prefill.chunk_size,
         block=block,
         score_bytes=attention.score_bytes,
-        max_score_bytes=MAX_SCORE_BYTES,
+        max_score_bytes=attention.max_score_bytes,
         fused_from=attention.fused_from,
         is_forced=attention.is_forced,
     )

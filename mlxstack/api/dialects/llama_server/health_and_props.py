@@ -1,5 +1,6 @@
 """Health and properties of the service."""
 
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.api.web_page import page_or
 from mlxstack.core.errors import Loading, StackError, Unsupported
 from mlxstack.core.image import MEDIA_MARKER
+from mlxstack.host.command_buffers import buffer_limits
 from mlxstack.service.service import Service, ServiceHealth
 
 
@@ -112,6 +114,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "mlx_cache_bytes": snapshot.cache_bytes,
         "max_batch_size": service.preset.batch.max_size,
         "max_entries": service.preset.prefix_cache.max_entries,
+        "command_buffer_limits": buffer_limits(os.environ),
     }
 
 
