@@ -1,6 +1,7 @@
 """The `mlx-stack` command: its verbs and its errors."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 HELP = "Serve one local model to many coding agents."
 FIRST = "First session: up demo, chat, tui; then up MODEL, run claude."
 NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
+AT_LEAST = re.compile(r"Input should be greater than or equal to (\S+)")
 
 ROOT = "/"
 """Folder of a command whose own was deleted: every computer has it."""
@@ -64,7 +66,7 @@ ELSEWHERE = {
     "tags": "mlx-stack models",
     **dict.fromkeys(("get", "download"), "mlx-stack pull MODEL"),
     **dict.fromkeys(("remove", "delete"), "mlx-stack rm MODEL"),
-    **dict.fromkeys(("launch", "integrations", "agent"), "mlx-stack run CLIENT"),
+    **dict.fromkeys(("integrations", "agent"), "mlx-stack run CLIENT"),
     **dict.fromkeys(("top", "monitor", "ui", "dashboard"), "mlx-stack tui"),
     **dict.fromkeys(("info", "health"), "mlx-stack status"),
     **dict.fromkeys(("generate", "prompt", "ask"), "mlx-stack chat"),
@@ -74,14 +76,27 @@ ELSEWHERE = {
     **dict.fromkeys(("login", "signin"), "hf auth login"),
     **dict.fromkeys(("search", "find", "browse"), HUB),
     **dict.fromkeys(("update", "upgrade", "self-update"), UPDATE),
-    "version": "mlx-stack --version",
-    "help": "mlx-stack --help",
     "benchmark": "mlx-stack bench",
 }
 """Verbs of similar tools, and their equivalents here.
 
 Ollama, LM Studio, oMLX, Rapid-MLX and vLLM.
 """
+
+
+def words_of(arguments: list[str]) -> list[str]:
+    """Words of a command line, with those of similar tools in our own.
+
+    `version`, `help VERB` and `launch CLIENT`.
+    """
+    match arguments:
+        case ["version" | "-V", *_]:
+            return ["--version"]
+        case ["help", *verb]:
+            return [*verb, "--help"]
+        case ["launch", *client]:
+            return ["run", *client]
+    return arguments
 
 
 class VerbGroup(TyperGroup):
@@ -177,7 +192,7 @@ def _run() -> None:
     # As Ctrl-C does, so that unfinished work is undone.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(words_of(sys.argv[1:]), standalone_mode=False))
     except NoArgsIsHelpError as why:
         why.show()
         sys.exit(Exit.USAGE)
@@ -215,6 +230,7 @@ def _one_line(error: UsageError) -> str:
     """Message for an unparsable command line, with a help pointer."""
     message = " ".join(error.format_message().split()).rstrip(".")
     message = message.replace(NO_INTEGER, "not a whole number")
+    message = AT_LEAST.sub(r"must be at least \1", message)
     if "mlx-stack " in message or error.ctx is None:
         return message
     return f"{message}; see `{error.ctx.command_path} --help`"

@@ -10,8 +10,10 @@ from typing import Any
 import msgspec.inspect as mi
 import msgspec.json
 import yaml
+from msgspec import Struct
 
 from mlxstack.core.preset import ModelSpec, Preset, ServiceKind, Speculation
+from mlxstack.core.units import Unit, bytes_in, seconds_in, tokens_in
 
 # What PyYAML raises for the 99th day of a month, for a number without digits, for `!!bool maybe`.
 UNBUILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -42,14 +44,21 @@ PlainYamlLoader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789
 
 
 PRESET = mi.type_info(Preset)
-TOKENS = re.compile(r"(\d+)([km]?)")
-TOKEN_KEYS = (
-    ("slots", "n_ctx"),
-    ("prefill", "chunk_size"),
-    ("kv", "quantized_start"),
-    ("sampling", "max_tokens"),
-)
-"""Keys that take numbers of tokens such as `64k`."""
+TOKEN_KEYS = frozenset({"n_ctx", "chunk_size", "quantized_start", "max_tokens"})
+"""Keys of numbers of tokens."""
+
+
+class ShortForm(Struct, frozen=True):
+    """Short form of amounts: how it is read, a JSON schema's pattern of it, and an example."""
+
+    unit: Unit
+    pattern: str
+    example: str
+
+
+TOKENS = ShortForm(tokens_in, "^[0-9]+[kKmM]$", "64k")
+BYTES = ShortForm(bytes_in, r"^[0-9]+(\.[0-9]+)? ?[kKmMgGtT]?i?[bB]?$", "20GB")
+SECONDS = ShortForm(seconds_in, r"^[0-9]+(\.[0-9]+)? ?[smhdwSMHDW]$", "30d")
 
 RENAMED = {
     "pace.max_bite": "prefill.chunk_size",
@@ -92,13 +101,31 @@ def json_schema() -> dict[str, Any]:
 
 
 def _allow_short_forms(form: dict[str, Any], sections: dict[str, Any]) -> None:
-    """Accept the short forms of `normalized`: `model: ID`, tokens as `64k`."""
+    """Accept the short forms of `normalized`: `model: ID`, amounts with units, lists of one."""
     form["properties"]["model"] = {"anyOf": [{"type": "string"}, form["properties"]["model"]]}
-    for section, key in TOKEN_KEYS:
-        name = form["properties"][section]["$ref"].rpartition("/")[2]
-        fields = sections[name]["properties"]
-        short = {"type": "string", "pattern": "^[0-9]+[kKmM]$"}
-        fields[key] = {"anyOf": [fields[key], short]}
+    for section in sections.values():
+        fields = section.get("properties", {})
+        for key, field in fields.items():
+            short = short_form(key)
+            if short is not None:
+                fields[key] = {"anyOf": [field, {"type": "string", "pattern": short.pattern}]}
+            elif field.get("type") == "array" and _takes_texts(field.get("items", {})):
+                fields[key] = {"anyOf": [field, {"type": "string"}]}
+
+
+def _takes_texts(items: dict[str, Any]) -> bool:
+    return any(kind.get("type") == "string" for kind in items.get("anyOf", [items]))
+
+
+def short_form(key: str) -> ShortForm | None:
+    """Short form of the amounts that a key takes, by its name."""
+    if key in TOKEN_KEYS:
+        return TOKENS
+    if key.endswith("_bytes"):
+        return BYTES
+    if key.endswith("_s") and not key.endswith("_per_s"):
+        return SECONDS
+    return None
 
 
 def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
@@ -114,6 +141,12 @@ def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
             return None
         shape = below
     return shape
+
+
+def _texts_in(shape: mi.Type) -> mi.Type:
+    """Text among the kinds of a value, else the shape itself."""
+    kinds = shape.types if isinstance(shape, mi.UnionType) else ()
+    return next((kind for kind in kinds if isinstance(kind, mi.StrType)), shape)
 
 
 def _section_in(shape: mi.Type) -> mi.Type:
@@ -195,6 +228,12 @@ def parse(raw: str, shape: mi.Type) -> Any:
         return raw
 
 
+def allowed(keys: Keys) -> str:
+    """Allowed values of a key as text: `a number above 0, such as 30d`."""
+    short = short_form(str(keys[-1]))
+    return meaning(at(keys)) + (f", such as {short.example}" if short is not None else "")
+
+
 def meaning(shape: mi.Type | None) -> str:
     """Allowed values as text: `a whole number from 1 to 256`."""
     match shape:
@@ -228,29 +267,28 @@ def _meaning_of_one(shape: mi.Type | None) -> str:
 
 
 def normalized(values: dict[str, Any]) -> dict[str, Any]:
-    """Expand short forms: `model: ID`, tokens as `64k`, `KEY: off`."""
-    result: dict[str, Any] = _with_off(values, PRESET)
+    """Expand short forms: `model: ID`, amounts with units, lists of one, `KEY: off`."""
+    result: dict[str, Any] = _expanded(values, PRESET)
     if isinstance(result.get("model"), str):
         result["model"] = {"id": result["model"]}
-    for section, key in TOKEN_KEYS:
-        inside = result.get(section)
-        if isinstance(inside, dict) and isinstance(inside.get(key), str):
-            result[section] = {**inside, key: whole_tokens(inside[key])}
     return result
 
 
-def _with_off(values: Any, shape: mi.Type | None) -> Any:
-    """Restore `off` where YAML 1.1 read false, for text keys."""
+def _expanded(values: Any, shape: mi.Type | None, key: str = "") -> Any:
+    """Values in their long form; what cannot be read stays for a later refusal."""
     if isinstance(values, dict):
-        known = children(shape) if shape is not None else {}
-        return {key: _with_off(value, known.get(key)) for key, value in values.items()}
-    return "off" if values is False and isinstance(shape, mi.EnumType) else values
-
-
-def whole_tokens(text: str) -> int | str:
-    """`64k` as 65536 and `1m` as 1048576; other texts as they are."""
-    match = TOKENS.fullmatch(text.strip().lower())
-    return int(match[1]) * 1024 ** " km".index(match[2] or " ") if match else text
+        known = children(_section_in(shape)) if shape is not None else {}
+        return {name: _expanded(value, known.get(name), name) for name, value in values.items()}
+    if values is False and isinstance(shape, mi.EnumType):
+        return "off"
+    if not isinstance(values, str):
+        return values
+    if isinstance(shape, mi.VarTupleType):
+        is_one = isinstance(_texts_in(shape.item_type), mi.StrType) and values[:1] != "["
+        return [values] if is_one else values
+    short = short_form(key)
+    amount = short.unit(values) if short is not None and shape is not None else None
+    return values if amount is None else amount
 
 
 def shown(value: Any) -> str:

@@ -514,10 +514,10 @@ def _complaint(document: SourcedDocument, message: str) -> str:
     missing = re.search(r"missing required field `(.+)`", what)
     if missing:
         keys = (*keys, missing[1])
-        right = schema.meaning(schema.at(keys))
+        right = schema.allowed(keys)
         return f"{document.location(keys)}: `{dotted(keys)}` is missing; it must be {right}"
     shown = schema.shown(_value(document.values, keys))
-    right = schema.meaning(schema.at(keys))
+    right = schema.allowed(keys)
     return f"{document.location(keys)}: {dotted(keys)} is {shown}, but must be {right}"
 
 

@@ -286,10 +286,11 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def gguf_refusal(folder: Path) -> SetupError:
-    """Refusal of GGUF files, with the remedy."""
+def gguf_refusal(path: Path) -> SetupError:
+    """Refusal of a GGUF file, or of a folder with some, with the remedy."""
+    what = "is a GGUF file" if path.is_file() else "holds GGUF files"
     return SetupError(
-        f"{folder} holds GGUF files, which llama.cpp reads; get the MLX version of this model, "
+        f"{path} {what}, which llama.cpp reads; get the MLX version of this model, "
         "such as one of mlx-community on the hub"
     )
 

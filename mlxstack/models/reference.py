@@ -10,7 +10,7 @@ from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
 from mlxstack.core.errors import SetupError
 from mlxstack.host.home import Home
 from mlxstack.models.folder_check import check_startable
-from mlxstack.models.model_files import CONFIG
+from mlxstack.models.model_files import CONFIG, gguf_refusal
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 REPOSITORY = re.compile(r"models--(.+?)--(.+)")
@@ -51,6 +51,7 @@ def resolve(given: str, home: Home) -> Reference:
     if folder is not None:
         return _of_folder(folder)
     if given == BUILTIN_MODEL or not HUB_ID.fullmatch(given):
+        _refuse_file(expanded(given))
         if is_folder(given):
             raise SetupError(
                 f"there is no folder {expanded(given)}; give a preset, a hub id or a model folder"
@@ -59,6 +60,15 @@ def resolve(given: str, home: Home) -> Reference:
         presets.find(given, home)
     local = lm_studio_model(given)
     return Reference(str(local or given), service_name(given.rpartition("/")[2]))
+
+
+def _refuse_file(path: Path) -> None:
+    """Raise SetupError for a file of weights in place of its folder."""
+    if not path.is_file():
+        return
+    if path.suffix.lower() == ".gguf":
+        raise gguf_refusal(path)
+    raise SetupError(f"{path} is a file; give the folder of the model, {path.parent}")
 
 
 def lm_studio_folders() -> list[Path]:

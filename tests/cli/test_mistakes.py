@@ -3,10 +3,12 @@
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+from mlxstack import __version__
 from mlxstack.cli.main import ELSEWHERE, app
 from tests.cli.terminal import Shell, run
 
@@ -54,7 +56,13 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("kill demo", 2, ("there is no `kill` here; use `mlx-stack down`",)),
     ("serve qwen3-coder-30b-a3b", 2, ("use `mlx-stack up qwen3-coder-30b-a3b`",)),
     ("serve", 2, ("use `mlx-stack up MODEL`",)),
-    ("launch claude", 2, ("use `mlx-stack run CLIENT`",)),
+    ("launch claude", 3, ("no service is running",)),
+    ("up --slots 0 demo", 2, ("must be at least 1",)),
+    (
+        "up {gguf}/model.Q4_K_M.gguf",
+        5,
+        ("model.Q4_K_M.gguf is a GGUF file, which llama.cpp reads",),
+    ),
     ("login", 2, ("use `hf auth login`",)),
     ("search qwen", 2, ("no `search` here; use https://huggingface.co/mlx-community, then",)),
     ("update", 2, ("no `update` here; use git pull in the clone", "docs/installation.md")),
@@ -128,6 +136,14 @@ def test_a_first_mistake_gets_one_line_with_cause_and_remedy(
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
     for word in expected:
         assert word in done.stderr
+
+
+def test_words_of_similar_tools_do_what_they_say(tmp_path: Path) -> None:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "MLX_STACK_HOME": str(tmp_path)}
+    versions = {run([word], env).stdout for word in ("version", "-V", "--version")}
+    assert versions == {f"mlx-stack {__version__}\n"}
+    assert run(["help", "up"], env).stdout == run(["up", "--help"], env).stdout
+    assert run(["help"], env).stdout == run(["--help"], env).stdout
 
 
 def test_there_are_twenty_of_them() -> None:

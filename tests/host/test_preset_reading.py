@@ -269,6 +269,26 @@ def test_a12_command_line_over_environment_over_file_over_extends(
     assert loaded.origins["model.id"].endswith("demo.yaml:5")
 
 
+def test_amounts_have_units_and_a_text_is_a_list_of_one(tmp_path: Path, home: Home) -> None:
+    lines = (
+        "prefix_cache: {disk: {max_bytes: 20GB, max_age_s: 30d}}",
+        "server: {drain_s: 2m, max_body_bytes: 1.5 MiB, idle_unload_s: null}",
+        "slots: {n_ctx: 32k}",
+    )
+    path = written(tmp_path, "\n".join(("model: demo", *lines)))
+    env = {"MLX_STACK_SERVER_API_KEYS": "sesame"}
+    over = [*from_environment(env), from_option("server.idle_unload_s=15m")]
+    preset = presets.load(path, home, over).preset
+    assert preset.prefix_cache.disk.max_bytes == 20 * 2**30
+    assert preset.prefix_cache.disk.max_age_s == 30 * 86_400
+    assert (preset.server.drain_s, preset.server.idle_unload_s) == (120, 900)
+    assert preset.server.max_body_bytes == 3 * 2**19
+    assert preset.slots.n_ctx == 32_768
+    assert preset.server.api_keys == ("sesame",)
+    with pytest.raises(SetupError, match=r"max_bytes is `much`, but .* or null, such as 20GB"):
+        presets.load("demo", home, [from_option("prefix_cache.disk.max_bytes=much")])
+
+
 def test_off_is_a_word_where_a_key_wants_one(tmp_path: Path, home: Home) -> None:
     lines = ("speculation: off", "prefix_cache: {anticipate: off}", "server: {prevent_sleep: off}")
     text = "\n".join(("model: demo", *lines))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.cli.units import size
 from mlxstack.config import presets
-from mlxstack.config.preset_schema import PRESET, bare, meaning
+from mlxstack.config.preset_schema import PRESET, bare, meaning, short_form
 from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import Preset, ServiceKind
@@ -187,6 +187,8 @@ def _key(path: str, field: mi.Field) -> tuple[str, str, str, str]:
     held = bare(field.type)
     item = held.item_type if isinstance(held, mi.VarTupleType) else None
     kind = "a list of sections" if isinstance(item, mi.StructType) else meaning(held)
+    short = short_form(path.rpartition(".")[2])
+    kind += f", such as `{short.example}`" if short is not None else ""
     return f"`{path}`", kind, shown, description(field)
 
 
