@@ -21,8 +21,8 @@ Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.
 class ServiceOptions(NamedTuple):
     """A service by its options `--name` and `--url`; the only one without."""
 
-    name: str | None = None
-    url: str | None = None
+    name: Name = None
+    url: Url = None
 
     def ask(self, question: "Question[T]", *, is_of_all: bool = False) -> T:
         """Send one request.

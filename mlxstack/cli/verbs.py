@@ -3,21 +3,20 @@
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
 
 from mlxstack.cli.exit_codes import Exit
 from mlxstack.cli.output import as_json, say
-from mlxstack.cli.service_request import Name, ServiceOptions, Url
+from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.start_choice import StartChoice
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 OPTION = Parameter.KEYWORD_ONLY
 JSON = Parameter("json", OPTION, default=False, annotation=Json)
-SERVICE = [
-    Parameter("name", OPTION, default=None, annotation=Name),
-    Parameter("url", OPTION, default=None, annotation=Url),
-]
+OPTION_GROUPS = (ServiceOptions, StartChoice)
+"""Options that several verbs have, which a verb takes as one parameter."""
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -36,7 +35,7 @@ class VerbResult(NamedTuple):
 class VerbApp(typer.Typer):
     """Group of verbs; those that return a VerbResult have `--json`.
 
-    ServiceOptions are given as `--name` and `--url`.
+    Each field of an option group, such as `--url` of ServiceOptions, is an option of its own.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -72,24 +71,37 @@ def command_of(verb: Callable[..., Any]) -> Callable[..., None]:
     """Function with the options of a verb, which prints its VerbResult."""
     own = signature(verb)
     is_printed = own.return_annotation is VerbResult
-    parameters = [one.replace(kind=OPTION) for one in own.parameters.values()]
-    of_service = [i for i, one in enumerate(parameters) if one.annotation is ServiceOptions]
-    for i in of_service:
-        parameters[i : i + 1] = SERVICE
+    groups = {one.name: one.annotation for one in own.parameters.values()}
+    groups = {name: kind for name, kind in groups.items() if kind in OPTION_GROUPS}
+    parameters: list[Parameter] = []
+    for parameter in own.parameters.values():
+        if parameter.name in groups:
+            parameters += _options_of(groups[parameter.name])
+        else:
+            parameters.append(parameter.replace(kind=OPTION))
     if is_printed:
         parameters.append(JSON)
 
     @wraps(verb)
     def run(**given: Any) -> None:
         is_json = is_printed and given.pop("json")
-        if of_service:
-            given["service"] = ServiceOptions(given.pop("name"), given.pop("url"))
+        for name, kind in groups.items():
+            given[name] = kind(**{field: given.pop(field) for field in kind._fields})
         result = verb(**given)
         if is_printed:
             _print(result, is_json)
 
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _options_of(group: Any) -> list[Parameter]:
+    """One parameter for each field of an option group."""
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(field, OPTION, default=group._field_defaults[field], annotation=hints[field])
+        for field in group._fields
+    ]
 
 
 def _print(result: VerbResult, is_json: bool) -> None:

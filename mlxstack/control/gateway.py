@@ -163,11 +163,29 @@ def prepare(
     """
     room = room_in(home, this_memory(os.environ))
     found = plan(name, wanted, home, room, linger_s, of_disk=of_disk, **listening)
-    for one in found.spec.members:
-        if (running := owner(home, one.name)) is not None:
-            raise start.already_running(running)
-    start.check_port(found.spec.server, home)
+    check_free(found, home)
     return write(found, home)
+
+
+def check_free(gateway: GatewayPlan, home: Home) -> None:
+    """Raise Taken for a running member or a busy port."""
+    for member in gateway.spec.members:
+        running = owner(home, member.name)
+        if running is not None:
+            raise start.already_running(running)
+    start.check_port(gateway.spec.server, home)
+
+
+def room_of(name: str, home: Home) -> MemoryRoom:
+    """Memory next to all services but the gateway `name`."""
+    room = room_in(home, this_memory(os.environ), name)
+    others = {service: n_bytes for service, n_bytes in room.others.items() if service != name}
+    return replace(room, others=others)
+
+
+def grace_s(drain_s: float, members_s: Iterable[float]) -> float:
+    """Seconds that a gateway may take to stop its members and itself."""
+    return drain_s + max(members_s) + 2 * STOP_S
 
 
 def plan(
@@ -384,7 +402,7 @@ def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
     file = home.gateway_file(spec.name)
     make_private(file.parent)
     write_json(file, spec)
-    members_s = max(one.service.patience.grace_s for one in spec.members)
+    members_s = (member.service.patience.grace_s for member in spec.members)
     return ServiceSpec(
         name=spec.name,
         root=str(home.root),
@@ -392,7 +410,7 @@ def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
         url=start.url_of(spec.server),
         worker=(sys.executable, "-m", "mlxstack.gateway", str(file)),
         env={"MLX_STACK_HOME": str(home.root)} | start.QUIET,
-        patience=RestartPolicy(grace_s=spec.server.drain_s + members_s + 2 * STOP_S),
+        patience=RestartPolicy(grace_s=grace_s(spec.server.drain_s, members_s)),
     )
 
 

@@ -25,7 +25,7 @@ RETRY_S = 30
 class LoginJob(Struct, frozen=True):
     """Login job: `command` in `cwd` with `env`; drains for `stop_s` seconds.
 
-    `log` takes what is said outside of the service's own log.
+    launchd, which has no journal, writes errors from before the service's own log to `log`.
     """
 
     name: str
@@ -47,8 +47,8 @@ class ServiceUnit(Struct, frozen=True):
     text: str
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
+    remark: str
     probe: tuple[str, ...] = ()
-    remark: str = ""
 
 
 def unit_of(job: LoginJob, env: Mapping[str, str], platform: str = sys.platform) -> ServiceUnit:
@@ -116,8 +116,8 @@ def systemd(job: LoginJob, config: Path) -> ServiceUnit:
         f"ExecStart={' '.join(_word(one.replace('$', '$$')) for one in job.command)}",
         f"WorkingDirectory={_plain(job.cwd)}",
         *(f"Environment={_word(f'{key}={value}')}" for key, value in job.env.items()),
-        "StandardOutput=null",
-        f"StandardError=append:{_plain(job.log)}",
+        "StandardOutput=journal",
+        "StandardError=journal",
         "UMask=0077",
         "KillMode=mixed",
         f"TimeoutStopSec={int(job.stop_s + SPARE_S)}",
@@ -139,7 +139,8 @@ def systemd(job: LoginJob, config: Path) -> ServiceUnit:
             (*control, "restart", name),
         ),
         stop=((*control, "disable", "--now", name),),
-        remark="it runs while you are logged in; `loginctl enable-linger` keeps it beyond that",
+        remark="it runs while you are logged in; `loginctl enable-linger` keeps it beyond that; "
+        f"`journalctl --user -u {name}` shows its log, as `mlx-stack logs {job.name}` does",
     )
 
 

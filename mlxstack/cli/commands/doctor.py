@@ -4,10 +4,10 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from mlxstack.cli.commands.up import HostsOption
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import Misuse, failed_if
 from mlxstack.cli.output import table
+from mlxstack.cli.start_choice import HostsOption
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:

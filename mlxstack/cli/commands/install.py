@@ -4,22 +4,24 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Set
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import failed_if
 from mlxstack.cli.output import emit, note
+from mlxstack.cli.start_choice import StartChoice
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
-    from mlxstack.config.presets import LoadedPreset
     from mlxstack.control.service_units import ServiceUnit
+    from mlxstack.control.start import StartRequest
     from mlxstack.core.preset import Preset
+    from mlxstack.host.home import Home
 
 PLACES = (
     "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_XET_CACHE", "HF_TOKEN_PATH",
@@ -42,27 +44,38 @@ KILL_S = 5.0
 
 UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
 
-Named = Annotated[str, preset_argument("A preset's name, or a path to one.")]
 Service = Annotated[str, preset_argument("The service's name, or its preset.")]
 
 
 @finishes("show")
 def install(
-    preset: Named,
+    choice: StartChoice,
     show: Annotated[bool, typer.Option("--print", help="Print the unit only.")] = False,
-    sets: Set = None,
 ) -> VerbResult:
-    """Start a preset at every login, by launchd or systemd."""
-    loaded = _loaded(preset, sets or [])
-    unit = _unit(preset, sets or [], loaded, is_printed=show)
+    """Start a service at every login, by launchd or systemd.
+
+    It takes the models and options of `up`: several models, those of a mode or all on this disk
+    get one address, a gateway.
+    """
+    from mlxstack.control import start
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
+    choice.check()
+    requests = choice.requests(home)
+    presets = [start.resolve(request, home).preset for request in requests]
+    unit = _unit(choice, presets, home, is_printed=show)
     if show:
         if left := [name for name in (*SECRETS, *KEPT_VARIABLES) if _is_secret(name)]:
             note(f"without {', '.join(left)}, which only the installed file holds")
-        return VerbResult(unit, lambda: emit(unit.text))
-    _write(unit, loaded.preset)
-    failed = _first_failure(unit.start)
-    if unit.remark:
         note(unit.remark)
+        return VerbResult(unit, lambda: emit(unit.text))
+    if choice.is_gateway:
+        _write_gateway(unit, choice, requests, home)
+    else:
+        _write(unit, presets[0], home)
+    failed = _first_failure(unit.start)
+    note(unit.remark)
     told = ""
     if failed is None:
         remedy = f"remove it with `mlx-stack uninstall {unit.name}`"
@@ -85,26 +98,53 @@ def uninstall(service: Service) -> VerbResult:
     return VerbResult(facts, f"{unit.path} is removed")
 
 
-def _write(unit: "ServiceUnit", preset: "Preset") -> None:
-    """Write the unit file (0600), after stopping the older unit's service.
+def _write(unit: "ServiceUnit", preset: "Preset", home: "Home") -> None:
+    """Write the unit of one model.
 
     Raises SetupError and Taken where `up` would: nothing starts such a unit again.
     """
     from mlxstack.control import start
-    from mlxstack.host import services
-    from mlxstack.host.home import home_from
 
-    home = home_from(os.environ)
-    start.warn_of_variables()
     start.check_memory(preset, home)
     start.check_files(preset)
+
+    def check_free() -> None:
+        if preset.server.port:
+            start.check_port(preset.server, home)
+
+    _replace_unit(unit, home, check_free)
+
+
+def _write_gateway(
+    unit: "ServiceUnit", choice: StartChoice, requests: "list[StartRequest]", home: "Home"
+) -> None:
+    """Write the unit of a gateway. Raises SetupError, Taken."""
+    from mlxstack.control import gateway, start
+
+    room = gateway.room_of(unit.name, home)
+    plan = gateway.plan(
+        unit.name, requests, home, room, of_disk=choice.any_model, **choice.listening
+    )
+    for member in plan.members:
+        start.check_files(member.preset)
+    _replace_unit(unit, home, lambda: gateway.check_free(plan, home))
+
+
+def _replace_unit(unit: "ServiceUnit", home: "Home", check_free: Callable[[], None]) -> None:
+    """Write the unit file (0600) after stopping the older unit's service.
+
+    Raises Taken for a service of this name that no unit started, and what `check_free` raises.
+    """
+    from mlxstack.control import start
+    from mlxstack.host import services
+
+    start.warn_of_variables()
     if unit.path.exists():
         _stop(unit)
-    with services.starting(home, preset.name, waits=True) as running:
+    with services.starting(home, unit.name, waits=True) as running:
         if running is not None:
             raise start.already_running(running)
-    if preset.server.port:
-        start.check_port(preset.server, home)
+    check_free()
     unit.path.parent.mkdir(parents=True, exist_ok=True)
     services.write_atomic(unit.path, unit.text.encode())
 
@@ -126,16 +166,11 @@ def _stop(unit: "ServiceUnit") -> str | None:
 
 
 def _installed(wanted: str) -> "ServiceUnit":
-    """Unit of a service, by its name or its preset."""
-    from mlxstack.config.presets import is_path
+    """Unit of a service, by its name, its preset or its model."""
     from mlxstack.control.service_units import LoginJob, unit_of
-    from mlxstack.core.errors import NotFound, SetupError
+    from mlxstack.core.errors import NotFound
 
-    names = [] if is_path(wanted) else [wanted]
-    try:
-        names.append(_loaded(wanted, []).preset.name)
-    except SetupError:
-        names.append(Path(wanted).stem if is_path(wanted) else wanted)
+    names = _service_names(wanted)
     units = [unit_of(LoginJob(name, (), "", {}, "", 0.0), os.environ) for name in names]
     for unit in units:
         if unit.path.exists():
@@ -146,27 +181,54 @@ def _installed(wanted: str) -> "ServiceUnit":
     raise NotFound(f"`{wanted}` is not installed: there is no {path}; {installed}")
 
 
+def _service_names(wanted: str) -> list[str]:
+    """Possible service names of a preset or model, which may be gone."""
+    from mlxstack.config import presets
+    from mlxstack.control import start
+    from mlxstack.core.errors import SetupError
+    from mlxstack.host.home import home_from
+    from mlxstack.models.reference import service_name
+
+    home = home_from(os.environ)
+    is_file = wanted.endswith(presets.ENDINGS)
+    name = service_name(Path(wanted).stem if is_file else Path(wanted).name)
+    if not presets.is_known(wanted, home):
+        return [name]
+    try:
+        request = start.StartRequest(wanted, (), Path.cwd())
+        own = start.resolve(request, home).preset.name
+    except SetupError:
+        return [name]
+    return [own, name] if is_file else [name, own]
+
+
 def _unit(
-    preset: str, sets: list[str], loaded: "LoadedPreset", *, is_printed: bool
+    choice: StartChoice, presets: "list[Preset]", home: "Home", *, is_printed: bool
 ) -> "ServiceUnit":
-    """Unit of `up`, with paths relative to where it was installed."""
-    from mlxstack.config.presets import from_anywhere, variables
+    """Unit that runs `up --foreground` with this choice and its variables.
+
+    Paths in settings are relative to the folder of the installation.
+    """
+    from mlxstack.config.presets import variables
+    from mlxstack.control import gateway
     from mlxstack.control.service_units import LoginJob, unit_of
     from mlxstack.control.start import SAVING_S
-    from mlxstack.host.home import home_from
 
-    home, server = home_from(os.environ), loaded.preset.server
     over = [name for name in variables() if name in os.environ]
     kept = [name for name in (*KEPT_VARIABLES, *SECRETS, *over) if name in os.environ]
     env = {name: _kept_value(name) for name in kept if not (is_printed and _is_secret(name))}
-    up = (sys.executable, "-m", "mlxstack.cli.main", "up", from_anywhere(preset), "--foreground")
+    name = choice.gateway_name if choice.is_gateway else presets[0].name
+    stop_s = [preset.server.drain_s + SAVING_S for preset in presets]
+    up = (sys.executable, "-m", "mlxstack.cli.main", "up")
     job = LoginJob(
-        name=loaded.preset.name,
-        command=(*up, *(word for text in sets for word in ("--set", text))),
-        cwd=str(Path.cwd() if sets or over else home.root),
+        name=name,
+        command=(*up, *choice.arguments(home), "--foreground"),
+        cwd=str(Path.cwd() if choice.sets or over else home.root),
         env={"MLX_STACK_HOME": str(home.root), **env},
-        log=str(home.supervisor_log(loaded.preset.name)),
-        stop_s=server.drain_s + SAVING_S,
+        log=str(home.supervisor_log(name)),
+        stop_s=gateway.grace_s(presets[0].server.drain_s, stop_s)
+        if choice.is_gateway
+        else stop_s[0],
     )
     return unit_of(job, os.environ)
 
@@ -181,15 +243,10 @@ def _is_secret(name: str) -> bool:
 def _kept_value(name: str) -> str:
     """Value of a variable for a unit, with an absolute path."""
     value = os.environ[name]
+    if name == "PATH":
+        folders = dict.fromkeys(value.split(os.pathsep))
+        return os.pathsep.join(folder for folder in folders if Path(folder).is_dir())
     return str(Path(value).expanduser().absolute()) if name in PLACES and value else value
-
-
-def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
-    from mlxstack.control import start
-    from mlxstack.host.home import home_from
-
-    wanted = start.StartRequest(preset, tuple(sets), Path.cwd())
-    return start.resolve(wanted, home_from(os.environ))
 
 
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:

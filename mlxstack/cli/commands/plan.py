@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Set
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.start_choice import Set
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Ctx, KvBits, Set, Slots
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.output import as_json, note, say, table
+from mlxstack.cli.start_choice import Ctx, KvBits, Set, Slots
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbApp, VerbResult

@@ -28,8 +28,9 @@ def serve(
 def _run_up(arguments: list[str]) -> None:
     """Run `up` with these arguments, as typed."""
     from mlxstack.cli.commands.up import up
+    from mlxstack.cli.verbs import VerbApp
 
-    command = typer.Typer()
+    command = VerbApp()
     command.command()(up)
     typer.main.get_command(command)(arguments, standalone_mode=False)
 

@@ -5,15 +5,15 @@ import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from mlxstack.cli.completion import preset_argument, preset_names, service_argument, service_option
+from mlxstack.cli.completion import preset_names, service_argument, service_option
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, say, spinner
+from mlxstack.cli.start_choice import StartChoice
 from mlxstack.cli.streams import finishes
-from mlxstack.cli.units import tokens_of
 from mlxstack.cli.verbs import Json
 
 if TYPE_CHECKING:
@@ -25,24 +25,8 @@ if TYPE_CHECKING:
     from mlxstack.host.services import ServiceSpec, ServiceState
     from mlxstack.planner.derived_preset import DerivedPreset
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as slots.count=5."),
-]
-Ctx = Annotated[
-    int | None,
-    typer.Option(
-        "--ctx", metavar="TOKENS", parser=tokens_of, help="Context per slot, such as 64k."
-    ),
-]
-Slots = Annotated[int | None, typer.Option("--slots", min=1, max=256, help="Number of slots.")]
-KvBits = Annotated[int | None, typer.Option("--kv-bits", help="KV precision: 16, 8 or 4.")]
 COMPARED = ("model", "kind", "slots", "kv", "sampling", "speculation", "batch")
 """Sections of a preset that a running service is compared by."""
-
-ONE_MODEL = "--ctx, --slots, --kv-bits, --draft, --hosts and --dry-run"
-FRONT = "gateway"
-"""Name of a gateway that has none."""
 
 TEXT = '{"prompt": "The capital of France is", "max_tokens": 60}'
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
@@ -58,44 +42,16 @@ Model = Annotated[
 ]
 
 
-Draft = Annotated[
-    str | None,
-    typer.Option("--draft", metavar="MODEL", help="Small model that drafts for this one."),
-]
-ModeOption = Annotated[
-    str | None, typer.Option("--mode", help="The members of this mode, at one address.")
-]
-AnyModel = Annotated[
-    bool, typer.Option("--any-model", help="Every model on this disk, at one address.")
-]
 IfNeeded = Annotated[
     bool, typer.Option("--if-needed", help="With --foreground: succeed when it is already running.")
-]
-HostsOption = Annotated[
-    str | None,
-    typer.Option(metavar="A,B", help="Machines that compute it together, this one first."),
 ]
 
 
 @finishes("foreground", "dry_run")
-def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
-    models: Annotated[
-        list[str] | None,
-        preset_argument("Preset, hub id or model folder. Several get one address.", "MODEL"),
-    ] = None,
-    mode: ModeOption = None,
-    any_model: AnyModel = False,
-    ctx: Ctx = None,
-    slots: Slots = None,
-    kv_bits: KvBits = None,
-    draft: Draft = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    hosts: HostsOption = None,
+def up(
+    choice: StartChoice,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay attached.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
-    sets: Set = None,
     json: Json = False,
     if_needed: IfNeeded = False,
 ) -> None:
@@ -109,30 +65,23 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     """
     from mlxstack.control import start
     from mlxstack.host.home import home_from
-    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
-    home, models = home_from(os.environ), models or []
+    home = home_from(os.environ)
     options = StartOptions(foreground, if_needed, json)
-    if bool(models or any_model) == (mode is not None):
-        raise Misuse("give a preset, hub id or model folder, a mode with --mode, or --any-model")
-    if any_model or len(models) != 1:
-        if ctx or slots or kv_bits or draft or hosts or dry_run:
-            raise Misuse(f"{ONE_MODEL} go with one model")
-        front = Front(name or mode or FRONT, mode, host, port, any_model)
-        _up_gateway(front, models, tuple(sets or ()), options)
+    choice.check()
+    if choice.is_gateway:
+        if dry_run:
+            raise Misuse("--dry-run goes with one model")
+        _up_gateway(choice, options)
         return
-    texts = _settings(
-        {"server.host": host, "server.port": port, "name": name, "model.draft": draft}, hosts
-    )
-    sizes = SlotSizes(slots, ctx, kv_bits)
-    request = start.request_for(models[0], home, sizes, (*(sets or ()), *texts))
+    [request] = choice.requests(home)
     loaded = start.resolve(request, home)
     if request.file is not None and not json:
         _show_reasons(request.file.preset)
     if dry_run:
         _show_resolved(loaded, json)
     elif not _is_member(home, request, loaded, json):
-        _up_one(request, loaded, port, options)
+        _up_one(request, loaded, choice.port, options)
 
 
 class StartOptions(NamedTuple):
@@ -168,14 +117,6 @@ def _is_member(home: "Home", wanted: "StartRequest", loaded: "LoadedPreset", jso
         plan = found.gateway.plan
         say(f"{found.member} is a member of `{plan.name}` at {plan.url}, started on request")
     return True
-
-
-def _settings(given: dict[str, str | int | None], hosts: str | None) -> list[str]:
-    """Options as settings, as `--set` takes them; a draft model switches drafts on."""
-    texts = [f"{key}={value}" for key, value in given.items() if value is not None]
-    if given["model.draft"] is not None:
-        texts.append("speculation=auto")
-    return texts if hosts is None else [*texts, f"hosts=[{hosts}]"]
 
 
 def _up_one(
@@ -239,58 +180,23 @@ def _started(plan: "ServiceSpec", timeout_s: float) -> "Started":
         raise
 
 
-class Front(NamedTuple):
-    """Start request of a gateway."""
-
-    name: str
-    mode: str | None
-    host: str | None
-    port: int | None
-    is_any: bool = False
-
-
-def _wanted(
-    front: Front, models: list[str], sets: tuple[str, ...], home: "Home"
-) -> "list[StartRequest]":
-    """Start requests of a gateway's members."""
-    from mlxstack.control import gateway, mode_switch
-    from mlxstack.control.start import request_for
-    from mlxstack.policy.memory.capacity_advice import SlotSizes
-
-    if front.mode is not None:
-        if sets:
-            raise Misuse(
-                "--set goes with models; the options of a mode's members are in the mode's file"
-            )
-        return mode_switch.requests_of(front.mode, home)
-    if front.is_any:
-        found = gateway.find_all(home, models, sets)
-        for name, why in found.left_out.items():
-            note(f"left out: {name}: {why}")
-        return list(found.wanted)
-    return [request_for(one, home, SlotSizes(), sets) for one in models]
-
-
-def _up_gateway(
-    front: Front, models: list[str], sets: tuple[str, ...], options: StartOptions
-) -> None:
+def _up_gateway(choice: StartChoice, options: StartOptions) -> None:
     from mlxstack.config import modes
     from mlxstack.control import gateway, start
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    wanted = _wanted(front, models, sets, home)
-    given = {"host": front.host, "port": front.port, "strict_models": front.is_any or None}
-    listening: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    wanted = choice.requests(home)
+    name = choice.gateway_name
 
     def prepare() -> "ServiceSpec":
         start.warn_of_variables()
-        plan = gateway.prepare(front.name, wanted, home, of_disk=front.is_any, **listening)
-        if front.mode is not None:
-            modes.mark_active(home, modes.Active(front.mode, (front.name,)))
+        plan = gateway.prepare(name, wanted, home, of_disk=choice.any_model, **choice.listening)
+        if choice.mode is not None:
+            modes.mark_active(home, modes.Active(choice.mode, (name,)))
         return plan.service
 
-    found = _start(home, front.name, prepare, gateway.READY_S, options)
+    found = _start(home, name, prepare, gateway.READY_S, options)
     if isinstance(found, start.Started):
         _tell_gateway(found, options.json)
         return
@@ -299,7 +205,7 @@ def _up_gateway(
     _tell_gateway(start.wait_for(found, gateway.READY_S), options.json)
     names = ", ".join(start.resolve(one, home).preset.name for one in wanted)
     if found.plan.preset != names:
-        note(f"warning: its members differ; `mlx-stack down {front.name}` first")
+        note(f"warning: its members differ; `mlx-stack down {name}` first")
 
 
 def _tell_gateway(started: "Started", json: bool) -> None:
