@@ -101,6 +101,18 @@ def test_one_key_too_few_is_found(model: Any, monkeypatch: pytest.MonkeyPatch) -
     assert found == {f"queries {n}, keys 4,096" for n in (1, 2, 8)}
 
 
+def test_one_key_too_few_is_found_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 1,024 equal keys would be within the rounding of bfloat16."""
+
+    def attend(real: Any, q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        return real(q, k[:, :, :-1], v[:, :, :-1], **options)
+
+    on_device(monkeypatch, mx.fast, "scaled_dot_product_attention", attend)
+    shape = AttentionShape(4, 2, 32, 32, mx.bfloat16, True, False, False)
+    (check,) = kernels._attend(shape, 1, 1024, is_forced=False)
+    assert check.is_fault
+
+
 def test_a_wrong_row_of_a_quantized_product_is_found_and_named(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

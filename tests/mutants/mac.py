@@ -432,11 +432,6 @@ MAC = (
         "tests/mac/test_conditions.py::test_the_version_of_macos_is_read_without_compatibility",
     ),
     Mutant(
-        "a panic report during a soak is a fault", "cli/verification/soak.py",
-        "        and not panics\n", "",
-        "tests/mac/test_soak.py::test_a_panic_report_that_comes_during_the_soak_is_a_fault",
-    ),
-    Mutant(
         "an unloaded model holds no room", "service/calls/idle_unload.py",
         "if service.neighbors is not None:", "if False:",
         "tests/gateway/test_continuity.py::"

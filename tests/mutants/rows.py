@@ -12,6 +12,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.peers import PEERS
 from tests.mutants.sharing import SHARING
 from tests.mutants.strangers import STRANGERS
+from tests.mutants.verification import VERIFICATION
 
 GUARDS = "tests/api/test_guards.py::"
 TENANTS = "tests/api/test_tenants.py::"
@@ -297,6 +298,7 @@ MUTANTS = (
     *LIMITS,
     *FIRST_AID,
     *MAC,
+    *VERIFICATION,
     *FEATURES,
     *CALLS,
     *IMAGES,
