@@ -1,22 +1,16 @@
-"""`status --line`, the verbs of other tools, and the dashboard for Grafana."""
+"""`status --line`, and the verbs of other tools."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from mlxstack.cli.commands.status import line_of
 from mlxstack.control.probe import ServiceHealthLevel, ServiceStatus, SystemStatus
-from tests.api.running import running, tiny_preset
 from tests.patience import PATIENCE_S
-
-ROOT = Path(__file__).parents[2]
-METRIC = re.compile(r"(?:mlxstack_|llamacpp:)[a-z_]+")
 
 pytestmark = pytest.mark.net
 
@@ -59,15 +53,3 @@ def test_verbs_that_people_type_from_habit(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
-
-
-@pytest.mark.mlx
-def test_each_metric_of_the_dashboard_exists(tmp_path: Path) -> None:
-    board = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
-    queries = [query["expr"] for panel in board["panels"] for query in panel["targets"]]
-    named = {name for one in queries for name in METRIC.findall(one)}
-    assert len(queries) >= 10 and all(METRIC.search(one) for one in queries)
-    with running(tiny_preset(tmp_path / "model"), tmp_path / "home") as here:
-        text = httpx.get(here.url + "/metrics", timeout=PATIENCE_S).text
-    known = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
-    assert named <= known, named - known

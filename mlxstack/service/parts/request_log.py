@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
+from prometheus_client import Histogram
 
 from mlxstack.core.engine_events import (
     CacheMiss,
@@ -36,6 +37,9 @@ COSTS = (
     "n_cached", "n_generated", "decode_s", "ttft_s", "saved_s", "n_drafted", "n_accepted", *Phase,
 )  # fmt: skip
 """Fields of a finished request that its view shares with its timings."""
+
+WAITS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+"""Bounds of the histograms of waiting times."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -75,6 +79,18 @@ class RequestLog:
         self._losses: dict[str, MissSums] = {}
         self.last_in_slot: dict[int, Request] = {}
         self.agent_registry = AgentRegistry()
+        self.first_token_times = Histogram(
+            "mlxstack_time_to_first_token_seconds",
+            "Requests with a token, from their arrival to the first one",
+            registry=None,
+            buckets=WAITS_S,
+        )
+        self.queue_times = Histogram(
+            "mlxstack_queue_time_seconds",
+            "Requests with a token, from their arrival to their slot",
+            registry=None,
+            buckets=WAITS_S,
+        )
 
     def begin(self, request: Request, decode: Decode) -> None:
         """Note a submitted request, and the detokenizer of its model."""
@@ -95,6 +111,9 @@ class RequestLog:
                 miss = _miss(request, slot.miss, decode, view) if slot and slot.miss else None
                 entry = LoggedRequest(view, time.time(), miss)
                 self._done.append(msgpack.encode(entry))
+                if view.n_generated:
+                    self.first_token_times.observe(view.ttft_s)
+                    self.queue_times.observe(view.queued_s)
                 if miss is not None:
                     self._count(miss)
                 view = replace(view, miss=miss)

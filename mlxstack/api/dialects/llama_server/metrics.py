@@ -5,7 +5,7 @@ from typing import Any
 
 from litestar import Response, get
 from msgspec import Struct
-from prometheus_client import generate_latest
+from prometheus_client import disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -13,9 +13,13 @@ from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.kv_transfer import PeerView
+from mlxstack.engine.stats import DECODE_STEP_TIMES
 from mlxstack.service.parts.stats import decode_rate, n_processing, prompt_rate
 from mlxstack.service.service import Service
 from mlxstack.text.rendering.renderers import RENDERERS
+
+# In this text format each would be one more gauge per histogram.
+disable_created_metrics()
 
 # Litestar adds the charset to every text.
 MEDIA_TYPE = "text/plain; version=0.0.4"
@@ -133,7 +137,10 @@ class Metrics(Collector):
         yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
         ours = (*_read(OWN_COUNTERS, self._before), *service_counters(self._service))
         yield from _families(CounterMetricFamily, "mlxstack_", ours)
-        losses = {loss.reason: loss for loss in self._service.request_log.losses}
+        requests = self._service.request_log
+        for times in (requests.first_token_times, requests.queue_times, DECODE_STEP_TIMES):
+            yield from times.collect()
+        losses = {loss.reason: loss for loss in requests.losses}
         yield from _labelled("reason", MISS_COUNTERS, losses)
         if peers := self._service.peer_views:
             yield from _labelled("peer", PEER_COUNTERS, {peer.url: peer for peer in peers})
