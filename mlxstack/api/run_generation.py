@@ -21,7 +21,7 @@ from mlxstack.api.streaming import (
     BEAT_S,
     BLANK,
     EARLY_S,
-    FIRST_S,
+    LOOKUP_S,
     PREFIX,
     ClientDisconnected,
     NumberedParts,
@@ -94,24 +94,44 @@ async def answer(
 async def _answer_whole(
     request: AnyRequest, service: Service, orders: Group, renderer: Renderer
 ) -> Response[Any] | Stream:
-    """All replies at once, after `EARLY_S` behind white space.
+    """All replies at once, or behind white space.
 
     Some clients wait no longer than minutes for the head of a response. Raises ClientDisconnected,
     which cancels the work.
     """
     working = asyncio.create_task(_all(service, orders))
+    heading = asyncio.create_task(_until_head(working, orders[0]))
     try:
-        is_done = await _finished(request, working, EARLY_S)
+        await _finished(request, heading, None)
     except BaseException:
         await cancel(working)
         raise
-    if not is_done:
-        known = cache_headers(orders[0], None)
-        return streamed(_early(request, working, renderer), known, "application/json")
+    finally:
+        await cancel(heading)
+    if not working.done():
+        headers = _headers(orders[0], orders[0].assigned)
+        return streamed(_early(request, working, renderer), headers, "application/json")
     replies = working.result()
     first = replies[0]
     headers = _headers(orders[0], first.started, first.ended.work)
     return Response(renderer.whole(replies), headers=headers, media_type="application/json")
+
+
+async def _until_head(working: asyncio.Task[Any], generation: Generation) -> None:
+    """Wait until the head of a whole answer is due.
+
+    Its headers have the figures of the cache as soon as the lookup is done, which takes
+    milliseconds once the request has a slot.
+    """
+    ended, _ = await asyncio.wait({working}, timeout=EARLY_S)
+    if not ended:
+        lookup = asyncio.create_task(generation.lookup.wait())
+        await asyncio.wait(
+            {working, lookup},
+            timeout=max(0.0, LOOKUP_S - EARLY_S),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        await cancel(lookup)
 
 
 async def _early(
@@ -133,10 +153,10 @@ async def _early(
 async def _answer_stream(service: Service, groups: Groups, renderer: Renderer) -> Stream:
     """Stream groups of replies in turn, each group in parallel.
 
-    Headers carry the cache numbers if the first request gets its slot within a second.
+    Headers carry the cache numbers if the first request gets its slot within `LOOKUP_S`.
     """
     generation = groups[0][0]
-    parts = stream_response(service, generation, FIRST_S, BEAT_S)
+    parts = stream_response(service, generation, LOOKUP_S, BEAT_S)
     first = await anext(parts)
     chunks = frames(first, _numbered(service, parts, groups), renderer)
     return streamed(chunks, _headers(generation, first), renderer.media_type)
@@ -201,7 +221,7 @@ def copies(generation: Generation, n: int) -> tuple[Generation, ...]:
 
 
 def _headers(
-    generation: Generation, first: ResponsePart, work: RequestTimings | None = None
+    generation: Generation, first: ResponsePart | None, work: RequestTimings | None = None
 ) -> dict[str, str]:
     """Headers of the cache, of unenforced schemas and of omitted tools."""
     omitted = generation.options.omitted_tools

@@ -52,6 +52,11 @@ FIRST_S = 1.0
 BEAT_S = 10.0
 EARLY_S = 8.0
 """Seconds until a whole answer that is not there begins with white space."""
+LOOKUP_S = 20.0
+"""Seconds until the head of an answer is sent without the lookup of its KV, whose figures it lacks.
+
+Proxies close connections that are silent for 30 seconds.
+"""
 
 # Many clients, httpx among them, split lines at these characters.
 LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}

@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Phase(StrEnum):
+class TTFTPhase(StrEnum):
     """Phase until the first token: the field of its seconds in `RequestTimings`."""
 
     QUEUED = "queued_s"

@@ -471,7 +471,7 @@ def test_g3_a_short_conversation_comes_back_too(model_folder: Path, tmp_path: Pa
 def test_x_9_a_client_that_leaves_leaves_no_trace(
     http: httpx.Client, live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxstack.api.dialects.native.agents.FIRST_S", 0.05)
+    monkeypatch.setattr("mlxstack.api.dialects.native.agents.LOOKUP_S", 0.05)
     turn(http, "gus", RULES, user("hello"))
     cancelled = live.service.engine.snapshot().counters.n_cancelled
     body = {"append": [user("long")], "max_tokens": 800, "ignore_eos": True, "stream": True}

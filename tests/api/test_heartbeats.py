@@ -35,7 +35,7 @@ class Stage(NamedTuple):
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(run_generation, "FIRST_S", 0.05)
+    monkeypatch.setattr(run_generation, "LOOKUP_S", 0.05)
     monkeypatch.setattr(run_generation, "BEAT_S", 0.05)
     service, engine = standing(ServerSpec(port=0))
     engine.loading.set_result(FACTS)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.engine_events import KVSource, Phase, RequestTimings, TokenSampled
+from mlxstack.core.engine_events import KVSource, TTFTPhase, RequestTimings, TokenSampled
 from mlxstack.core.preset import PrefillSpec
 from mlxstack.engine.slots.request_state import PhaseTimer
 from mlxstack.engine.stats import BULK, EngineStats
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
-steps = st.tuples(st.sampled_from(Phase), st.integers(0, 2**20))
+steps = st.tuples(st.sampled_from(TTFTPhase), st.integers(0, 2**20))
 
 
 @pytest.fixture
@@ -38,16 +38,17 @@ def stopped(driver: Driver) -> Iterator[None]:
 
 
 def adds_up(work: RequestTimings) -> bool:
-    return sum(getattr(work, phase) for phase in Phase) == work.ttft_s > 0
+    seconds: list[float] = [getattr(work, phase) for phase in TTFTPhase]
+    return sum(seconds) == work.ttft_s > 0
 
 
 @given(st.lists(steps, max_size=40), st.integers(0, 2**20))
 def test_phases_add_up_to_the_time_until_the_end(
-    changes: list[tuple[Phase, int]], last: int
+    changes: list[tuple[TTFTPhase, int]], last: int
 ) -> None:
     # Ticks of a power of two, so that sums of floats are exact.
-    timer, now, wanted = PhaseTimer(0.0), 0.0, dict.fromkeys(Phase, 0.0)
-    phase = Phase.QUEUED
+    timer, now, wanted = PhaseTimer(0.0), 0.0, dict.fromkeys(TTFTPhase, 0.0)
+    phase = TTFTPhase.QUEUED
     for following, ticks in changes:
         now += ticks / 2**10
         wanted[phase] += ticks / 2**10
@@ -57,16 +58,16 @@ def test_phases_add_up_to_the_time_until_the_end(
     now += last / 2**10
     assert timer.seconds(now) == wanted
     timer.stop(now)
-    timer.enter(Phase.PREFILL, now + 9)
+    timer.enter(TTFTPhase.PREFILL, now + 9)
     assert timer.seconds(now + 99) == wanted
     assert sum(wanted.values()) == now
 
 
 def test_a_clock_that_goes_back_makes_no_negative_phase() -> None:
     timer = PhaseTimer(10.0)
-    timer.enter(Phase.PREFILL, 9.0)
-    timer.enter(Phase.FIRST_TOKEN, 12.0)
-    assert timer.seconds(12.0) == {**dict.fromkeys(Phase, 0.0), Phase.PREFILL: 2.0}
+    timer.enter(TTFTPhase.PREFILL, 9.0)
+    timer.enter(TTFTPhase.FIRST_TOKEN, 12.0)
+    assert timer.seconds(12.0) == {**dict.fromkeys(TTFTPhase, 0.0), TTFTPhase.PREFILL: 2.0}
 
 
 def test_a_prompt_waits_for_the_chunks_of_another_one(driver: Driver) -> None:

@@ -85,6 +85,7 @@ class StandIn:
         self.silent_s = 0.0
         self.is_dead = False
         self.is_full = False
+        self.is_queueing = False
         self.asked: list[Request] = []
         self.cancelled: list[str] = []
         self.expected: list[tuple[Request, str]] = []
@@ -97,6 +98,8 @@ class StandIn:
         self.asked.append(ask)
         if self.is_full:
             self._later((RequestFailed(ask.id, Busy("the queue is full", 3)),))
+            return
+        if self.is_queueing:
             return
         seated = (SlotAssigned(ask.id, 0, len(ask.tokens), 0),)
         if self.script is None:

@@ -8,10 +8,10 @@ from mlxstack.core.engine_events import (
     EarlyUse,
     FinishReason,
     KVSource,
-    Phase,
     RequestFinished,
     RequestTimings,
     SlotAssigned,
+    TTFTPhase,
 )
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.request import Request
@@ -26,12 +26,12 @@ class PhaseTimer:
     """
 
     def __init__(self, began: float) -> None:
-        self._phase = Phase.QUEUED
+        self._phase = TTFTPhase.QUEUED
         self._since = began
-        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._seconds = dict.fromkeys(TTFTPhase, 0.0)
         self.is_over = False
 
-    def enter(self, phase: Phase, now: float) -> None:
+    def enter(self, phase: TTFTPhase, now: float) -> None:
         """Begin another phase, unless the timer was stopped."""
         if not self.is_over:
             self._seconds[self._phase] += max(0.0, now - self._since)
@@ -43,7 +43,7 @@ class PhaseTimer:
         self.enter(self._phase, now)
         self.is_over = True
 
-    def seconds(self, now: float) -> dict[Phase, float]:
+    def seconds(self, now: float) -> dict[TTFTPhase, float]:
         """Seconds of each phase until now, or until it was stopped."""
         self.enter(self._phase, now)
         return dict(self._seconds)
@@ -80,7 +80,7 @@ class RequestState:
         """Note the slot of the request, which is prepared from now on."""
         self.slot, self.seated_at = slot, time.monotonic()
         self.state = RequestPhase.PREFILLING
-        self.phases.enter(Phase.RESTORE, self.seated_at)
+        self.phases.enter(TTFTPhase.RESTORE, self.seated_at)
 
     def assigned(self, early: EarlyUse | None, expected_s: float) -> SlotAssigned:
         """Event of its prepared slot; the rest of the prompt takes `expected_s`."""
@@ -155,19 +155,19 @@ class PhaseClocks:
                 continue
             if live.slot is None:
                 is_awaiting = live.request.id in self.awaiting
-                phase = Phase.OTHER_PROMPTS if is_awaiting else Phase.QUEUED
+                phase = TTFTPhase.OTHER_PROMPTS if is_awaiting else TTFTPhase.QUEUED
             else:
                 state = slots[live.slot].state
                 phase = _phase(state, is_decoding, is_passed=computing not in {None, live.slot})
             live.phases.enter(phase, now)
 
 
-def _phase(state: SlotState, is_decoding: bool, is_passed: bool) -> Phase:
-    """Phase of a request in a slot; `is_passed`: a chunk of another prompt is computed."""
+def _phase(state: SlotState, is_decoding: bool, is_passed: bool) -> TTFTPhase:
+    """TTFTPhase of a request in a slot; `is_passed`: a chunk of another prompt is computed."""
     if state is SlotState.LOADING:
-        return Phase.RESTORE
+        return TTFTPhase.RESTORE
     if is_passed:
-        return Phase.OTHER_PROMPTS
+        return TTFTPhase.OTHER_PROMPTS
     if state is SlotState.RUNNING:
-        return Phase.FIRST_TOKEN
-    return Phase.OTHER_ANSWERS if is_decoding else Phase.PREFILL
+        return TTFTPhase.FIRST_TOKEN
+    return TTFTPhase.OTHER_ANSWERS if is_decoding else TTFTPhase.PREFILL

@@ -97,7 +97,7 @@ def should_wait_for_prefix(
 def awaiting_prefix(
     state: SchedulerState, limits: "SchedulerLimits", promise: SharedPrefillFn
 ) -> frozenset[str]:
-    """Queued requests that have room, and wait for a prefix that is being computed."""
+    """Queued requests with room that wait for a prefix under computation."""
     if not (state.waiting and _has_room(state, limits)):
         return frozenset()
     return frozenset(t.id for t in state.waiting if should_wait_for_prefix(state, t, promise))

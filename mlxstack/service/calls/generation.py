@@ -107,7 +107,8 @@ class Generation:
     `has_grammar` where one rules the content.
 
     `is_enough` requests a cancel: the reply is complete. `answer` is the message of an answer
-    that ended by itself and was parsed as a whole, as soon as it has ended.
+    that ended by itself and was parsed as a whole, as soon as it has ended. `lookup` is set when
+    the request has a slot.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Generation:
         )
         self._opening = [part for token in self._tokens for part in self._parser.push(token)]
         self._started = SlotAssigned(request.id, slot=-1, n_prompt=len(request.tokens), n_cached=0)
+        self.lookup = asyncio.Event()
         self._assigned_at = 0.0
         self._n_done = 0
         self._n_tokens = 0
@@ -156,6 +158,11 @@ class Generation:
     def is_prefill(self) -> bool:
         """Whether only the prompt is computed."""
         return self.options.max_tokens == 0
+
+    @property
+    def assigned(self) -> SlotAssigned | None:
+        """Slot and reused KV of the request; None while it waits for them."""
+        return self._started if self.lookup.is_set() else None
 
     def copy(self, i: int) -> "Generation":
         """Another answer to the same prompt: another seed, no agent."""
@@ -179,6 +186,7 @@ class Generation:
                 return [] if self.is_enough else self._on_token(event)
             case SlotAssigned():
                 self._started, self._assigned_at = event, time.monotonic()
+                self.lookup.set()
                 return [event, *self._progress(event.n_cached)]
             case PrefillProgress():
                 return self._progress(event.n_done)

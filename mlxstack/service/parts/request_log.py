@@ -14,11 +14,11 @@ from mlxstack.core.engine_events import (
     CacheMiss,
     Event,
     KVSource,
-    Phase,
     RequestFailed,
     RequestFinished,
     RequestTimings,
     SlotAssigned,
+    TTFTPhase,
 )
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.prompt_tokens import n_computed
@@ -34,7 +34,8 @@ AROUND = 24
 """Tokens of text shown on both sides of a divergence."""
 
 COSTS = (
-    "n_cached", "n_generated", "decode_s", "ttft_s", "saved_s", "n_drafted", "n_accepted", *Phase,
+    "n_cached", "n_generated", "decode_s", "ttft_s", "saved_s", "n_drafted", "n_accepted",
+    *TTFTPhase,
 )  # fmt: skip
 """Fields of a finished request that its view shares with its timings."""
 

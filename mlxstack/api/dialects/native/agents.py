@@ -22,7 +22,7 @@ from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, 
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import checked_agent, resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers, cancel_on_disconnect
-from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved, streamed
+from mlxstack.api.streaming import BEAT_S, LOOKUP_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
@@ -237,9 +237,9 @@ async def _whole(
 async def _stream(
     service: Service, agent: str, turn: AgentTurnRequest, renderer: ChatRenderer
 ) -> Stream:
-    """Errors within the first second come before the headers."""
+    """Errors before the first part come before the headers."""
     orders: list[Generation] = []
-    parts = stream_turn(service, agent, turn, FIRST_S, BEAT_S, orders.append)
+    parts = stream_turn(service, agent, turn, LOOKUP_S, BEAT_S, orders.append)
     first = await anext(parts)
     headers = cache_headers(orders[0], first) if orders else {AGENT: agent}
     return streamed(frames(first, interleaved([parts]), renderer), headers)
