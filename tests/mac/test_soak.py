@@ -19,8 +19,9 @@ from mlxstack.core.errors import Broken
 from mlxstack.host import diagnostic_reports
 from mlxstack.host.diagnostic_reports import DiagnosticReport, reports_since
 from mlxstack.host.home import Home
+from mlxstack.host.parent_watchdog import VARIABLE
 from mlxstack.host.services import read_json
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
@@ -140,6 +141,24 @@ def test_a_soak_that_is_killed_is_told_by_doctor_and_by_the_next_one(
     assert report.interrupted.record.n_rounds > 0
     assert report.interrupted.reports and "underflow" in report.interrupted.reports[0].panic
     assert not list(doctor.unfinished(home)), "this one ended"
+
+
+def test_a_soak_ends_with_the_process_that_started_it_and_is_told(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    env = {**os.environ, "MLX_STACK_HOME": str(home.root), VARIABLE: "0"}
+    command = [sys.executable, "-m", "mlxstack.cli.main", "verify", "--soak", "1h", "demo"]
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+    )
+    try:
+        wait_until(lambda: rounds_of(home))
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert list(doctor.unfinished(home))
 
 
 def test_a_soak_that_fails_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ VERIFICATION = (
     Mutant(
         "a soak ends with a killed run", "cli/commands/verify.py",
         "    follow_supervisor(os.environ)\n", "",
-        "tests/mac/test_verify_mac.py"
-        "::test_a_run_that_is_killed_in_its_soak_is_told_by_doctor_and_by_the_next_run",
+        SOAK + "test_a_soak_ends_with_the_process_that_started_it_and_is_told",
     ),
     Mutant(
         "kernels are compared within the rounding", "engine/checks/kernels.py",

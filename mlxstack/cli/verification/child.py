@@ -1,5 +1,6 @@
 """Child processes of a verification, with their lines as they come."""
 
+import os
 import subprocess
 import threading
 from collections import deque
@@ -43,8 +44,7 @@ def run_child(
         errors = threading.Thread(target=_pass_on, args=(child.stderr, last_lines, say))
         errors.start()
         with suppress(BrokenPipeError):
-            child.stdin.write(question + b"\n")
-            child.stdin.flush()
+            os.write(child.stdin.fileno(), question + b"\n")
         for line in child.stdout:
             on_line(line)
         child.wait()
@@ -57,26 +57,25 @@ def _started(
     command: Sequence[str], env: Mapping[str, str], limit_s: float
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Child that is gone at the end, or with its input."""
-    child = subprocess.Popen(
+    with subprocess.Popen(
         command,
         env=dict(env),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    timer = threading.Timer(limit_s, child.kill)
-    timer.start()
-    try:
-        yield child
-    except BaseException:
-        # Ctrl-C went to the child, too.
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_S)
-        child.kill()
-        raise
-    finally:
-        timer.cancel()
-        child.wait()
+    ) as child:
+        timer = threading.Timer(limit_s, child.kill)
+        timer.start()
+        try:
+            yield child
+        except BaseException:
+            # Ctrl-C went to the child, too.
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_S)
+            child.kill()
+            raise
+        finally:
+            timer.cancel()
 
 
 def _pass_on(errors: Iterator[bytes], last_lines: deque[str], say: Say) -> None:

@@ -4,6 +4,7 @@ A part that MLX or macOS ends leaves the report and the other parts. Measurement
 command buffers need processes of their own anyway, since MLX reads them once.
 """
 
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import psutil
 from msgspec import Struct
 
 from mlxstack.bench.environment import child_env, conditions, ended
@@ -21,13 +23,14 @@ from mlxstack.cli.verification.mac_report import MacReport, PartResult, ReportFi
 from mlxstack.cli.verification.probe import Say, chat_model
 from mlxstack.core.formatting import span
 from mlxstack.core.preset import Preset
-from mlxstack.host.hardware import this_memory
+from mlxstack.host.command_buffers import VARIABLES, mac_limits
+from mlxstack.host.hardware import chip, this_memory
 from mlxstack.host.home import Home
 from mlxstack.host.sleep import caffeinate
 
-OPERATIONS, ELEMENTS = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"
-"""MLX's limits of a command buffer: operations, and millions of elements of their inputs."""
-RAISED = {OPERATIONS: "1000", ELEMENTS: "400"}
+MLX_LIMIT, MLX_LIMIT_OF_LARGE_CHIPS = 40, 50
+"""MLX's own limit of operations and of million numbers; the latter on Max and Ultra."""
+LARGE_CHIP = re.compile(r"\b(?:Max|Ultra)\b")
 SHORT_SHARE = 0.15
 """Of the time to measure, for each of the two limits."""
 LOAD_S = 1800.0
@@ -68,8 +71,12 @@ class MacRun:
             self._verb("verify", ["verify", self._wanted, *quick], MAX_S)
             self._measure(plan.measure_s)
             self._verb("soak", ["verify", *soak, self._wanted], LOAD_S + 2 * plan.soak_s)
-        finally:
+        except SystemExit:  # ended by SIGTERM, which its user may not have sent
+            raise
+        except BaseException:
             self.file.end(ended(self._conditions))
+            raise
+        self.file.end(ended(self._conditions))
         return self.file.report
 
     def _verb(self, name: str, arguments: Sequence[str], limit_s: float) -> None:
@@ -81,13 +88,15 @@ class MacRun:
     def _measure(self, seconds: float) -> None:
         """Measure with MLX's own command buffers, raised ones, and as served."""
         command = [sys.executable, "-m", "mlxstack.engine.checks"]
-        own = {name: value for name, value in self._env.items() if name not in RAISED}
+        limit = MLX_LIMIT_OF_LARGE_CHIPS if LARGE_CHIP.search(chip()) else MLX_LIMIT
+        own = dict.fromkeys(VARIABLES, str(limit))
+        raised = mac_limits("", psutil.virtual_memory().total)
         short_s = SHORT_SHARE * seconds
         long_s = seconds - 2 * short_s
         results: list[Any] = []
         children = [
-            (command, {**own}, _task(self._preset, short_s, is_short=True)),
-            (command, {**own, **RAISED}, _task(self._preset, short_s, is_short=True)),
+            (command, {**self._env, **own}, _task(self._preset, short_s, is_short=True)),
+            (command, {**self._env, **raised}, _task(self._preset, short_s, is_short=True)),
             (command, self._env, _task(self._preset, long_s, is_short=False)),
         ]
 

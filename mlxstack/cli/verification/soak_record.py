@@ -103,8 +103,12 @@ def recorded(home: Home, preset: Preset, wanted_s: float) -> Iterator[SoakRecord
     recorder = SoakRecorder(home, preset, wanted_s)
     try:
         yield recorder
-    finally:
+    except SystemExit:  # ended by SIGTERM, which its user may not have sent
+        raise
+    except BaseException:
         recorder.end()
+        raise
+    recorder.end()
 
 
 def interrupted_soak(home: Home) -> InterruptedSoak | None:

@@ -15,9 +15,9 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.checks.measurements import DeviceTimer, Measurement
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.host.command_buffers import VARIABLES
 from mlxstack.host.parent_watchdog import follow_supervisor
 
-LIMITS = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
 OWN = "MLX's own"
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     follow_supervisor(os.environ)
     model = loader.load(task.model, task.kv).model
     timer = DeviceTimer(model, CacheFactory(model, task.kv), task.seconds)
-    _print(Measurement("command buffers", {name: os.environ.get(name, OWN) for name in LIMITS}))
+    _print(Measurement("command buffers", {name: os.environ.get(name, OWN) for name in VARIABLES}))
     for measurement in timer.short() if task.is_short else timer.all():
         _print(measurement)
 
