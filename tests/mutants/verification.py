@@ -13,7 +13,7 @@ VERIFICATION = (
     ),
     Mutant(
         "a soak is on disk after each round", "cli/verification/soak.py",
-        "            self._keep(self.counts)\n", "            del self._keep\n",
+        "            self._keep(self.counts)\n", "",
         SOAK + "test_a_soak_that_is_killed_is_told_by_doctor_and_by_the_next_one",
     ),
     Mutant(
