@@ -39,7 +39,7 @@ from mlxstack.cli.commands import (
     verify,
 )
 from mlxstack.cli.exit_codes import Exit, Misuse, PipeClosed, exit_of
-from mlxstack.cli.output import note, say
+from mlxstack.cli.output import is_interactive, note, say
 from mlxstack.cli.streams import prepare_streams
 from mlxstack.cli.verbs import VerbApp
 from mlxstack.control.restart_policy import launchd_code, take_launchd_flag
@@ -192,13 +192,15 @@ def _run() -> None:
     # As Ctrl-C does, so that unfinished work is undone.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        sys.exit(app(words_of(sys.argv[1:]), standalone_mode=False))
+        sys.exit(app(_words(), standalone_mode=False))
     except NoArgsIsHelpError as why:
         why.show()
         sys.exit(Exit.USAGE)
     except UsageError as why:
         note(f"error: {_one_line(why)}")
         sys.exit(Exit.USAGE)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
     except typer.Abort:
         sys.exit(Exit.INTERRUPTED)
     except (Misuse, StackError, ConnectionError) as why:
@@ -215,6 +217,16 @@ def _run() -> None:
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+
+
+def _words() -> list[str]:
+    """Words of the command line, or those that the first screen gives."""
+    words = sys.argv[1:]
+    if words or not (is_interactive() and sys.stdout.isatty()):
+        return words_of(words)
+    from mlxstack.cli.first_screen import choose
+
+    return [*choose()]
 
 
 def _leave_deleted_folder() -> None:

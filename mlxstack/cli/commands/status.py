@@ -55,14 +55,14 @@ def status(
     if watch:
         tui.watch(None, None, name, WATCH_S)
         return
-    found = _surveyed(name, show_all)
+    found = surveyed(name, show_all)
     if line:
         say(line_of(found))
         return
     if json:
         as_json(found)
     else:
-        _print(found, show_all or name is not None)
+        show(found, show_all or name is not None)
     raise typer.Exit(_exit_of(found))
 
 
@@ -81,7 +81,8 @@ def ps() -> VerbResult:
     return VerbResult({"processes": found}, lambda: table(headings, rows, ("COMMAND",)))
 
 
-def _surveyed(name: str | None, show_all: bool) -> "SystemStatus":
+def surveyed(name: str | None, show_all: bool) -> "SystemStatus":
+    """The machine and its services, or one of them. Raises NotFound."""
     from msgspec.structs import replace
 
     from mlxstack.cli.target import known_service
@@ -108,7 +109,8 @@ def line_of(found: "SystemStatus") -> str:
     return f"mlx-stack: {', '.join(names)}" + (f" · {size(n_bytes)}" if n_bytes else "")
 
 
-def _print(found: "SystemStatus", show_all: bool) -> None:
+def show(found: "SystemStatus", show_all: bool) -> None:
+    """Print the machine and a table of its services."""
     from mlxstack.core.formatting import size
 
     memory = f"{size(found.memory_bytes)}, {size(found.memory_available_bytes)} available"
