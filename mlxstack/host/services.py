@@ -153,8 +153,18 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def read_state(home: Home, name: str) -> ServiceState | None:
-    """State of a service; None if there is none."""
-    return read_json(home.state_file(name), ServiceState)
+    """State of a service; None if there is none.
+
+    That in a copy of a home is of another home, whose processes this one must not stop.
+    """
+    state = read_json(home.state_file(name), ServiceState)
+    return state if state is not None and _is_of(home, state) else None
+
+
+def _is_of(home: Home, state: ServiceState) -> bool:
+    with suppress(OSError):
+        return home.root.samefile(state.plan.root)
+    return False
 
 
 def owner(home: Home, name: str) -> ServiceState | None:

@@ -66,7 +66,11 @@ def _chosen(home: "Home", names: list[str]) -> list[str]:
     from mlxstack.host.services import is_gateway
 
     if not names:
-        found = [name for name in services.names(home) if home.pid_file(name).exists()]
+        found = [
+            name
+            for name in services.names(home)
+            if home.pid_file(name).exists() and services.read_state(home, name) is not None
+        ]
         return sorted(found, key=lambda name: not is_gateway(known_service(home, name).plan))
     from mlxstack.control.gateway import running_members
 
