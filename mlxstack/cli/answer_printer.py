@@ -1,6 +1,5 @@
-"""Printer of streamed answers: wrapped words, colored code in a terminal."""
+"""Printer of streamed answers: Markdown in a terminal, unchanged text in a pipe."""
 
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,98 +8,68 @@ from mlxstack.core.formatting import printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-FENCE = re.compile(r"\s*(```|~~~)\s*([\w+#.-]*)")
-PARTS = re.compile(r"\n|[^\S\n]+|\S+")
-"""Line ends, white space, words."""
+    from mlxstack.cli.answer_markdown import MarkdownStream
 
-THEME = "ansi_dark"
-"""The terminal's own 16 colors, on its own background."""
+OPENS = "<think>\n"
+CLOSES = "\n</think>\n"
 
 
 class AnswerPrinter:
-    """Prints pieces of text as they come; in a pipe unchanged.
+    """Prints thoughts and answer as they come.
 
-    In a terminal a word is printed when it is complete, and a line of code when its line is.
+    On a terminal the answer is rendered Markdown; a continued text (`is_raw`) is not.
     """
 
-    def __init__(self) -> None:
-        is_terminal = sys.stdout.isatty()
-        self._console = _console() if is_terminal else None
-        self._rest = ""
-        self._column = 0
-        self._language: str | None = None
+    def __init__(self, *, is_raw: bool = False) -> None:
+        console = None if is_raw else _console()
+        self._markdown = None if console is None else _stream(console)
+        self._is_thinking = False
 
-    def feed(self, piece: str) -> None:
-        """Print what is complete of all pieces so far."""
+    def think(self, piece: str) -> None:
+        """Print a piece of the reasoning."""
+        if not self._is_thinking:
+            self._write(OPENS)
+        self._is_thinking = True
+        self._write(printable_lines(piece))
+
+    def answer(self, piece: str) -> None:
+        """Print a piece of the answer."""
+        self._end_thinking()
         text = printable_lines(piece)
-        if self._console is None:
+        if self._markdown is None:
             self._write(text)
-            return
-        self._rest += text
-        *lines, self._rest = self._rest.split("\n")
-        for line in lines:
-            self._end_line(line)
-        if self._language is None and not self._may_be_fence(self._rest):
-            # The last word may go on in the next piece.
-            complete = self._rest[: len(self._rest) - len(self._rest.split(" ")[-1])]
-            self._print_words(complete)
-            self._rest = self._rest[len(complete) :]
+        else:
+            self._markdown.feed(text)
 
     def finish(self) -> None:
         """Print the rest, and end the line."""
-        if self._language is not None:
-            self._code(self._rest)
-        elif self._rest:
-            self._print_words(self._rest)
-        self._rest, self._language = "", None
-        self._write("\n")
-        self._column = 0
-
-    def _end_line(self, line: str) -> None:
-        fence = FENCE.match(line) if self._column == 0 else None
-        if fence is not None:
-            self._language = (fence[2] or "text") if self._language is None else None
-            self._write(line)
-        elif self._language is not None:
-            self._code(line)
+        self._end_thinking()
+        if self._markdown is None:
+            self._write("\n")
         else:
-            self._print_words(line)
-        self._write("\n")
-        self._column = 0
+            self._markdown.finish()
 
-    def _may_be_fence(self, line: str) -> bool:
-        start = line.lstrip()
-        return self._column == 0 and ("```".startswith(start[:3]) or "~~~".startswith(start[:3]))
-
-    def _print_words(self, text: str) -> None:
-        from rich.cells import cell_len
-
-        assert self._console is not None
-        for part in PARTS.findall(text):
-            wide = cell_len(part)
-            if self._column and self._column + wide > self._console.width:
-                self._write("\n")
-                self._column = 0
-                if part.isspace():
-                    continue
-            self._write(part)
-            self._column += wide
-
-    def _code(self, line: str) -> None:
-        from rich.syntax import Syntax
-
-        assert self._console is not None and self._language is not None
-        syntax = Syntax("", self._language, theme=THEME)
-        colored = syntax.highlight(line)
-        colored.rstrip()
-        self._console.print(colored, end="")
+    def _end_thinking(self) -> None:
+        if self._is_thinking:
+            self._write(CLOSES)
+        self._is_thinking = False
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
-def _console() -> "Console":
+def _console() -> "Console | None":
+    """Console of a terminal that can redraw lines, else None."""
+    if not sys.stdout.isatty():
+        return None
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    return None if console.is_dumb_terminal else console
+
+
+def _stream(console: "Console") -> "MarkdownStream":
+    from mlxstack.cli.answer_markdown import MarkdownStream
+
+    return MarkdownStream(console)

@@ -2,63 +2,108 @@
 
 import os
 import re
-import select
 import shlex
 import subprocess
-import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import (
+    CompleteEvent,
+    Completer,
+    Completion,
+    PathCompleter,
+    WordCompleter,
+)
+from prompt_toolkit.document import Document
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.utils import is_dumb_terminal
 
 from mlxstack.core.errors import SetupError
 
 BLOCK = '"""'
 """Opens and closes a prompt of several lines."""
 
-PASTE_GAP_S = 0.05
-"""A line that is there so soon after another was pasted with it."""
-
-# Where Alt-Enter sends Escape and Return; quoted-insert puts the line end into the prompt.
-KEYS = ("set enable-bracketed-paste on", r'"\e\C-m": "\C-v\C-j"')
+IMAGE = "/image "
 
 
 class PromptReader:
-    """Reader of prompts from the terminal, with line editing and history."""
+    """Reader of prompts from the terminal, with line editing and history.
 
-    def __init__(self) -> None:
-        import readline
+    `commands` have a text each. Enter ends a prompt; Alt-Enter and a paste continue it.
+    """
 
-        # On macOS the module may be libedit, which has no bracketed paste.
-        self._has_paste = "libedit" not in (readline.__doc__ or "")
-        for key in KEYS if self._has_paste else ():
-            readline.parse_and_bind(key)
+    def __init__(self, commands: Mapping[str, str]) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            "> ",
+            multiline=True,
+            prompt_continuation="  ",
+            key_bindings=_keys(),
+            completer=CommandCompleter(commands),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            output=None if is_dumb_terminal() else create_output(always_prefer_tty=True),
+        )
 
-    def read(self) -> str | None:
+    async def read(self) -> str | None:
         """One prompt; None at the end of the input.
 
         Ctrl-C clears the line.
         """
         while True:
             try:
-                text = self._line("> ")
-                if text.lstrip().startswith(BLOCK):
-                    return self._block(text.lstrip().removeprefix(BLOCK))
-                return text
+                text = await self._session.prompt_async()
             except EOFError:
-                print()
                 return None
             except KeyboardInterrupt:
-                print()
+                continue
+            if text.lstrip().startswith(BLOCK):
+                return re.sub(rf"{BLOCK}.*\Z", "", _inside(text), flags=re.DOTALL).strip("\n")
+            return text
 
-    def _line(self, shown: str) -> str:
-        lines = [input(shown)]
-        while not self._has_paste and select.select([sys.stdin], [], [], PASTE_GAP_S)[0]:
-            lines.append(input())
-        return "\n".join(lines)
 
-    def _block(self, text: str) -> str:
-        while BLOCK not in text:
-            text += "\n" + self._line("... ")
-        return re.sub(rf"{BLOCK}.*\Z", "", text, flags=re.DOTALL).strip("\n")
+class CommandCompleter(Completer):
+    """Completes commands of the chat, and files after `/image`."""
+
+    def __init__(self, commands: Mapping[str, str]) -> None:
+        names = {command.partition(" ")[0]: text for command, text in commands.items()}
+        self._names = WordCompleter(list(names), meta_dict=names, WORD=True)
+        self._files = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """Completions of the text before the cursor."""
+        text = document.text_before_cursor
+        if text.startswith(IMAGE):
+            yield from self._files.get_completions(Document(text.removeprefix(IMAGE)), event)
+        elif text.startswith("/") and " " not in text:
+            yield from self._names.get_completions(document, event)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def end(event: KeyPressEvent) -> None:
+        """End the prompt; begin a line within open quotes."""
+        buffer = event.current_buffer
+        if buffer.text.lstrip().startswith(BLOCK) and BLOCK not in _inside(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def begin_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _inside(text: str) -> str:
+    """Text after the quotes that open a block."""
+    return text.lstrip().removeprefix(BLOCK)
 
 
 def edited(text: str = "") -> str:

@@ -3,12 +3,13 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from msgspec import Struct
 
+from mlxstack.cli.chat_images import ChatImage
 from mlxstack.cli.target import ServiceTarget
 from mlxstack.client.client import Client
 from mlxstack.client.types import CallUsage, ChatResponse
@@ -16,10 +17,18 @@ from mlxstack.core.errors import NotFound, Unsupported
 from mlxstack.core.formatting import printable
 from mlxstack.core.repetition import LOOK, repeated
 
-Say = Callable[[str], None]
-
 LOOK_EVERY = 64
 """Characters between two looks for repetition."""
+
+
+class AnswerSink(Protocol):
+    """Receiver of a streamed answer."""
+
+    def think(self, piece: str) -> None:
+        """Take a piece of the reasoning."""
+
+    def answer(self, piece: str) -> None:
+        """Take a piece of the answer."""
 
 
 class ChatTurn(Struct, frozen=True):
@@ -67,6 +76,8 @@ class ChatSession:
         self._system = system
         self._max_tokens = max_tokens
         self._text = ""
+        self._images: list[ChatImage] = []
+        self.accepts_images = False
         self.is_base = False
         self._messages: list[dict[str, Any]] = []
         self.title = where.url
@@ -75,6 +86,7 @@ class ChatSession:
         props = await self._client.props()
         self.title = f"{props.model_alias or props.model_path} at {self._client.url}"
         self.is_base = props.is_base_model
+        self.accepts_images = props.modalities.get("vision", False) and not self.is_base
         if self.is_base:
             self.title += ", a base model: it continues your text"
             if self._agent or self._system:
@@ -89,8 +101,9 @@ class ChatSession:
         await self._client.__aexit__(None, None, None)
 
     def start_over(self, system: str | None = None) -> None:
-        """Forget the messages, the text and the agent."""
+        """Forget the messages, the text, the images and the agent."""
         self._text = ""
+        self._images = []
         self._system, self._agent = system or self._system, None
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
@@ -108,20 +121,35 @@ class ChatSession:
         self._agent, self._messages = agent, list(history["messages"])
         return f"{agent} continues after {len(self._messages)} messages"
 
-    async def answer(self, text: str, say: Say) -> ChatTurn:
-        """Stream the answer into `say`; Ctrl-C ends it, and keeps what came.
+    def attach(self, image: ChatImage) -> None:
+        """Send an image with the next prompt. Raises Unsupported."""
+        if not self.accepts_images:
+            raise Unsupported(
+                f"{self.title} takes no images; `mlx-stack presets` lists models that do"
+            )
+        self._images.append(image)
 
-        A base model continues all text so far.
+    async def answer(self, text: str, sink: AnswerSink) -> ChatTurn:
+        """Stream the answer into `sink`; Ctrl-C ends it, and keeps what came.
+
+        A base model continues all text so far. Raises CancelledError when the task of the chat is
+        cancelled.
         """
-        messages = [*self._messages, {"role": "user", "content": text}]
+        parts = [image.part for image in self._images]
+        self._images = []
+        content = [*parts, {"type": "text", "text": text}] if parts else text
+        messages = [*self._messages, {"role": "user", "content": content}]
         prompt = f"{self._text}\n{text}" if self._text else text
         received: list[str] = []
-        task = asyncio.ensure_future(self._stream(messages, prompt, received, say))
+        task = asyncio.ensure_future(self._stream(messages, prompt, received, sink))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:
             turn = await task
         except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if own is not None and own.cancelling():
+                raise
             turn = ChatTurn(CallUsage(), 0.0, 0.0, is_stopped=True)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
@@ -139,11 +167,11 @@ class ChatSession:
         return self._client.chat_stream(messages, max_tokens=self._max_tokens, **more)
 
     async def _stream(
-        self, messages: list[dict[str, Any]], prompt: str, received: list[str], say: Say
+        self, messages: list[dict[str, Any]], prompt: str, received: list[str], sink: AnswerSink
     ) -> ChatTurn:
         began = time.monotonic()
         first = tps = 0.0
-        usage, is_thinking, is_cut = CallUsage(), False, False
+        usage, is_cut = CallUsage(), False
         watch = RepetitionWatch()
         async with aclosing(self._chunks(messages, prompt)) as chunks:
             async for chunk in chunks:
@@ -155,17 +183,12 @@ class ChatSession:
                     continue
                 first = first or time.monotonic()
                 if thought:
-                    say(thought if is_thinking else f"<think>\n{thought}")
-                elif is_thinking:
-                    say("\n</think>\n")
-                is_thinking = bool(thought)
+                    sink.think(thought)
                 if content:
                     received.append(content)
-                    say(content)
+                    sink.answer(content)
                 if phrase := watch.feed(thought + content):
                     return ChatTurn(usage, first - began, tps, repeated=phrase)
-        if is_thinking:
-            say("\n</think>\n")
         return ChatTurn(usage, max(0.0, first - began), tps, is_cut=is_cut)
 
 

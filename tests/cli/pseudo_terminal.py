@@ -4,18 +4,23 @@ import os
 import pty
 import subprocess
 import time
+from contextlib import suppress
 
 from tests.cli.terminal import CLI, Shell
 from tests.patience import PATIENCE_S
 
+DUMB = {"TERM": "dumb", "NO_COLOR": "1"}
+PROMPT, BRACKETED_PASTE = "> ", "\x1b[?2004h"
+
 
 class Terminal:
-    """A terminal in which one command runs."""
+    """A terminal in which one command runs; `prompt` is sent when a chat takes a line."""
 
     def __init__(self, shell: Shell, *args: str, **env: str) -> None:
         self.text = ""
+        self.prompt = BRACKETED_PASTE if env else PROMPT
         self._ours, theirs = pty.openpty()
-        env = shell.env | (env or {"TERM": "dumb", "NO_COLOR": "1"})
+        env = shell.env | (env or DUMB)
         self.process = subprocess.Popen(
             [*CLI, *args],
             env=env,
@@ -45,10 +50,20 @@ class Terminal:
         before, _, self.text = self.text.partition(text)
         return before
 
+    def rest(self) -> str:
+        """Everything up to the end of the command."""
+        with suppress(OSError):
+            while data := os.read(self._ours, 65536):
+                self.text += data.decode(errors="replace")
+        return self.text
+
     def close(self) -> int:
-        """Leave with Ctrl-D, which means nothing before there is a prompt."""
-        self.until("> ")
-        os.write(self._ours, b"\x04")
+        """Leave a chat, with Ctrl-D where the prompt tells that keys are read one by one."""
+        if self.prompt == BRACKETED_PASTE:
+            self.until(self.prompt)
+            self.press(b"\x04")
+        else:
+            self.type("/exit")
         code = self.process.wait(PATIENCE_S)
         os.close(self._ours)
         return code

@@ -1,8 +1,11 @@
 """`chat`: a conversation with a model in the terminal."""
 
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +15,7 @@ from mlxstack.cli.output import note
 from mlxstack.cli.service_request import Name, Url
 
 if TYPE_CHECKING:
+    from mlxstack.cli.chat_images import ChatImage
     from mlxstack.cli.chat_session import ChatSession, ChatTurn
     from mlxstack.cli.target import ServiceTarget
 
@@ -20,6 +24,7 @@ MAX_TOKENS = 2048
 
 COMMANDS = {
     "/agent NAME": "continue this agent, or start it",
+    "/image FILE": "send an image with the next prompt; a file may also be dropped on the prompt",
     "/new": "start a new conversation",
     "/system TEXT": "set the system prompt",
     "/edit": "write the prompt in $EDITOR",
@@ -46,6 +51,10 @@ def chat(
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="Answer this prompt and exit.")
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", metavar="FILE", help="Image for the first prompt; repeatable."),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, metavar="N", help="Longest answer, in tokens.")
     ] = MAX_TOKENS,
@@ -55,23 +64,39 @@ def chat(
     Each turn shows reused and new tokens, and tokens per second.
     Piped input is one prompt: echo "Why is the sky blue?" | mlx-stack chat
     """
-    import asyncio
-
+    from mlxstack.cli.chat_images import read_image
     from mlxstack.cli.chat_session import ChatSession
     from mlxstack.cli.member_start import start_member
     from mlxstack.cli.target import one_name
 
+    images = [read_image(file) for file in image or ()]
     where = _service(one_name(model, name), url)
     start_member(where)
     session = ChatSession(where, agent, system, max_tokens)
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
     if prompt is None:
-        asyncio.run(_talk(session))
+        _run(_talk(session, images))
     elif not prompt.strip():
         raise Misuse("the prompt is empty; give it with -p, or on the standard input")
     else:
-        asyncio.run(_answer_once(session, prompt))
+        _run(_answer_once(session, prompt, images))
+
+
+def _run(chat: Coroutine[Any, Any, None]) -> None:
+    """Run the chat; SIGTERM cancels it, and ends the command."""
+    import asyncio
+
+    async def until_terminated() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await chat
+
+    try:
+        asyncio.run(until_terminated())
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def _service(model: str | None, url: str | None) -> "ServiceTarget":
@@ -87,8 +112,10 @@ def _service(model: str | None, url: str | None) -> "ServiceTarget":
     return target(home, service_of(home, model), None)
 
 
-async def _answer_once(session: "ChatSession", text: str) -> None:
+async def _answer_once(session: "ChatSession", text: str, images: list["ChatImage"]) -> None:
     async with session:
+        for image in images:
+            session.attach(image)
         turn = await _streamed(session, text)
         note(turn.summary)
         if turn.is_stopped:
@@ -98,30 +125,52 @@ async def _answer_once(session: "ChatSession", text: str) -> None:
 async def _streamed(session: "ChatSession", text: str) -> "ChatTurn":
     from mlxstack.cli.answer_printer import AnswerPrinter
 
-    printer = AnswerPrinter()
+    printer = AnswerPrinter(is_raw=session.is_base)
     try:
-        return await session.answer(text, printer.feed)
+        return await session.answer(text, printer)
     finally:
         printer.finish()
 
 
-async def _talk(session: "ChatSession") -> None:
+async def _talk(session: "ChatSession", images: list["ChatImage"]) -> None:
     from mlxstack.cli.chat_input import PromptReader
     from mlxstack.core.errors import StackError
 
-    reader = PromptReader()
+    reader = PromptReader(COMMANDS)
     async with session:
         note(f"{session.title}. /help lists commands, Ctrl-D leaves.")
-        while (text := reader.read()) is not None:
+        for image in images:
+            _attach(session, image)
+        while (text := await reader.read()) is not None:
             try:
                 # A path is no command.
                 if text.startswith("/") and "/" not in text[1:].partition(" ")[0]:
                     if not await _command(session, text):
                         return
                 elif text.strip():
-                    await _turn(session, text)
+                    await _turn(session, _with_dropped_files(session, text))
             except (StackError, ConnectionError) as why:
                 note(f"error: {why}")
+
+
+def _attach(session: "ChatSession", image: "ChatImage") -> None:
+    session.attach(image)
+    note(f"{image.title} goes with the next prompt")
+
+
+def _with_dropped_files(session: "ChatSession", text: str) -> str:
+    """Attach the image files that a prompt names; the prompt with their names."""
+    from mlxstack.cli.chat_images import paths_in, read_image
+
+    paths = paths_in(text)
+    for path in paths.missing:
+        note(f"there is no file {path}; the prompt is sent without an image")
+    if paths.files and not session.accepts_images:
+        note(f"{session.title} takes no images; the path is sent as text")
+        return text
+    for file in paths.files:
+        _attach(session, read_image(file))
+    return paths.text
 
 
 async def _turn(session: "ChatSession", text: str) -> None:
@@ -136,12 +185,17 @@ async def _turn(session: "ChatSession", text: str) -> None:
 
 async def _command(session: "ChatSession", line: str) -> bool:
     """Run a command of the chat; False ends it."""
+    from mlxstack.cli.chat_images import named_files, read_image
+
     verb, _, rest = line[1:].strip().partition(" ")
     match verb if SAME.get(verb) == "new" else SAME.get(verb, verb):
         case "exit":
             return False
         case "agent" if rest.strip():
             note(await session.continue_agent(rest.strip()))
+        case "image" if rest.strip():
+            for file in named_files(rest.strip()):
+                _attach(session, read_image(file))
         case "new":
             session.start_over()
             note("new conversation")

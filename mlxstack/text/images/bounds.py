@@ -217,13 +217,18 @@ def decoded(data: bytes) -> Any:
     return image if rotation is None else image.transpose(Image.Transpose[rotation])
 
 
+def image_format(data: bytes) -> str | None:
+    """PNG, JPEG, GIF or WEBP by the first bytes, else None."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    return next((kind for magic, kind in _MAGIC if data.startswith(magic)), None)
+
+
 def _opened(data: bytes) -> Any:
     """Image whose header was read. Raises RefusedImage."""
     from PIL import Image  # noqa: PLC0415
 
-    kind = next((kind for magic, kind in _MAGIC if data.startswith(magic)), None)
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        kind = "WEBP"
+    kind = image_format(data)
     if kind is None:
         raise RefusedImage("it is no PNG, JPEG, WebP or GIF; send PNG")
     try:
