@@ -137,10 +137,7 @@ def _show_kernels(report: "KernelReport") -> None:
             say(line_of(check))
     n_faults = sum(check.is_fault for check in report.checks)
     n_unavailable = sum(check.outcome == "unavailable" for check in report.checks)
-    say(
-        f"{len(report.checks)} checks, {n_faults} faults, {n_unavailable} kernels that MLX does "
-        "not have here"
-    )
+    say(f"{len(report.checks)} checks, {n_faults} faults, {n_unavailable} not run: none here")
     say(f"{'Sound' if report.is_sound else 'FAULTY'}, checked in {report.seconds:.0f} s.")
 
 
