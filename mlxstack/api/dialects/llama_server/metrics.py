@@ -19,7 +19,7 @@ from mlxstack.service.service import Service
 from mlxstack.text.rendering.renderers import RENDERERS
 
 # In this text format each would be one more gauge per histogram.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Litestar adds the charset to every text.
 MEDIA_TYPE = "text/plain; version=0.0.4"
