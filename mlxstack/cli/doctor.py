@@ -284,7 +284,7 @@ def _left_behind(home: Home) -> Iterator[CheckResult]:
 
 
 def unfinished(home: Home) -> Iterator[CheckResult]:
-    """Runs of `verify` that ended without an end, as by a panic that they provoked."""
+    """Runs of `verify` that a panic or a kill ended."""
     soak = interrupted_soak(home)
     if soak is not None:
         remedy = f"send {home.soak_file} and these reports in an issue"

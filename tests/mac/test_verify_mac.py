@@ -211,7 +211,7 @@ def test_options_that_contradict_are_refused(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
+    ("part", "beginning"),
     [
         (PartResult("soak"), "not ended"),
         (PartResult("verify", exit_code=1), "exit code 1"),
@@ -219,5 +219,5 @@ def test_options_that_contradict_are_refused(arguments: list[str]) -> None:
         (PartResult("measurements", exit_code=0, result=[{"left_out": "x"}]), "1 results, 1 left"),
     ],
 )
-def test_a_part_is_told_in_a_few_words(part: PartResult, words: str) -> None:
-    assert summary(part).startswith(words)
+def test_a_part_is_told_shortly(part: PartResult, beginning: str) -> None:
+    assert summary(part).startswith(beginning)
