@@ -27,7 +27,7 @@ COUNTED = {
     "api/test_native.py": 2,
     "api/test_swap_limits.py": 2,
     "bench/test_stream_client.py": 2,
-    "cli/test_chat.py": 2,
+    "cli/pseudo_terminal.py": 2,
     "cli/test_client.py": 2,
     "cli/test_hosts.py": 1,
     "cli/test_output.py": 1,

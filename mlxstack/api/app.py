@@ -16,7 +16,7 @@ from mlxstack.api.registry import DIALECTS, dialect_of
 from mlxstack.api.request_body import JSONRequest
 from mlxstack.api.request_fields import names
 from mlxstack.api.run_generation import is_disconnect, loaded_guard, provided
-from mlxstack.api.web_page import page_file
+from mlxstack.api.web_page import PAGE_ROUTES
 from mlxstack.service.service import Service
 
 # nginx's status for a client that did not wait.
@@ -26,7 +26,7 @@ CLIENT_LEFT = 499
 def create_app(service: Service) -> Litestar:
     """Application with all routes; its owner starts and stops the service."""
     server = service.preset.server
-    routes = chain(*(dialect.routes for dialect in DIALECTS), [metrics_route(service), page_file])
+    routes = chain(*(dialect.routes for dialect in DIALECTS), [metrics_route(service)], PAGE_ROUTES)
     return Litestar(
         route_handlers=[with_openapi(route) for route in routes],
         dependencies={"service": provided(service)},

@@ -37,7 +37,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CHANGES = "/v1/models/load"
 # These read facts of the model, which are known while it is unloaded or changed, or unload it.
-READING = frozenset({"/api/show", "/api/pull", "/v1/models/unload"})
+READING = frozenset({"/api/show", "/api/pull", "/page/markdown", "/v1/models/unload"})
 METHODS = frozenset({"POST", "DELETE"})
 ANSWERING = frozenset({
     "chat", "completion", "completions", "embed", "embedding", "embeddings", "generate", "infill",

@@ -30,7 +30,7 @@ from mlxstack.api.dialects.ollama.response_schema import (
 )
 from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
-from mlxstack.api.web_page import page_file, page_or
+from mlxstack.api.web_page import PAGE_ROUTES, page_or
 from mlxstack.core.errors import UnknownModel, Unsupported
 from mlxstack.core.preset import ApiKey, ServiceKind
 from mlxstack.gateway.agent_members import AgentMembers
@@ -387,7 +387,7 @@ def _entries(
 ROUTES: list[Any] = [
     root, probe, health, list_models, get_model, version, list_tags, list_processes,
     list_lm_studio_models, get_lm_studio_model, list_lm_studio_v1_models, list_agents, metrics,
-    load_member, unload_members, page_file,
+    load_member, unload_members, *PAGE_ROUTES,
 ]  # fmt: skip
 AGENTS = "/v1/agents"
 EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path) - {AGENTS}

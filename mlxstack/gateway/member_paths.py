@@ -21,8 +21,9 @@ METHODS: dict[frozenset[str], str] = {
         /api/v0/chat/completions /api/v0/completions /api/v0/embeddings /apply-template
         /cache/clear /cache/gc /cache/prefixes /cache/warm /chat/completions
         /chat/completions/input_tokens /completion /completions /detokenize /embedding /embeddings
-        /infill /kv/match /kv/missing /kv/prefill /responses /responses/input_tokens /tokenize
-        /slots/{} /v1/agents/{}/fork /v1/agents/{}/generate /v1/agents/{}/move
+        /infill /kv/match /kv/missing /kv/prefill /page/markdown
+        /responses /responses/input_tokens /tokenize /slots/{}
+        /v1/agents/{}/fork /v1/agents/{}/generate /v1/agents/{}/move
         /v1/agents/{}/rewind /v1/batch/chat/completions /v1/batch/completions /v1/batch/messages
         /v1/batch/responses /v1/chat/completions /v1/chat/completions/input_tokens
         /v1/completions /v1/embeddings /v1/messages /v1/messages/count_tokens /v1/responses
@@ -30,7 +31,7 @@ METHODS: dict[frozenset[str], str] = {
     """,
     READ: """
         /api/ps /api/v0/models /api/v0/models/{path} /api/v1/models /cache /events /kv/peers
-        /metrics /models/{path} /requests /requests/{} /schema /schema/{path} /slots
+        /metrics /models/{path} /page/clients /requests /requests/{} /schema /schema/{path} /slots
         /static/{} /v1/agents/{}/history /v1/models/{path}
     """,
     PROBED: "/ /api/tags /api/version /health /models /v1/health /v1/models",

@@ -271,15 +271,21 @@ def too_small(client: str, service: Endpoint) -> str | None:
     if is_large_enough(client, service.n_ctx):
         return None
     return (
-        f"{client} sends about {tokens(FIRST_PROMPT_TOKENS[client])} tokens before the first word of a task, and a "
-        f"slot of {service.model} holds {tokens(service.n_ctx)}: it cannot work there"
+        f"{client} sends about {tokens(FIRST_PROMPT_TOKENS[client])} tokens before the first word "
+        f"of a task, and a slot of {service.model} holds {tokens(service.n_ctx)}: it cannot work "
+        "there"
     )
 
 
 def is_large_enough(client: str, n_ctx: int) -> bool:
     """Whether a slot of so many tokens holds the client's prompts."""
+    return n_ctx >= least_context(client)
+
+
+def least_context(client: str) -> int:
+    """Tokens of a slot that hold the client's prompts and a task; 0 where they are small."""
     n_first = FIRST_PROMPT_TOKENS.get(client, 0)
-    return not n_first or n_ctx >= n_first + WORK_TOKENS
+    return n_first + WORK_TOKENS if n_first else 0
 
 
 def first_command(n_ctx: int) -> str:

@@ -12,9 +12,10 @@ import httpx
 import pytest
 from msgspec import structs
 
+from mlxstack.api.markdown import MAX_CHARACTERS
 from mlxstack.core.preset import ServerSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.host.coding_clients import CLIENTS
+from mlxstack.host.coding_clients import CLIENTS, is_large_enough
 from tests.api.running import Running, running, tiny_preset
 from tests.tui.browser import CHROMIUM, Browser, chromium
 
@@ -54,21 +55,49 @@ def test_the_page_is_refused_to_another_host(http: httpx.Client) -> None:
         assert http.get(path, headers={**BROWSER, "host": "evil.com"}).status_code == 403
 
 
-def test_the_page_names_every_client() -> None:
-    line = re.search(r"const CLIENTS = (\[.*\]);", (STATIC / "page.js").read_text())
-    assert line is not None
-    assert json.loads(line[1]) == list(CLIENTS)
+def test_the_page_offers_clients_with_their_least_context(http: httpx.Client) -> None:
+    least = {one["name"]: one["least_context"] for one in http.get("/page/clients").json()}
+    assert list(least) == list(CLIENTS)
+    for client, n_tokens in least.items():
+        assert is_large_enough(client, n_tokens)
+        assert not n_tokens or not is_large_enough(client, n_tokens - 1)
 
 
-STUBS = """
-const get = (_, key) => (key === Symbol.toPrimitive ? () => "" : stub);
-const stub = new Proxy(function () {}, {get, apply: () => stub});
-globalThis.document = stub; globalThis.sessionStorage = stub; globalThis.setInterval = () => 0;
-globalThis.fetch = async () => { throw new Error(); };
-const [file, name] = process.argv.slice(1);
-require("vm").runInThisContext(require("fs").readFileSync(file, "utf8"));
+def test_every_file_of_the_page_is_served_and_parses_no_html(http: httpx.Client) -> None:
+    for path in STATIC.iterdir():
+        text = path.read_text("utf-8")
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
+        assert not re.search(r"\son[a-z]+=|<style|style=", text)
+        if path.name != "index.html":
+            assert http.get(f"/static/{path.name}").text == text
+    policy = http.get("/", headers=BROWSER).headers["content-security-policy"]
+    assert "require-trusted-types-for 'script'" in policy and "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({}, 401), ({"authorization": "Bearer wrong"}, 401), ({"host": "evil.com"}, 403)],
+)
+def test_markdown_is_for_those_with_a_key(
+    demo: Running, headers: dict[str, str], status: int
+) -> None:
+    url, body = f"{demo.url}/page/markdown", {"text": "# a"}
+    assert httpx.post(url, json=body, headers=headers).status_code == status
+    answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"})
+    assert answer.json() == {"finished": [], "last": [["h1", {}, "a"]], "n_finished": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [({"text": "x" * (MAX_CHARACTERS + 1)}, 413), ({}, 400), ({"text": 1}, 400)]
+)
+def test_other_bodies_are_refused(http: httpx.Client, body: Any, status: int) -> None:
+    assert http.post("/page/markdown", json=body).status_code == status
+
+
+SHOW = """
+import { curlOf, pythonOf } from "./snippets.mjs";
 const origin = "http://localhost:7109";
-console.log(JSON.stringify([curlOf(origin, name), pythonOf(origin, name)]));
+console.log(JSON.stringify([curlOf(origin, process.argv[2]), pythonOf(origin, process.argv[2])]));
 """
 HOSTILE = (
     "x'; touch PWNED; '",
@@ -82,8 +111,10 @@ HOSTILE = (
 @pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's functions with Node.js")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_snippet_with_any_name_is_one_command_with_that_name(tmp_path: Path, name: str) -> None:
+    shutil.copy(STATIC / "snippets.js", tmp_path / "snippets.mjs")
+    (tmp_path / "show.mjs").write_text(SHOW)
     told = subprocess.run(
-        ["node", "-e", STUBS, STATIC / "page.js", name], capture_output=True, text=True, check=True
+        ["node", tmp_path / "show.mjs", name], capture_output=True, text=True, check=True
     )
     command, program = json.loads(told.stdout)
     assert command.isprintable()
@@ -165,5 +196,9 @@ def test_chromium_chats_and_shows_the_reuse_of_the_second_turn(
         assert reused is not None and int(reused[1]) > 0
         assert all(url.startswith(demo.url) for url in browser.requests)
         snippets = value(browser, "document.getElementById('snippets').textContent")
-        assert f"mlx-stack run claude --url {demo.url}" in snippets
+        assert f"mlx-stack env openai --url {demo.url}" in snippets
+        assert "mlx-stack run" not in snippets, "no client fits 1,024 tokens"
+        assert f"mlx-stack tui --web --url {demo.url}" in value(
+            browser, "document.body.textContent"
+        )
         assert KEY not in snippets

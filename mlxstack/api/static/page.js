@@ -1,200 +1,287 @@
-// Page of a service: its models, snippets for clients, and a chat. No state beyond this tab.
+// Page of a service: its models and slots, a chat, snippets for clients. No state beyond this tab.
 
-const CLIENTS = ["claude", "codex", "opencode", "aider", "pi", "qwen", "openai"];
+import { Attachments, contentOf, imagesIn } from "./attachments.js";
+import { GrowingText } from "./markdown.js";
+import { chunks, health, read, storeKey } from "./service.js";
+import { copies, drawSnippet, snippetsOf, unfitting } from "./snippets.js";
+
 const POLL_MS = 5000;
-const KEY = "mlx-stack-api-key";
+const NEAR_PX = 60;
 const element = (id) => document.getElementById(id);
+const attachments = new Attachments(element("attachments"), notice);
 
 let cards = [];
+let clients = [];
 let messages = [];
 let running = null;
+let follows = true;
+let lastTop = 0;
 
-function headers() {
-  const key = sessionStorage.getItem(KEY);
-  return { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) };
+const card = () => cards.find((one) => one.id === element("model").value);
+const contextOf = (one) => one?.max_input_tokens ?? one?.meta?.n_ctx ?? 0;
+const acceptsImages = () => Boolean(card()?.input_modalities?.includes("image"));
+
+function notice(text) {
+  element("notice").textContent = text;
+  element("notice").hidden = !text;
 }
 
-function model() {
-  return element("model").value;
-}
+// State of the service.
 
 async function refresh() {
-  try {
-    const [list, health] = await Promise.all([fetch("/v1/models"), fetch("/health")]);
-    const state = await health.json();
-    element("state").textContent = state.status ?? state.error?.message ?? "unknown";
-    if (list.ok) show((await list.json()).data);
-  } catch {
-    element("state").textContent = "not reachable";
-  }
+  if (document.hidden) return;
+  const [list, state] = await Promise.all([read("/v1/models"), health()]);
+  showState(state);
+  if (list) showModels(list.data);
+  await refreshSlots(state);
 }
 
-function show(found) {
-  if (JSON.stringify(found) === JSON.stringify(cards)) return;
-  const chosen = model();
-  cards = found;
-  element("model").replaceChildren(...cards.map((card) => new Option(card.id, card.id)));
-  if (cards.some((card) => card.id === chosen)) element("model").value = chosen;
+function showState({ isReady, text }) {
+  const state = element("state");
+  state.dataset.state = isReady ? (text === "ready" ? "good" : "waiting") : "bad";
+  state.textContent = text;
+}
+
+function showModels(listed) {
+  if (JSON.stringify(listed) === JSON.stringify(cards)) return;
+  const chosen = element("model").value;
+  cards = listed;
+  element("model").replaceChildren(...cards.map((one) => new Option(one.id, one.id)));
+  if (cards.some((one) => one.id === chosen)) element("model").value = chosen;
   describe();
 }
 
 function describe() {
-  const card = cards.find((one) => one.id === model());
-  const context = card?.max_input_tokens ?? card?.meta?.n_ctx;
+  const context = contextOf(card());
   element("context").textContent = context ? `${context.toLocaleString()} tokens of context` : "";
-  const snippets = {
-    curl: curlOf(location.origin, model()),
-    "Python (openai)": pythonOf(location.origin, model()),
-  };
-  for (const client of CLIENTS.filter((name) => name !== "openai")) {
-    snippets[client] = `mlx-stack run ${client} --url ${location.origin}`;
-  }
-  snippets["any OpenAI SDK"] = `eval "$(mlx-stack env openai --url ${location.origin})"`;
-  element("snippets").replaceChildren(...Object.entries(snippets).map(snippet));
+  element("attach").hidden = !acceptsImages();
+  element("thinking-label").hidden = !card()?.features?.includes("thinking");
+  if (!acceptsImages()) attachments.take();
+  element("empty-text").textContent =
+    `${card()?.id ?? "The model"} runs on ${location.hostname}; nothing is sent elsewhere.` +
+    (acceptsImages() ? " It takes images: attach one, drop it here, or paste it." : "");
+  element("snippets").replaceChildren(...snippetsOf(location.origin, card()?.id ?? "", clients, context).map(drawSnippet));
+  element("clients-note").textContent = unfitting(clients, context);
+  element("clients-note").hidden = !element("clients-note").textContent;
 }
 
-// Characters that a terminal obeys when they are pasted, or that turn the direction of a text.
-const OBEYED = /[\p{C}\p{Zl}\p{Zp}]/gu;
-const hex = (number, width) => number.toString(16).padStart(width, "0");
-
-function jsonOf(value) {
-  const escaped = (text) => [...Array(text.length).keys()].map((i) => "\\u" + hex(text.charCodeAt(i), 4));
-  return JSON.stringify(value).replace(OBEYED, (found) => escaped(found).join(""));
+// Slots of a model in memory; of a gateway those of the chosen member.
+async function refreshSlots(state) {
+  const status = card()?.status?.value ?? "loaded";
+  const isLoaded = state.isReady && state.text === "ready" && status === "loaded";
+  const slots = isLoaded ? await read(`/slots?model=${encodeURIComponent(card()?.id ?? "")}`) : null;
+  element("slots-card").hidden = !slots?.length;
+  if (slots) element("slots").replaceChildren(...slots.map(drawSlot));
 }
 
-function pythonString(text) {
-  // JSON's escapes are Python's, but for pairs of surrogates.
-  return JSON.stringify(text).replace(OBEYED, (found) => "\\U" + hex(found.codePointAt(0), 8));
+function drawSlot(slot) {
+  const drawn = element("slot").content.cloneNode(true);
+  const nTokens = slot.n_tokens ?? 0;
+  const reused = Math.min(slot.cached_tokens ?? 0, nTokens);
+  drawn.querySelector(".name").textContent = slot.agent ?? `slot ${slot.id}`;
+  drawn.querySelector(".name").title = slot.agent ?? "";
+  const state = drawn.querySelector(".state");
+  state.dataset.state = slot.is_processing ? "busy" : nTokens ? "good" : "free";
+  state.textContent = slot.is_processing ? (slot.state ?? "busy") : nTokens ? "ready" : "free";
+  const fill = drawn.querySelector(".fill");
+  fill.setAttribute("aria-label", `${nTokens} of ${slot.n_ctx} tokens, ${reused} reused`);
+  drawn.querySelector("i.reused").style.width = `${(100 * reused) / slot.n_ctx}%`;
+  drawn.querySelector("i.computed").style.width = `${(100 * (nTokens - reused)) / slot.n_ctx}%`;
+  drawn.querySelector(".amount").textContent = `${nTokens.toLocaleString()} of ${slot.n_ctx.toLocaleString()}`;
+  return drawn;
 }
 
-function shellWord(text) {
-  return `'${text.replaceAll("'", "'\\''")}'`;
-}
+// The chat.
 
-function curlOf(origin, name) {
-  const body = jsonOf({ model: name, messages: [{ role: "user", content: "Hello!" }] });
-  return `curl ${origin}/v1/chat/completions -H 'content-type: application/json' -d ${shellWord(body)}`;
-}
-
-function pythonOf(origin, name) {
-  return (
-    `from openai import OpenAI\n\nclient = OpenAI(base_url="${origin}/v1", api_key="none-needed")\n` +
-    `answer = client.chat.completions.create(model=${pythonString(name)}, messages=[{"role": "user", "content": "Hello!"}])`
-  );
-}
-
-function snippet([title, text]) {
-  const copy = element("snippet").content.cloneNode(true);
-  copy.querySelector("h3").textContent = title;
-  copy.querySelector("pre").textContent = text;
-  copy.querySelector("button").addEventListener("click", () => navigator.clipboard.writeText(text));
-  return copy;
-}
-
-function bubble(role, text = "") {
+function bubble(role, name) {
   const item = document.createElement("li");
   item.className = role;
-  item.textContent = text;
+  const head = document.createElement("h3");
+  head.textContent = name;
+  item.append(head);
   element("messages").append(item);
-  item.scrollIntoView({ block: "end" });
+  element("empty").hidden = true;
   return item;
 }
 
+// The view follows an answer until the reader scrolls away from its end.
+function scrollToEnd() {
+  const box = element("conversation");
+  if (follows) box.scrollTop = box.scrollHeight;
+}
+
+function noteScroll() {
+  const box = element("conversation");
+  if (box.scrollTop < lastTop) follows = false;
+  if (box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_PX) follows = true;
+  lastTop = box.scrollTop;
+}
+
+function showQuestion(text, images) {
+  const item = bubble("user", "You");
+  if (images.length) {
+    const row = document.createElement("div");
+    row.className = "pictures";
+    row.append(...images.map((image) => image.picture));
+    item.append(row);
+  }
+  const words = document.createElement("p");
+  words.textContent = text;
+  item.append(words);
+  follows = true;
+  scrollToEnd();
+}
+
+class AnswerView {
+  constructor() {
+    this.item = bubble("assistant", card()?.id ?? "Model");
+    this.item.classList.add("running");
+    this.content = document.createElement("div");
+    this.content.className = "markdown";
+    this.item.append(this.content);
+    this.markdown = new GrowingText(this.content, scrollToEnd);
+    this.reasoning = "";
+    this.usage = null;
+    this.first = null;
+    this.began = performance.now();
+  }
+
+  take(chunk) {
+    const delta = chunk.choices?.[0]?.delta ?? {};
+    this.usage = chunk.usage ?? this.usage;
+    if (!delta.content && !delta.reasoning_content) return;
+    this.first ??= performance.now() - this.began;
+    if (delta.reasoning_content) this.think(delta.reasoning_content);
+    if (delta.content) {
+      if (this.isThinking) this.thoughts.open = false;
+      this.isThinking = false;
+      this.markdown.add(delta.content);
+    }
+  }
+
+  think(piece) {
+    if (!this.thoughts) {
+      this.thoughts = document.createElement("details");
+      this.thoughts.open = true;
+      const summary = document.createElement("summary");
+      summary.textContent = "Thinking";
+      this.thoughtText = document.createElement("p");
+      this.thoughts.append(summary, this.thoughtText);
+      this.item.insertBefore(this.thoughts, this.content);
+    }
+    this.isThinking = true;
+    this.reasoning += piece;
+    this.thoughtText.append(piece);
+    scrollToEnd();
+  }
+
+  async finish() {
+    await this.markdown.finish();
+    this.item.classList.remove("running");
+    if (this.usage || this.markdown.text) this.item.append(this.foot());
+    scrollToEnd();
+  }
+
+  fail(message) {
+    this.item.classList.add("error");
+    const words = document.createElement("p");
+    words.textContent = message;
+    this.item.append(words);
+  }
+
+  stopped() {
+    const words = document.createElement("p");
+    words.className = "quiet";
+    words.textContent = "Stopped.";
+    this.item.append(words);
+  }
+
+  foot() {
+    const foot = document.createElement("footer");
+    if (this.usage) foot.append(reuseBar(this.usage), figures(this.usage, this.first));
+    if (this.markdown.text) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "plain copy";
+      button.textContent = "Copy answer";
+      copies(button, () => this.markdown.text);
+      foot.append(button);
+    }
+    return foot;
+  }
+
+  get turn() {
+    const { reasoning } = this;
+    return { role: "assistant", content: this.markdown.text, ...(reasoning && { reasoning_content: reasoning }) };
+  }
+}
+
+const reusedOf = (usage) => usage.prompt_tokens_details?.cached_tokens ?? 0;
+const shareOf = (usage) => (usage.prompt_tokens ? (100 * reusedOf(usage)) / usage.prompt_tokens : 0);
+
+function reuseBar(usage) {
+  const bar = document.createElement("span");
+  bar.className = "fill whole";
+  const part = document.createElement("i");
+  part.className = "reused";
+  part.style.width = `${shareOf(usage)}%`;
+  const rest = document.createElement("i");
+  rest.className = "computed";
+  rest.style.width = `${100 - shareOf(usage)}%`;
+  bar.append(part, rest);
+  return bar;
+}
+
+function figures(usage, first) {
+  const text = document.createElement("span");
+  text.className = "figures";
+  const wait = first === null ? "" : `, first token after ${Math.round(first)} ms`;
+  text.textContent =
+    `${usage.prompt_tokens} prompt tokens, ${reusedOf(usage)} reused (${Math.round(shareOf(usage))} %), ` +
+    `${usage.completion_tokens} generated${wait}`;
+  return text;
+}
+
+function bodyOf() {
+  const system = element("system").value.trim();
+  const first = system ? [{ role: "system", content: system }] : [];
+  const thinking = element("thinking-label").hidden ? "" : element("thinking").value;
+  return {
+    model: card()?.id ?? element("model").value,
+    messages: [...first, ...messages],
+    ...(thinking && { enable_thinking: thinking === "on" }),
+  };
+}
+
 async function send(text) {
-  messages.push({ role: "user", content: text });
-  bubble("user", text);
-  const item = bubble("assistant");
+  const images = attachments.take();
+  notice("");
+  messages.push({ role: "user", content: contentOf(text, images) });
+  showQuestion(text, images);
+  const view = new AnswerView();
   running = new AbortController();
   toggle();
-  const began = performance.now();
-  const answer = { content: "", reasoning: "", usage: null, first: null };
-  try {
-    await stream(answer, () => {
-      answer.first ??= performance.now() - began;
-      draw(item, answer);
-    });
-  } catch (error) {
-    if (error.name !== "AbortError") {
-      item.classList.add("error");
-      answer.error = error.message;
-    }
-  }
+  const isAnswered = await receive(view);
+  await view.finish();
   // A failed request leaves no turn behind, so that the next one continues what was answered.
-  if (answer.content || !answer.error) messages.push(turn(answer));
+  if (isAnswered || view.markdown.text) messages.push(view.turn);
   else messages.pop();
-  draw(item, answer);
   running = null;
   toggle();
+  refresh();
 }
 
-function turn({ content, reasoning }) {
-  return { role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) };
-}
-
-async function stream(answer, changed) {
-  const response = await fetch("/v1/chat/completions", {
-    method: "POST",
-    headers: headers(),
-    signal: running.signal,
-    body: JSON.stringify({ model: model(), messages, stream: true, stream_options: { include_usage: true } }),
-  });
-  if (!response.ok) {
-    element("key-form").hidden = response.status !== 401;
-    throw new Error((await response.json()).error?.message ?? `status ${response.status}`);
+// Stream an answer into its view; false where it failed.
+async function receive(view) {
+  try {
+    for await (const chunk of chunks(bodyOf(), running.signal)) view.take(chunk);
+    return true;
+  } catch (error) {
+    if (error.name === "AbortError") view.stopped();
+    else view.fail(error.message);
+    element("key-form").hidden = error.status !== 401;
+    return false;
   }
-  let rest = "";
-  for await (const text of pieces(response.body)) {
-    const events = (rest + text).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      const data = event.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
-      if (!data || data === "[DONE]") continue;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new Error(chunk.error.message);
-      const delta = chunk.choices?.[0]?.delta ?? {};
-      answer.content += delta.content ?? "";
-      answer.reasoning += delta.reasoning_content ?? "";
-      answer.usage = chunk.usage ?? answer.usage;
-      if (delta.content || delta.reasoning_content) changed();
-    }
-  }
-}
-
-async function* pieces(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    yield value;
-  }
-}
-
-function draw(item, answer) {
-  const parts = [];
-  if (answer.reasoning) {
-    const details = document.createElement("details");
-    details.open = !answer.content;
-    const summary = document.createElement("summary");
-    summary.textContent = "Reasoning";
-    details.append(summary, answer.reasoning);
-    parts.push(details);
-  }
-  parts.push(answer.content);
-  if (answer.error) parts.push(answer.error);
-  if (answer.usage) {
-    const figures = document.createElement("span");
-    figures.className = "figures";
-    figures.textContent = told(answer);
-    parts.push(figures);
-  }
-  item.replaceChildren(...parts);
-}
-
-function told({ usage, first }) {
-  const reused = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const share = Math.round((100 * reused) / usage.prompt_tokens);
-  const wait = first === null ? "" : `, first token after ${Math.round(first)} ms`;
-  return `${usage.prompt_tokens} prompt tokens, ${reused} reused (${share} %), ${usage.completion_tokens} generated${wait}`;
 }
 
 function toggle() {
@@ -202,33 +289,109 @@ function toggle() {
   element("stop").hidden = running === null;
 }
 
-element("model").addEventListener("change", describe);
-element("stop").addEventListener("click", () => running?.abort());
-element("clear").addEventListener("click", () => {
+function startOver() {
   running?.abort();
   messages = [];
   element("messages").replaceChildren();
-});
-element("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem(KEY, element("key").value);
-  element("key-form").hidden = true;
-  element("key").value = "";
-});
-element("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    element("prompt-form").requestSubmit();
-  }
-});
-element("prompt-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const text = element("prompt").value.trim();
-  if (!text || running) return;
-  element("prompt").value = "";
-  send(text);
-});
+  element("empty").hidden = false;
+  attachments.take();
+  notice("");
+  element("prompt").focus();
+}
 
-toggle();
-refresh();
-setInterval(refresh, POLL_MS);
+function addImages(files) {
+  if (!files.length) return;
+  if (acceptsImages()) attachments.add(files);
+  else notice(`${card()?.id ?? "This model"} takes no images.`);
+}
+
+// Events.
+
+function listenToPrompt() {
+  const prompt = element("prompt");
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      element("prompt-form").requestSubmit();
+    }
+  });
+  element("prompt-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = prompt.value.trim();
+    if ((!text && !attachments.images.length) || running) return;
+    prompt.value = "";
+    send(text);
+  });
+  for (const button of element("suggestions").querySelectorAll("button")) {
+    button.addEventListener("click", () => {
+      prompt.value = button.textContent;
+      prompt.focus();
+    });
+  }
+}
+
+function listenToImages() {
+  element("attach").addEventListener("click", () => element("files").click());
+  element("files").addEventListener("change", () => {
+    addImages([...element("files").files]);
+    element("files").value = "";
+  });
+  element("prompt").addEventListener("paste", (event) => {
+    const files = imagesIn(event.clipboardData);
+    if (files.length) event.preventDefault();
+    addImages(files);
+  });
+  const chat = element("chat");
+  chat.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    chat.classList.add("dropping");
+  });
+  chat.addEventListener("dragleave", () => chat.classList.remove("dropping"));
+  chat.addEventListener("drop", (event) => {
+    event.preventDefault();
+    chat.classList.remove("dropping");
+    addImages(imagesIn(event.dataTransfer));
+  });
+}
+
+function listenToOptions() {
+  element("conversation").addEventListener("scroll", noteScroll);
+  element("model").addEventListener("change", () => {
+    describe();
+    refresh();
+  });
+  element("stop").addEventListener("click", () => running?.abort());
+  element("clear").addEventListener("click", startOver);
+  element("info").addEventListener("click", () => {
+    const isShown = document.querySelector("main").classList.toggle("info");
+    element("info").setAttribute("aria-expanded", isShown);
+    element("info").textContent = isShown ? "Chat" : "Slots and clients";
+  });
+  element("system").addEventListener("input", () => {
+    element("system-mark").textContent = element("system").value.trim() ? " (set)" : "";
+  });
+  element("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    storeKey(element("key").value);
+    element("key-form").hidden = true;
+    element("key").value = "";
+    refresh();
+  });
+}
+
+async function start() {
+  listenToPrompt();
+  listenToImages();
+  listenToOptions();
+  toggle();
+  element("commands").append(
+    drawSnippet(["Dashboard in the terminal", `mlx-stack tui --url ${location.origin}`]),
+    drawSnippet(["Dashboard in a browser", `mlx-stack tui --web --url ${location.origin}`]),
+  );
+  clients = (await read("/page/clients")) ?? [];
+  describe();
+  await refresh();
+  setInterval(refresh, POLL_MS);
+}
+
+start();
