@@ -58,7 +58,7 @@ class ShortForm(Struct, frozen=True):
 
 TOKENS = ShortForm(tokens_in, "^[0-9]+[kKmM]$", "64k")
 BYTES = ShortForm(bytes_in, r"^[0-9]+(\.[0-9]+)? ?[kKmMgGtT]?i?[bB]?$", "20GB")
-SECONDS = ShortForm(seconds_in, r"^[0-9]+(\.[0-9]+)? ?[smhdwSMHDW]$", "30d")
+SECONDS = ShortForm(seconds_in, r"^[0-9]+(\.[0-9]+)? ?[smhdwSMHDW]$", "15m")
 
 RENAMED = {
     "pace.max_bite": "prefill.chunk_size",
@@ -229,7 +229,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
 
 
 def allowed(keys: Keys) -> str:
-    """Allowed values of a key as text: `a number above 0, such as 30d`."""
+    """Allowed values of a key as text: `a number above 0, such as 15m`."""
     short = short_form(str(keys[-1]))
     return meaning(at(keys)) + (f", such as {short.example}" if short is not None else "")
 

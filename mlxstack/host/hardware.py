@@ -47,8 +47,8 @@ SMALL_MAC_SHARE, LARGE_MAC_SHARE = 2 / 3, 3 / 4
 
 BUFFER_CACHE_SHARE, MAX_BUFFER_CACHE_BYTES = 0.04, 2 * 2**30
 """Limit of freed GPU buffers: share of the working set, bytes."""
-FILLED_SHARE = 0.94
-"""Share of the working set for all arrays."""
+FILLED_SHARE, LEAST_WORKSPACE_BYTES = 0.94, 2**30
+"""Share of the working set for arrays that stay, and what only a prefill takes beside them."""
 
 LINUX_SHARE = 0.9
 """The rest is for the system and for what else runs."""
@@ -191,7 +191,7 @@ class MemoryBudget(Struct, frozen=True):
     of half precision have there (4 where MLX computes on a CPU, which widens them).
 
     `working_set` is what the GPU should hold, 0 where unknown; `buffered_bytes` are those of freed
-    arrays that a command buffer may keep beyond MLX's own limits.
+    arrays that a command buffer may keep, beyond the cache of freed buffers.
     """
 
     total: int
@@ -212,7 +212,7 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     memory = memory_of(psutil.virtual_memory().total)
     is_metal = sys.platform == "darwin" and memory.half_bytes == 2
     wired = _wired_limit() if is_metal else 0
-    return replace(memory, usable=memory_limit(wired), working_set=wired) if wired else memory
+    return _of_mac(memory.total, wired, memory.owner, _buffer_settings()) if wired else memory
 
 
 def memory_of(total: int) -> MemoryBudget:
@@ -221,19 +221,24 @@ def memory_of(total: int) -> MemoryBudget:
     is_metal = sys.platform == "darwin" and half_bytes == 2
     if not is_metal:
         return MemoryBudget(total, int(total * LINUX_SHARE), half_bytes, "this machine")
-    return _of_mac(total, "this machine", {**os.environ, **buffer_variables(os.environ)})
+    return _of_mac(total, mac_share(total), "this machine", _buffer_settings())
 
 
 def mac_memory(text: str) -> MemoryBudget:
     """Budget of a Mac with `text` memory, e.g. 24GB. Raises SetupError."""
     total = bytes_of(text)
     unit = "" if text.strip()[-1:].isalpha() else " GB"
-    return _of_mac(total, f"a Mac with {text.strip()}{unit}", mac_limits("", total))
+    owner = f"a Mac with {text.strip()}{unit}"
+    return _of_mac(total, mac_share(total), owner, mac_limits("", total))
 
 
-def _of_mac(total: int, owner: str, variables: Mapping[str, str]) -> MemoryBudget:
-    working_set = mac_share(total)
-    kept = buffered_bytes(variables)
+def _buffer_settings() -> dict[str, str]:
+    return {**os.environ, **buffer_variables(os.environ)}
+
+
+def _of_mac(total: int, working_set: int, owner: str, variables: Mapping[str, str]) -> MemoryBudget:
+    # MLX drops cached buffers where memory is short, so that kept arrays take their place first.
+    kept = max(0, buffered_bytes(variables) - buffer_cache_limit(working_set))
     return MemoryBudget(total, memory_limit(working_set), 2, owner, working_set, kept)
 
 
@@ -252,9 +257,10 @@ def memory_limit(working_set: int) -> int:
     """Bytes of this working set for models, workspace included, beside freed buffers.
 
     Above 0.95 of it MLX empties its cache for each new buffer (see MLX's
-    `backend/metal/allocator.cpp`). Without a prefill the workspace leaves room for the cache.
+    `backend/metal/allocator.cpp`). Outside of a prefill the arrays of the workspace are not there.
     """
-    return min(working_set - buffer_cache_limit(working_set), int(working_set * FILLED_SHARE))
+    filled = int(working_set * FILLED_SHARE) + LEAST_WORKSPACE_BYTES
+    return min(working_set - buffer_cache_limit(working_set), filled)
 
 
 def bytes_of(text: str) -> int:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mlxstack.config import presets
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size, tokens
-from mlxstack.host.hardware import MemoryBudget
+from mlxstack.host.hardware import MemoryBudget, buffer_cache_limit
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import find_model
 from mlxstack.planner.fit import (
@@ -36,11 +36,8 @@ from mlxstack.policy.memory.capacity_advice import (
 N_AGENTS = 3
 """Agents to plan for: a client with its sub-agents."""
 
-RESERVE = 5
-"""Percent of the memory for models that a recommended load leaves free.
-
-Of a Mac's working set `memory_limit` leaves another 6 %.
-"""
+RESERVE = 10
+"""Percent of the memory for models that a recommended load leaves free."""
 
 VERDICTS = {FitLevel.NOT_TRAINED: "not trained", FitLevel.TOO_LARGE: "too large"}
 
@@ -106,8 +103,14 @@ def agent_presets(home: Home) -> list[Candidate]:
 
 
 def with_reserve(memory: MemoryBudget) -> MemoryBudget:
-    """Memory less the share that is kept free."""
-    return replace(memory, usable=memory.usable * (100 - RESERVE) // 100)
+    """Memory less the share that is kept free.
+
+    What a large Mac's limit leaves below its working set is part of that share.
+    """
+    whole = memory.usable
+    if memory.working_set:
+        whole = memory.working_set - buffer_cache_limit(memory.working_set)
+    return replace(memory, usable=min(memory.usable, whole * (100 - RESERVE) // 100))
 
 
 def recommendation(

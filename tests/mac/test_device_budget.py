@@ -13,6 +13,7 @@ from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.hardware import (
     CPU_VARIABLE,
+    LEAST_WORKSPACE_BYTES,
     MAX_BUFFER_CACHE_BYTES,
     MemoryBudget,
     buffer_cache_limit,
@@ -125,10 +126,14 @@ def test_planner_and_engine_leave_the_same_room_for_freed_buffers(
 
 
 @pytest.mark.parametrize("n_gib", [5, 11, 48, 96, 400])
-def test_arrays_stay_below_the_line_at_which_mlx_empties_its_cache(n_gib: int) -> None:
+def test_what_stays_is_below_the_line_at_which_mlx_empties_its_cache(n_gib: int) -> None:
+    """Arrays but for 1 GiB of workspace, which only a prefill takes."""
     working_set = n_gib * GIB
-    assert 0.93 * working_set < memory_limit(working_set) < 0.95 * working_set
+    staying = memory_limit(working_set) - LEAST_WORKSPACE_BYTES
+    assert staying < 0.95 * working_set
     assert memory_limit(working_set) <= working_set - buffer_cache_limit(working_set)
+    if n_gib >= 48:
+        assert 0.93 * working_set < staying
 
 
 def test_weights_that_leave_no_room_for_kv_are_refused(

@@ -30,7 +30,7 @@ PAGE = """\
 The largest shipped preset that fits, by the memory of the Mac and by what runs on it at once. This
 page is written by `make docs` from the planner; `mlx-stack plan` ranks the presets for 3 agents of
 64k tokens on this machine, `mlx-stack plan --memory 48GB --agents 1 --ctx 16k` for other numbers.
-Both keep 5 % of the memory for models free; `--all` shows also the presets that do not fit.
+Both keep 10 % of the memory for models free; `--all` shows also the presets that do not fit.
 
 {macs}
 

@@ -255,7 +255,7 @@ TABLE_BYTES = 640
 SCORE_COPIES = 2
 """Copies of scores without fused attention: scores and their softmax."""
 
-SCORE_SHARE, MOST_SCORE_BYTES = 0.05, 2 * 2**30
+SCORE_SHARE, MOST_SCORE_BYTES = 0.04, 2 * 2**30
 """Limit of attention scores per chunk: share of the working set, bytes.
 
 Long contexts get shorter chunks. More would gain a few percent of prefill and cost KV.
