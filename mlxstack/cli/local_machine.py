@@ -13,7 +13,7 @@ from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.formatting import size
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.log_lines import shortened
+from mlxstack.host.log_lines import for_people, read
 from mlxstack.host.logs import tail
 from mlxstack.planner.ranking import PresetFit, preset_fits
 from mlxstack.tui.actions.action import LocalActions
@@ -36,7 +36,7 @@ def here(home: Home, service: str) -> LocalActions:
         presets=tuple(sorted(presets.listed(home))),
         modes=tuple(sorted(modes.listed(home))),
         describe=partial(_describe, home),
-        log=lambda: [shortened(line) for line in tail(log_file, LOG_LINES)],
+        log=lambda: [for_people(read(line)) for line in tail(log_file, LOG_LINES)],
         switch_mode=partial(_switch_mode, home),
     )
 

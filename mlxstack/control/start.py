@@ -24,9 +24,10 @@ from mlxstack.config import presets
 from mlxstack.config.presets import BUILTIN_MODEL, LoadedPreset, is_folder
 from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Taken
 from mlxstack.core.preset import PARKING_S, Preset, ServerSpec
-from mlxstack.host import services
+from mlxstack.host import log_lines, services
 from mlxstack.host.hardware import for_mlx, this_memory
 from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.log_lines import SUPERVISOR, for_people
 from mlxstack.host.process import free_port, listener, reachable, refusal
 from mlxstack.host.services import (
     Phase,
@@ -387,7 +388,8 @@ async def _until_healthy(
 def _why_crashed(plan: ServiceSpec, state: ServiceState) -> str:
     if error := last_error(state):
         return f"`{plan.name}` did not start: {error}"
-    said = [line for line in state.last_log_lines if line.strip() and "[supervisor " not in line]
+    lines = map(log_lines.read, state.last_log_lines)
+    said = [for_people(one) for one in lines if one.message.strip() and one.source != SUPERVISOR]
     shown = "\n  ".join(said[-8:]) or "(no output)"
     return (
         f"`{plan.name}` did not start: its worker {state.exit_summary}; "

@@ -9,6 +9,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
+from datetime import datetime
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,11 +18,12 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import StackError
+from mlxstack.host import log_lines
+from mlxstack.host.log_lines import LogLine
 from mlxstack.host.logs import RotatingLog
 from mlxstack.host.parent_watchdog import VARIABLE
 from mlxstack.host.process import ProcessId, identify
 from mlxstack.host.services import (
-    ERROR_LINE,
     Phase,
     RestartPolicy,
     ServiceFiles,
@@ -250,7 +252,7 @@ class Supervisor:
         how = _describe_exit(code, was_stuck=stuck is not None)
         lines = tuple(self._log.last_lines)
         # Other ranks and native code may print many lines after an error.
-        errors = tuple(filter(ERROR_LINE.match, lines[:-N_LAST_WORDS]))[-1:]
+        errors = [line for line in lines[:-N_LAST_WORDS] if log_lines.read(line).is_error][-1:]
         self._say(f"worker {pid} {how}")
         self._record_state(
             worker=None,
@@ -273,8 +275,14 @@ class Supervisor:
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     def _say(self, what: str) -> None:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._write(f"{stamp} [supervisor {os.getpid()}] {what}")
+        line = LogLine(
+            time=datetime.now().astimezone(),
+            level="INFO",
+            source=log_lines.SUPERVISOR,
+            message=what,
+            fields={"pid": os.getpid()},
+        )
+        self._write(log_lines.text_of(line))
 
     def _write(self, line: str) -> None:
         self._log.write(line)

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from mlxstack.gateway.server import run
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.descriptors import raise_soft_limit
+from mlxstack.host.log_lines import log_as_json
 from mlxstack.host.parent_watchdog import follow_supervisor
 from mlxstack.host.services import read_json, write_json
 
 
 def main() -> int:
     """Read the spec and serve."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
-    logging.getLogger("httpx").setLevel("WARNING")
+    log_as_json()
     follow_supervisor(os.environ)
     file = Path(sys.argv[1])
     spec = read_json(file, GatewaySpec)

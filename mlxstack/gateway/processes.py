@@ -14,7 +14,7 @@ from msgspec import structs
 from mlxstack.core.errors import Broken, Busy
 from mlxstack.core.preset import Preset
 from mlxstack.gateway.spec import GatewayMember, internal_key, own_preset
-from mlxstack.host import services
+from mlxstack.host import log_lines, services
 from mlxstack.host.process import free_port, refusal
 from mlxstack.host.services import Phase, owner, read_state, write_json
 
@@ -114,7 +114,8 @@ class MemberProcess:
         state = read_state(plan.home, plan.name) if own is None else services.state_of(plan, own)
         if state is None or state.phase not in {Phase.CRASHED, Phase.STOPPED}:
             return ""
-        errors = [line for line in state.last_log_lines if "error" in line.lower()]
+        messages = [log_lines.read(line).message for line in state.last_log_lines]
+        errors = [message for message in messages if "error" in message.lower()]
         errors = errors or [state.exit_summary or "it was stopped"]
         why = services.last_error(state) or errors[-1]
         return f"`{plan.name}` did not start: {why}; see its log {plan.home.log_file(plan.name)}"

@@ -1,38 +1,82 @@
-"""Lines of a service's log, shortened for people."""
+"""Log lines of a service: written as JSON, rendered for people."""
 
-import re
+import logging
+from datetime import datetime
+from typing import Any
 
-from mlxstack.core.formatting import share, short_time
+import msgspec
+from msgspec import Struct
 
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d),\d{3} ([A-Z]+) (\S+) (.*)", re.DOTALL)
-_FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
-_REQUESTS = "mlxstack.requests"
+SUPERVISOR = "supervisor"
+"""Source of the lines that a supervisor adds to the log of its worker."""
 
-
-def shortened(line: str) -> str:
-    """A request as one short sentence; other lines without date, module and usual level."""
-    found = _STAMP.match(line)
-    if found is None:
-        return line
-    _, clock, level, source, text = found.groups()
-    if source == _REQUESTS and (told := _request(text)):
-        text = told
-    return f"{clock} {text}" if level == "INFO" else f"{clock} {level} {text}"
+ERROR_PREFIX = "error: "
 
 
-def _request(text: str) -> str | None:
-    fields = {name: value.strip('"') for name, value in _FIELD.findall(text)}
+class LogLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Line of a log; `fields` are values for programs.
+
+    A line that is not JSON, as of native code or of an older release, is a `message` alone.
+    """
+
+    time: datetime | None = None
+    level: str = ""
+    source: str = ""
+    message: str
+    fields: dict[str, Any] = {}
+    traceback: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether a logger or a failed command wrote an error."""
+        return self.level in {"ERROR", "CRITICAL"} or self.message.startswith(ERROR_PREFIX)
+
+
+class JSONFormatter(logging.Formatter):
+    """Formats a record as one JSON object; `extra={"fields": ...}` adds values."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Line of a record, without its newline."""
+        line = LogLine(
+            time=datetime.fromtimestamp(record.created).astimezone(),
+            level=record.levelname,
+            source=record.name,
+            message=record.getMessage(),
+            fields=getattr(record, "fields", {}),
+            traceback=self.formatException(record.exc_info) if record.exc_info else "",
+        )
+        return text_of(line)
+
+
+def log_as_json() -> None:
+    """Configure the loggers of a worker: JSON lines on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSONFormatter())
+    logging.basicConfig(handlers=[handler], level="INFO")
+    logging.getLogger("httpx").setLevel("WARNING")
+
+
+def text_of(line: LogLine) -> str:
+    """A line as it is written."""
+    return msgspec.json.encode(line).decode()
+
+
+def read(text: str) -> LogLine:
+    """A line as it was written."""
     try:
-        n_prompt, n_cached = int(fields["prompt"]), int(fields["cached"])
-        wait, first = float(fields["queued_ms"]) / 1000, float(fields["ttft_ms"]) / 1000
-        parts = [f"{n_prompt} tokens", f"{share(n_cached, n_prompt)} reused"]
-        parts += [f"{fields['generated']} generated", f"first token {short_time(first)}"]
-        if wait >= 1:
-            parts.append(f"waited {short_time(wait)}")
-        if fields["miss"] != "-":
-            parts.append(f"miss: {text.partition(' miss=')[2]}")
-        if fields["ended"] not in ("eos", "length"):
-            parts.append(fields["ended"])
-    except (KeyError, ValueError):
-        return None
-    return f"{fields['agent']}  {', '.join(parts)}"
+        return msgspec.json.decode(text, type=LogLine)
+    except msgspec.DecodeError:
+        return LogLine(message=text)
+
+
+def for_people(line: LogLine, *, is_whole: bool = False) -> str:
+    """A line with time and unusual level, or with all it holds."""
+    if line.time is None:
+        return line.message
+    if is_whole:
+        names = [f"{line.time:%Y-%m-%d %H:%M:%S}", line.level, line.source]
+    else:
+        names = [f"{line.time:%H:%M:%S}", "" if line.level == "INFO" else line.level]
+    values = [f"{name}={value}" for name, value in line.fields.items()] if is_whole else []
+    text = " ".join(filter(None, (*names, line.message, *values)))
+    return f"{text}\n{line.traceback}" if line.traceback else text

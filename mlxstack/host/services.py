@@ -4,12 +4,10 @@ import asyncio
 import fcntl
 import logging
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from enum import StrEnum
@@ -22,6 +20,7 @@ from msgspec import Struct
 from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.formatting import short_time
 from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.host import log_lines
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.logs import tail
 from mlxstack.host.process import ProcessId, ask_to_stop, end, is_alive, kill, wait_gone
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 
 PROBE_S = 0.1
-LOG_LINE = re.compile(r"\S+ \S+ (?:(?:INFO|WARNING|ERROR) \S+|\[supervisor \d+\]) (.+)")
-ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
 LONGER = 5
 """Factor of the limit that a start which was too slow is advised to take."""
 
@@ -416,7 +413,7 @@ async def until_answered(
         if (answer := await ask()) is not None:
             return answer
         line = next(iter(tail(log_file, 1)), "").strip()
-        message = found[1] if (found := LOG_LINE.match(line)) else line
+        message = log_lines.read(line).message
         if line != last_line:
             deadline, last_line = time.monotonic() + timeout_s, line
         progress(message)
@@ -438,8 +435,9 @@ def state_of(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceSt
 
 def last_error(state: ServiceState) -> str:
     """Last error that a worker logged before its end; else ""."""
-    errors = (found[1] for line in state.last_log_lines if (found := ERROR_LINE.match(line)))
-    return "".join(deque(errors, 1))
+    lines = map(log_lines.read, reversed(state.last_log_lines))
+    last = next((line.message for line in lines if line.is_error), "")
+    return last.removeprefix(log_lines.ERROR_PREFIX)
 
 
 def stop(home: Home, state: ServiceState, patience_s: float | None = None) -> bool:

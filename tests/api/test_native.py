@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.core.preset import MetricsSpec, PrefixCacheSpec
+from mlxstack.host.log_lines import JSONFormatter, read
 from tests.api.running import Running, running, tiny_preset
 from tests.api.speaking import PLAIN, chat, chat_body, chunks, frames, prompt_of
 from tests.patience import PATIENCE_S, wait_until
@@ -267,13 +268,18 @@ def test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text(
     with caplog.at_level(logging.INFO, "mlxstack"):
         body = chat_body("a very secret word", id_slot=0, agent="me")
         answer = http.post("/v1/chat/completions", json=body)
-    about = [r for r in caplog.records if answer.json()["id"] in r.getMessage()]
-    (line,) = (r.getMessage() for r in about)
-    assert f"request={answer.headers['x-request-id']} id={answer.json()['id']} " in line
-    assert 'agent="me" slot=0 priority=normal' in line
-    usage = answer.json()["usage"]
-    assert f"prompt={usage['prompt_tokens']} cached=0 " in line
-    assert "secret" not in line
+    [record] = [r for r in caplog.records if r.name == "mlxstack.requests"]
+    text = JSONFormatter().format(record)
+    line = read(text)
+    n_prompt = answer.json()["usage"]["prompt_tokens"]
+    assert line.message.startswith(f"me  {n_prompt} tokens, 0% reused, ")
+    expected = {
+        "request": answer.headers["x-request-id"], "id": answer.json()["id"], "agent": "me",
+        "slot": 0, "priority": "normal", "prompt": n_prompt, "cached": 0,
+    }  # fmt: skip
+    assert {name: line.fields[name] for name in expected} == expected
+    assert line.fields["ttft_ms"] >= line.fields["queued_ms"] >= 0
+    assert "secret" not in text
 
 
 def test_d11_h8_a_summary_line_comes_at_every_interval(

@@ -52,7 +52,11 @@ def test_a1_up_status_logs_ps_down(shell: Shell) -> None:
     assert psutil.pid_exists(one["worker_pid"])
 
     line = json.loads(shell.run("logs", "-n", "1", "--json").stdout)
-    assert line == {"line": "listening"}
+    assert line == {"message": "listening"}
+    first, *_ = shell.run("logs", "--json").stdout.splitlines()
+    started = json.loads(first)
+    assert started["source"] == "supervisor" and started["fields"] == {"pid": pid}
+    assert started["message"] == f"worker {one['worker_pid']} started"
     ps = shell.run("ps")
     assert str(pid) in ps.stdout and "supervisor" in ps.stdout and "worker" in ps.stdout
 

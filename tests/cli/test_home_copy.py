@@ -60,10 +60,10 @@ def copy_by_cp(home: Path, target: Path) -> None:
 
 
 def copy_by_tar(home: Path, target: Path) -> None:
-    archive = target.with_suffix(".tar.gz")
-    subprocess.run(["tar", "-czf", archive, "-C", home.parent, home.name], check=True)
+    tarball = target.with_suffix(".tar.gz")
+    subprocess.run(["tar", "-czf", tarball, "-C", home.parent, home.name], check=True)
     target.mkdir()
-    command = ["tar", "-xzf", archive, "-C", target, "--strip-components=1"]
+    command = ["tar", "-xzf", tarball, "-C", target, "--strip-components=1"]
     subprocess.run(command, check=True)
 
 

@@ -17,6 +17,7 @@ from mlxstack.control import supervisor
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
+from mlxstack.host.log_lines import read
 from mlxstack.host.process import ProcessId, identify, is_alive, kill, refusal
 from mlxstack.host.services import (
     Phase,
@@ -163,8 +164,9 @@ def test_a9_a_stuck_worker_is_killed_and_started_again(
     assert second.worker is not None and second.worker.pid != first.pid
     assert not is_alive(first)
     assert why in second.exit_summary and second.exit_summary.endswith(" and was killed by SIGKILL")
-    killed = [line for line in one.log().splitlines() if f"worker {first.pid} " in line]
-    assert any(why in line and line.endswith("; killing it") for line in killed)
+    messages = [read(line).message for line in one.log().splitlines()]
+    killed = [message for message in messages if f"worker {first.pid} " in message]
+    assert any(why in message and message.endswith("; killing it") for message in killed)
     assert supervisor.probe(one.plan.url, PATIENCE_S).is_well
 
 

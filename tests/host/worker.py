@@ -17,10 +17,7 @@ from pathlib import Path
 from mlxstack.host.parent_watchdog import follow_supervisor
 
 MODE = os.environ.get("WORKER_MODE", "ok")
-TOLD = (
-    "2026-11-20 10:00:0{0},000 INFO mlxstack.host.load_progress "
-    "reading the weights: {0} GiB of 8 GiB"
-)
+TOLD = '{{"level":"INFO","source":"loader","message":"reading the weights: {0} GiB of 8 GiB"}}'
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 ILL = {"error": {"code": 503, "message": "no turn ends", "type": "unavailable_error"}}
 is_ill = asyncio.Event()

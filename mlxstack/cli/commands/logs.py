@@ -21,18 +21,19 @@ def logs(
 ) -> None:
     """Print the last lines of a service's log.
 
-    Requests are told in short; with --json one object per whole line.
+    With --json each line is an object: time, level, source, message, and fields such as those of
+    a request.
     """
     from itertools import chain
-    from json import dumps
 
     from mlxstack.cli.target import known_service, one_name
+    from mlxstack.host import log_lines
     from mlxstack.host import logs as files
     from mlxstack.host.home import home_from
-    from mlxstack.host.log_lines import shortened
 
     home = home_from(os.environ)
     path = home.log_file(known_service(home, one_name(name, named)).plan.name)
     ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
-    for line in chain(files.tail(path, n_lines), ahead):
-        say(dumps({"line": line}) if json else line if verbose else shortened(line))
+    for text in chain(files.tail(path, n_lines), ahead):
+        line = log_lines.read(text)
+        say(log_lines.text_of(line) if json else log_lines.for_people(line, is_whole=verbose))

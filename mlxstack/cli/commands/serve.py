@@ -36,15 +36,13 @@ def _run_up(arguments: list[str]) -> None:
 
 
 def _work(preset: Path) -> None:
-    import logging
-
     from mlxstack.config.presets import read_resolved
     from mlxstack.host.descriptors import kept_limit
     from mlxstack.host.home import home_from
+    from mlxstack.host.log_lines import log_as_json
     from mlxstack.host.parent_watchdog import follow_supervisor
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
-    logging.getLogger("httpx").setLevel("WARNING")
+    log_as_json()
     follow_supervisor(os.environ)
     try:
         resolved = read_resolved(preset)

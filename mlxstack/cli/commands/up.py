@@ -310,8 +310,10 @@ def _claimed(plan: "ServiceSpec") -> "Supervisor":
 
 def _echo(line: str) -> None:
     """Print a log line; where nothing reads it, stop the service."""
+    from mlxstack.host.log_lines import for_people, read
+
     try:
-        say(line)
+        say(for_people(read(line)))
     except PipeClosed:
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -35,6 +35,7 @@ from mlxstack.engine.model.runner import ModelRunner, kv_bytes_per_token
 from mlxstack.engine.model.sharding import join_ring
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home, home_from
+from mlxstack.host.log_lines import log_as_json
 from mlxstack.host.macos import local_network_hint
 from mlxstack.host.process import free_port
 
@@ -209,7 +210,7 @@ class Follower:
 
 def main() -> int:
     """Connect to rank 0 and serve it; see the module."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
+    log_as_json()
     host, _, port = sys.argv[1].rpartition(":")
     key = sys.stdin.readline().strip()
     try:

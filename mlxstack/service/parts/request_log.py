@@ -1,6 +1,5 @@
 """Log of the last requests, with the reasons of their misses."""
 
-import json
 import logging
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from prometheus_client import Histogram
 from mlxstack.core.engine_events import (
     CacheMiss,
     Event,
+    FinishReason,
     KVSource,
     RequestFailed,
     RequestFinished,
@@ -21,6 +21,7 @@ from mlxstack.core.engine_events import (
     TTFTPhase,
 )
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
+from mlxstack.core.formatting import NONE, share, short_time
 from mlxstack.core.prompt_tokens import n_computed
 from mlxstack.core.request import Request
 from mlxstack.core.status import MissSums, MissView, RequestView
@@ -41,6 +42,8 @@ COSTS = (
 
 WAITS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 """Bounds of the histograms of waiting times."""
+
+USUAL_ENDS = (FinishReason.EOS, FinishReason.LENGTH)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -203,16 +206,39 @@ def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) 
 
 
 def _log(request: Request, view: RequestView) -> None:
-    """Log `name=value` pairs on one line, without text; names are quoted."""
-    log.info(
-        "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
-        "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",
-        request.request_id or "-", view.id, json.dumps(view.agent),
-        "-" if view.slot is None else view.slot,
-        request.priority.name.lower(), view.n_prompt, view.n_cached, view.n_generated,
-        1000 * view.queued_s, 1000 * view.ttft_s, 1000 * view.decode_s, view.ended,
-        view.miss.reason if view.miss else "-",
-    )  # fmt: skip
+    """Log a finished request: a sentence and fields, without its text."""
+    fields = {
+        "request": request.request_id,
+        "id": view.id,
+        "agent": view.agent,
+        "slot": view.slot,
+        "priority": request.priority.name.lower(),
+        "prompt": view.n_prompt,
+        "cached": view.n_cached,
+        "generated": view.n_generated,
+        "queued_ms": round(1000 * view.queued_s),
+        "ttft_ms": round(1000 * view.ttft_s),
+        "decode_ms": round(1000 * view.decode_s),
+        "ended": view.ended,
+        "miss": view.miss.reason if view.miss else None,
+    }
+    log.info("%s", _sentence(view), extra={"fields": fields})
+
+
+def _sentence(view: RequestView) -> str:
+    parts = [
+        f"{view.n_prompt} tokens",
+        f"{share(view.n_cached, view.n_prompt)} reused",
+        f"{view.n_generated} generated",
+        f"first token {short_time(view.ttft_s)}",
+    ]
+    if view.queued_s >= 1:
+        parts.append(f"waited {short_time(view.queued_s)}")
+    if view.miss is not None:
+        parts.append(f"miss: {view.miss.reason}")
+    if view.ended not in USUAL_ENDS:
+        parts.append(view.ended)
+    return f"{view.agent or NONE}  {', '.join(parts)}"
 
 
 def _aged(miss: MissView | None, age_s: float) -> MissView | None:
