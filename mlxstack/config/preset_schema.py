@@ -49,7 +49,7 @@ TOKEN_KEYS = frozenset({"n_ctx", "chunk_size", "quantized_start", "max_tokens"})
 
 
 class ShortForm(Struct, frozen=True):
-    """Short form of amounts: how it is read, a JSON schema's pattern of it, and an example."""
+    """Short form of amounts: parser, pattern of a JSON schema, example."""
 
     unit: Unit
     pattern: str
@@ -101,7 +101,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _allow_short_forms(form: dict[str, Any], sections: dict[str, Any]) -> None:
-    """Accept the short forms of `normalized`: `model: ID`, amounts with units, lists of one."""
+    """Accept the short forms that `normalized` expands."""
     form["properties"]["model"] = {"anyOf": [{"type": "string"}, form["properties"]["model"]]}
     for section in sections.values():
         fields = section.get("properties", {})
@@ -229,7 +229,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
 
 
 def allowed(keys: Keys) -> str:
-    """Allowed values of a key as text: `a number above 0, such as 15m`."""
+    """Values of a key in words: `a number above 0, such as 15m`."""
     short = short_form(str(keys[-1]))
     return meaning(at(keys)) + (f", such as {short.example}" if short is not None else "")
 
@@ -267,7 +267,10 @@ def _meaning_of_one(shape: mi.Type | None) -> str:
 
 
 def normalized(values: dict[str, Any]) -> dict[str, Any]:
-    """Expand short forms: `model: ID`, amounts with units, lists of one, `KEY: off`."""
+    """Expand short forms.
+
+    `model: ID`, amounts with units, lists of one, `KEY: off`.
+    """
     result: dict[str, Any] = _expanded(values, PRESET)
     if isinstance(result.get("model"), str):
         result["model"] = {"id": result["model"]}
@@ -275,7 +278,7 @@ def normalized(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expanded(values: Any, shape: mi.Type | None, key: str = "") -> Any:
-    """Values in their long form; what cannot be read stays for a later refusal."""
+    """Values in their long form; others stay for a later refusal."""
     if isinstance(values, dict):
         known = children(_section_in(shape)) if shape is not None else {}
         return {name: _expanded(value, known.get(name), name) for name, value in values.items()}

@@ -123,15 +123,20 @@ def load(
     if images is not None and images.image_model.is_bidirectional and kv.bits < PLAIN_BITS:
         images = None
     if images is not None:
-        n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
-        kv_format = f"{facts.identity.kv_format} images {IMAGE_KV_VERSION}"
-        facts = replace(
-            facts,
-            identity=replace(facts.identity, kv_format=kv_format),
-            accepts_images=True,
-            n_bytes=facts.n_bytes + n_bytes,
-        )
+        facts = _with_images(facts, path)
     return LoadedModel(model, tokenizer, facts, images)
+
+
+def _with_images(facts: ModelFacts, path: Path) -> ModelFacts:
+    """Facts of a model that takes images."""
+    n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
+    kv_format = f"{facts.identity.kv_format} images {IMAGE_KV_VERSION}"
+    return replace(
+        facts,
+        identity=replace(facts.identity, kv_format=kv_format),
+        accepts_images=True,
+        n_bytes=facts.n_bytes + n_bytes,
+    )
 
 
 def read_weights(model: Any, progress: LoadProgress) -> None:
