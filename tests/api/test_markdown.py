@@ -45,6 +45,11 @@ def test_hostile_texts_become_text_and_harmless_elements(text: str) -> None:
         assert attributes.get("href", "https://").startswith(("http://", "https://"))
 
 
+def test_html_is_text() -> None:
+    assert rendered("a <b>c</b>").last == [["p", {}, "a <b>c</b>"]]
+    assert rendered("<script>x</script>").last == [["p", {}, "<script>x</script>"]]
+
+
 @pytest.mark.parametrize(
     "text",
     [

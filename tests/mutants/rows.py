@@ -1,5 +1,6 @@
 """Every protection with the way to switch it off, and the test that must fail then."""
 
+from tests.mutants.answers import ANSWERS
 from tests.mutants.bounded import BOUNDED
 from tests.mutants.calls import CALLS
 from tests.mutants.faults import FAULTS
@@ -307,4 +308,5 @@ MUTANTS = (
     *PEERS,
     *STRANGERS,
     *BOUNDED,
+    *ANSWERS,
 )

@@ -16,6 +16,7 @@ let messages = [];
 let running = null;
 let follows = true;
 let lastTop = 0;
+let mayReadSlots = true;
 
 const card = () => cards.find((one) => one.id === element("model").value);
 const contextOf = (one) => one?.max_input_tokens ?? one?.meta?.n_ctx ?? 0;
@@ -69,7 +70,10 @@ function describe() {
 async function refreshSlots(state) {
   const status = card()?.status?.value ?? "loaded";
   const isLoaded = state.isReady && state.text === "ready" && status === "loaded";
-  const slots = isLoaded ? await read(`/slots?model=${encodeURIComponent(card()?.id ?? "")}`) : null;
+  const isAsked = isLoaded && mayReadSlots;
+  const slots = isAsked ? await read(`/slots?model=${encodeURIComponent(card()?.id ?? "")}`) : null;
+  // Without a key it is not asked again and again.
+  if (isAsked && !slots) mayReadSlots = false;
   element("slots-card").hidden = !slots?.length;
   if (slots) element("slots").replaceChildren(...slots.map(drawSlot));
 }
@@ -307,6 +311,13 @@ function addImages(files) {
 
 // Events.
 
+// The height of a text, for browsers whose style sheets cannot say it.
+function grow(area) {
+  if (CSS.supports("field-sizing", "content")) return;
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight}px`;
+}
+
 function listenToPrompt() {
   const prompt = element("prompt");
   prompt.addEventListener("keydown", (event) => {
@@ -320,8 +331,10 @@ function listenToPrompt() {
     const text = prompt.value.trim();
     if ((!text && !attachments.images.length) || running) return;
     prompt.value = "";
+    grow(prompt);
     send(text);
   });
+  prompt.addEventListener("input", () => grow(prompt));
   for (const button of element("suggestions").querySelectorAll("button")) {
     button.addEventListener("click", () => {
       prompt.value = button.textContent;
@@ -357,6 +370,7 @@ function listenToImages() {
 function listenToOptions() {
   element("conversation").addEventListener("scroll", noteScroll);
   element("model").addEventListener("change", () => {
+    mayReadSlots = true;
     describe();
     refresh();
   });
@@ -373,6 +387,7 @@ function listenToOptions() {
   element("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     storeKey(element("key").value);
+    mayReadSlots = true;
     element("key-form").hidden = true;
     element("key").value = "";
     refresh();
