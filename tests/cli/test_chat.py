@@ -158,8 +158,11 @@ def slow(tmp_path: Path) -> Iterator[Running]:
         yield found
 
 
-def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(slow: Running, shell: Shell) -> None:
-    chat = Terminal(shell, "chat", "--url", slow.url)
+@pytest.mark.parametrize("env", [{}, XTERM], ids=["dumb", "xterm"])
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
+    slow: Running, shell: Shell, env: dict[str, str]
+) -> None:
+    chat = Terminal(shell, "chat", "--url", slow.url, **env)
     chat.until(chat.prompt)
     chat.type("tell me everything")
     chat.until("1 2 3")
@@ -256,6 +259,7 @@ SCRIPT = [
     {"when": "one\ntwo\nthree", "say": "three lines came"},
     {"when": "code", "say": CODE},
     {"when": "long", "say": LONG},
+    {"when": "think", "say": "a **bold** word", "think": "I think first."},
     {"when": "endless", "say": "the same again, " * 400},
     {"when": ".", "say": "a single line came"},
 ]
@@ -322,6 +326,19 @@ def test_code_has_colors_in_a_terminal_and_none_in_a_pipe(scripted: Running, she
     assert "import os" in ESCAPES.sub("", shown)
     plain = shell.run("chat", "--url", scripted.url, "-p", "code")
     assert plain.stdout == f"{CODE}\n"
+
+
+def test_thoughts_stand_before_the_rendered_answer(scripted: Running, shell: Shell) -> None:
+    chat = Terminal(shell, "chat", "--url", scripted.url, **XTERM)
+    chat.until(chat.prompt)
+    chat.type("think")
+    shown = ESCAPES.sub("", chat.until("tok/s]"))
+    assert chat.close() == 0
+    thought, mark, answer = shown.partition("</think>")
+    assert "<think>" in thought and "I think first." in thought and mark
+    assert "a bold word" in answer and "**" not in answer
+    plain = shell.run("chat", "--url", scripted.url, "-p", "think").stdout
+    assert plain.endswith("</think>\na **bold** word\n")
 
 
 def test_an_answer_that_repeats_itself_is_stopped_with_a_remark(

@@ -71,6 +71,11 @@ def test_a_browser_gets_the_page(site: Site) -> None:
     page = httpx.get(site.url, headers={"accept": "text/html"})
     assert page.headers["content-type"].startswith("text/html")
     assert httpx.get(f"{site.url}/static/page.js").status_code == 200
+    assert httpx.get(f"{site.url}/page/clients").json()[0]["name"] == "claude"
+    markdown, body = f"{site.url}/page/markdown", {"text": "# a"}
+    assert httpx.post(markdown, json=body).status_code == 401
+    answer = httpx.post(markdown, json=body, headers={"authorization": "Bearer sesame"})
+    assert answer.json()["last"] == [["h1", {}, "a"]]
     assert httpx.get(site.url).json()["name"] == "mlx-stack"
     assert httpx.get(site.url, headers={"host": "evil.com"}).status_code == 403
 
