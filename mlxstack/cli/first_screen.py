@@ -26,12 +26,12 @@ class KeyCommand(Struct, frozen=True):
     """Key that runs a command, given without `mlx-stack`."""
 
     key: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     description: str
 
 
 def choose() -> tuple[str, ...]:
-    """Words of the command that the user picks by a key; Enter picks the first.
+    """Arguments of the command that the user picks by a key; Enter picks the first.
 
     Raises typer.Exit for any other key.
     """
@@ -40,15 +40,17 @@ def choose() -> tuple[str, ...]:
     commands = _of_running(home) if services.running(home) else _of_idle(home)
     say("")
     for command in commands:
-        say(f"  [{command.key}] mlx-stack {shlex.join(command.words):<40} {command.description}")
+        say(
+            f"  [{command.key}] mlx-stack {shlex.join(command.arguments):<40} {command.description}"
+        )
     key = _pressed("\nPress a key; any other leaves. `mlx-stack --help` lists all commands.")
     if key in ENTER:
         key = commands[0].key
     picked = next((command for command in commands if command.key == key), None)
     if picked is None:
         raise typer.Exit
-    say(f"> mlx-stack {shlex.join(picked.words)}")
-    return picked.words
+    say(f"> mlx-stack {shlex.join(picked.arguments)}")
+    return picked.arguments
 
 
 def _of_running(home: Home) -> tuple[KeyCommand, ...]:

@@ -84,8 +84,8 @@ Ollama, LM Studio, oMLX, Rapid-MLX and vLLM.
 """
 
 
-def words_of(arguments: list[str]) -> list[str]:
-    """Words of a command line, with those of similar tools in our own.
+def translated(arguments: list[str]) -> list[str]:
+    """Arguments, with the verbs of similar tools in our own.
 
     `version`, `help VERB` and `launch CLIENT`.
     """
@@ -192,7 +192,7 @@ def _run() -> None:
     # As Ctrl-C does, so that unfinished work is undone.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        sys.exit(app(_words(), standalone_mode=False))
+        sys.exit(app(_arguments(), standalone_mode=False))
     except NoArgsIsHelpError as why:
         why.show()
         sys.exit(Exit.USAGE)
@@ -219,11 +219,11 @@ def _run() -> None:
         sys.exit(Exit.INTERRUPTED)
 
 
-def _words() -> list[str]:
-    """Words of the command line, or those that the first screen gives."""
-    words = sys.argv[1:]
-    if words or not (is_interactive() and sys.stdout.isatty()):
-        return words_of(words)
+def _arguments() -> list[str]:
+    """Arguments of the command line, or those that the first screen gives."""
+    arguments = sys.argv[1:]
+    if arguments or not (is_interactive() and sys.stdout.isatty()):
+        return translated(arguments)
     from mlxstack.cli.first_screen import choose
 
     return [*choose()]

@@ -88,13 +88,8 @@ def load(
     n_bytes = sum(file.stat().st_size for file in weight_files(path, "model"))
     progress.report(f"loading {spec.id}, {size(n_bytes)} of weights")
     try:
-        change = scaled_config(mlx_utils.load_config(path), spec.rope) if spec.rope else None
-        model, config = mlx_utils.load_model(
-            path, lazy=True, model_config=change, trust_remote_code=spec.trust_remote_code
-        )
+        model, config = _model_of(spec, path)
         if group is None:
-            if not has_gpu():
-                model.set_dtype(mx.float32)
             read_weights(model, progress)
     # Some model files end the program when a package of theirs is missing.
     except LOAD_ERRORS as error:
@@ -125,6 +120,17 @@ def load(
     if images is not None:
         facts = _with_images(facts, path)
     return LoadedModel(model, tokenizer, facts, images)
+
+
+def _model_of(spec: ModelSpec, path: Path) -> tuple[Any, dict[str, Any]]:
+    """Model whose weights are not read yet, and its config."""
+    change = scaled_config(mlx_utils.load_config(path), spec.rope) if spec.rope else None
+    model, config = mlx_utils.load_model(
+        path, lazy=True, model_config=change, trust_remote_code=spec.trust_remote_code
+    )
+    if not has_gpu():
+        model.set_dtype(mx.float32)
+    return model, config
 
 
 def _with_images(facts: ModelFacts, path: Path) -> ModelFacts:
