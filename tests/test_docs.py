@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from mlxstack.cli.commands.bench import NAMES
 from mlxstack.cli.exit_codes import Exit
-from mlxstack.cli.main import app
+from mlxstack.cli.main import UPDATE, app
 from tests.cli.terminal import CLI, Shell
 
 ROOT = Path(__file__).parent.parent
@@ -214,3 +214,12 @@ def test_l1_the_commands_of_the_caching_page_run(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{line}: {done.stderr}"
     finally:
         shell.run("down")
+
+
+def test_the_command_and_the_pages_say_the_same_of_an_upgrade() -> None:
+    installation = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    maintenance = (ROOT / "docs" / "maintenance.md").read_text(encoding="utf-8")
+    for text in (UPDATE, installation, maintenance):
+        assert "git pull" in text and "`uv tool install --force .`" in text
+    assert "uv tool upgrade mlx-stack" not in installation + maintenance
+    assert "docs/installation.md" in UPDATE

@@ -10,6 +10,7 @@ from tests.mutants.images import IMAGES
 from tests.mutants.limits import LIMITS
 from tests.mutants.mac import MAC
 from tests.mutants.mutant import Mutant
+from tests.mutants.operations import OPERATIONS
 from tests.mutants.peers import PEERS
 from tests.mutants.sharing import SHARING
 from tests.mutants.strangers import STRANGERS
@@ -309,4 +310,5 @@ MUTANTS = (
     *STRANGERS,
     *BOUNDED,
     *ANSWERS,
+    *OPERATIONS,
 )
