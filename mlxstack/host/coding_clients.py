@@ -140,9 +140,6 @@ def codex(service: Endpoint, folder: Path) -> ClientSetup:
         f"base_url = {_toml(service.url + '/v1')}\n"
         f"env_key = {_toml(KEY_VARIABLE)}\n"
         f'wire_api = "responses"\n'
-        "\n"
-        f"[tools]\n"
-        f"view_image = {str(service.accepts_images).lower()}\n"
     )
     return ClientSetup(
         variables={"CODEX_HOME": str(folder), KEY_VARIABLE: service.key},

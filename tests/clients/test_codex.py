@@ -72,3 +72,11 @@ def test_a_full_context_is_final(tmp_path: Path) -> None:
         assert asked(small) == []
     assert "turn.failed" in told.stdout
     assert "ran out of room" in told.stdout
+
+
+def test_codex_drops_none_of_our_settings(live: Running, tmp_path: Path) -> None:
+    argv, variables = command("codex", live.url, tmp_path, Start.RUN)
+    task = [*argv, *CODEX_EXEC, TASK.format("codex")]
+    done = ended(task, project(tmp_path), **environment(tmp_path, **variables))
+    assert DONE in done.stdout, done.stderr
+    assert "unrecognized configuration" not in done.stderr

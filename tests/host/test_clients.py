@@ -69,10 +69,6 @@ def test_clients_know_whether_the_model_takes_images(tmp_path: Path, accepts_ima
     config = json.loads(told.variables["OPENCODE_CONFIG_CONTENT"])
     model = config["provider"]["mlx-stack"]["models"]["local"]
     assert (model["attachment"], model["modalities"]["input"]) == (accepts_images, kinds)
-    told = setup("codex", tmp_path, service)
-    assert tomllib.loads(told.files[str(tmp_path / "config.toml")])["tools"] == {
-        "view_image": accepts_images
-    }
     told = setup("pi", tmp_path, service)
     (model,) = json.loads(told.files[str(tmp_path / "models.json")])["providers"]["mlx-stack"][
         "models"
