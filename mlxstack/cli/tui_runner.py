@@ -21,10 +21,11 @@ LONGEST_S = 7200.0
 
 
 class Setting(Struct, frozen=True):
-    """Theme, and actions on this machine; None for a remote service."""
+    """Theme, actions on this machine (None for a remote service), keys by binding."""
 
     look: ThemeChoice
     machine: LocalActions | None
+    keymap: dict[str, str] = {}
 
 
 async def attach(where: ServiceTarget, record: Path | None, setting: Setting) -> int:
@@ -33,7 +34,7 @@ async def attach(where: ServiceTarget, record: Path | None, setting: Setting) ->
         live: Feed = LiveFeed(client)
         with new_recording(record) if record else nullcontext() as file:
             feed = RecordingWriter(live, file) if file else live
-            app = Dashboard(feed, client, setting.look, setting.machine)
+            app = Dashboard(feed, client, setting.look, setting.machine, setting.keymap)
             await app.run_async()
         return app.return_code or 0
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from mlxstack.core.formatting import printable
+from mlxstack.core.formatting import clipped, printable
 
 MOST_CHARS = 60
 
@@ -16,4 +16,4 @@ def agent_label(agent: str, titles: Mapping[str, str]) -> str:
     if Counter(titles.values())[title] == 1:
         return printable(title, MOST_CHARS)
     namesakes = sorted(name for name, other in titles.items() if other == title)
-    return printable(f"{title} {namesakes.index(agent) + 1}", MOST_CHARS)
+    return clipped(printable(f"{title} {namesakes.index(agent) + 1}"), MOST_CHARS)

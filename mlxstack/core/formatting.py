@@ -13,8 +13,17 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.0f} B"
 
 
+def count(n: float) -> str:
+    """Number of tokens, requests or calls: `812`, `9.4k`, `131k`, `1.2M`."""
+    for unit, factor in (("M", 1e6), ("k", 1e3)):
+        if n >= factor * 0.9995:
+            value = n / factor
+            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
+    return f"{n:.0f}"
+
+
 def tokens(n: int) -> str:
-    """`32k` where that is exact, else all digits."""
+    """Length of a context: `32k` of 1,024 tokens where that is exact, else all digits."""
     return f"{n // 1024}k" if n and n % 1024 == 0 else str(n)
 
 
@@ -64,6 +73,14 @@ def printable(text: str, width: int | None = None) -> str:
     if width is None or len(kept) <= width:
         return kept
     return kept[: max(0, width - 1)] + "…"
+
+
+def clipped(text: str, width: int) -> str:
+    """Text of at most `width` characters, cut in its middle: beginnings may be alike."""
+    if len(text) <= width:
+        return text
+    n_end = max(0, width - 1) // 3
+    return text[: max(0, width - 1 - n_end)] + "…" + text[len(text) - n_end :]
 
 
 def printable_lines(text: str) -> str:

@@ -1,6 +1,6 @@
 """The dashboard: a feed folded into a model, and screens over it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -63,13 +63,14 @@ class Updated(Message):
 class Dashboard(App[None]):
     """`calls` runs the actions; None when a recording is replayed.
 
-    `machine` is the computer of the service, when it is this one.
+    `machine` is the computer of the service, when it is this one; `keymap` has keys of the user by
+    the ids of bindings.
     """
 
     TITLE = "mlx-stack"
     CSS_PATH = "dashboard.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (112, "-wide"), (180, "-huge")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (18, "-short"), (36, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (18, "-short"), (36, "-tall"), (50, "-towering")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(i), f"show('{mode}')", mode.capitalize(), show=False, id=mode)
@@ -86,10 +87,14 @@ class Dashboard(App[None]):
         calls: ServiceCalls | None,
         look: ThemeChoice,
         machine: LocalActions | None = None,
+        keymap: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self.register_theme(HOUSE)
-        self.register_theme(LIGHT)
+        for theme in (HOUSE, LIGHT, look.own):
+            if theme is not None:
+                self.register_theme(theme)
+        self.keymap = dict(keymap or {})
+        self.set_keymap(self.keymap)
         self.theme = look.theme if look.theme in self.available_themes else HOUSE.name
         self.model = DashboardState()
         self.calls = calls
@@ -165,7 +170,7 @@ class Dashboard(App[None]):
     def action_explain(self) -> None:
         """Show the help page of the screen."""
         if isinstance(self.screen, BaseScreen):
-            self.push_screen(TextPage("Help", help_lines(self.screen.EXPLAINS)))
+            self.push_screen(TextPage("Help", help_lines(self.screen.EXPLAINS, self.keymap)))
 
     def action_log(self) -> None:
         """Show the service log's end, on the service's computer."""

@@ -1,28 +1,35 @@
 """Help page of a screen: keys, actions, explanation."""
 
+from collections.abc import Mapping
+
 from mlxstack.tui.actions import ACTIONS
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
 KEYS = (
-    ("1 to 5", "the screens"),
-    ("tab", "the next table"),
-    ("up down", "choose a row; enter shows more where the heading says so"),
-    ("/", "show only rows with some words; an empty line shows all"),
-    ("s", "sort by the next column"),
-    ("l", "the end of the service log"),
-    ("ctrl+p", "the command palette: everything that can be done, and the themes"),
-    ("?", "this page"),
-    ("q", "leave; the service goes on"),
+    ("", "1 to 5", "the screens"),
+    ("", "tab", "the next table"),
+    ("", "up down", "choose a row; enter shows more where the heading says so"),
+    ("search", "/", "show only rows with some words; an empty line shows all"),
+    ("sort", "s", "sort by the next column"),
+    ("log", "l", "the end of the service log"),
+    ("", "ctrl+p", "the command palette: everything that can be done, and the themes"),
+    ("help", "?", "this page"),
+    ("quit", "q", "leave; the service goes on"),
 )
+"""Ids of bindings, their keys, and what these do."""
 
 
-def help_lines(explains: str) -> tuple[Line, ...]:
-    """Keys and actions of a screen, then its explanation."""
+def help_lines(explains: str, keymap: Mapping[str, str]) -> tuple[Line, ...]:
+    """Keys and actions of a screen, then its explanation; `keymap` has keys of the user."""
     paragraphs: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
     actions = [
-        _key(action.key, f"{action.label} ({action.target}): {action.help}") for action in ACTIONS
+        _key(
+            keymap.get(f"action-{action.id}", action.key),
+            f"{action.label} ({action.target}): {action.help}",
+        )
+        for action in ACTIONS
     ]
-    keys = [_key(key, told) for key, told in KEYS]
+    keys = [_key(keymap.get(name, key), told) for name, key, told in KEYS]
     return (*keys, *actions, (), *paragraphs)
 
 

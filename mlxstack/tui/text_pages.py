@@ -4,12 +4,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from msgspec.structs import replace
-from rich.cells import set_cell_size
 
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.views import agents, cache, costs, models, overview, requests, tiles
-from mlxstack.tui.views.table_data import Line, TableColumn, TableData
+from mlxstack.tui.views.first_tokens import first_tokens
+from mlxstack.tui.views.table_data import Line, TableData, cell_text
 
 GAP = "  "
 MOST_ROWS = 10
@@ -24,7 +24,8 @@ def page(model: DashboardState, width: int) -> str:
     narrow, frame = min(width, tiles.WIDE - 1), model.frame
     parts += map(_line, overview.health(model, width))
     parts += [_line(line) for draw in tiles.TILES for line in draw(model, narrow)]
-    parts += map(_line, (*overview.totals(model, width), *overview.hint(model, width)))
+    lines = [overview.totals, first_tokens, overview.hint]
+    parts += [_line(line) for draw in lines for line in draw(model, width)]
     parts += [_table(draw(model, width)) for draw in (overview.slots, overview.queue)]
     parts += [_begun(costs.costs(model, width))]
     if models.members(model):
@@ -63,11 +64,6 @@ def _table(table_data: TableData) -> str:
     columns = table_data.columns
     rows = [[column.title for column in columns]]
     rows += [[cell.text for cell in row.cells] for row in table_data.rows]
-    drawn = [GAP.join(map(_fit, row, columns)).rstrip() for row in rows]
+    drawn = [GAP.join(map(cell_text, row, columns)).rstrip() for row in rows]
     body = drawn if table_data.rows else [table_data.note]
     return "\n".join(["", _line(table_data.title), *body])
-
-
-def _fit(text: str, column: TableColumn) -> str:
-    is_right = column.side == ">"
-    return text.rjust(column.width) if is_right else set_cell_size(text, column.width)

@@ -39,10 +39,11 @@ LIGHT = Theme(
 
 
 class ThemeChoice(Struct):
-    """Theme name, and the file of the choice, None without."""
+    """Theme name, and the file of the choice, None without; `own` is a theme of the user."""
 
     theme: str = HOUSE.name
     path: Path | None = None
+    own: Theme | None = None
 
     def choose(self, theme: str) -> None:
         """Save the choice; a read-only home is no error."""

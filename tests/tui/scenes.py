@@ -118,11 +118,12 @@ AGENTS = (
 
 REQUESTS = (
     RequestView("chatcmpl-71c4", "claude-main", 0, KVSource.SLOT, 30_911, 30_640, 293, 0.0, 0.118,
-                9.42, 0.131, 12.77, ended="eos", age_s=3.0),
+                9.42, 0.131, 12.77, ended="eos", age_s=3.0, first_s=0.013),
     RequestView("chatcmpl-71c0", "opencode-2", 1, KVSource.PARKED, 9_804, 1_280, 188, 0.41, 3.551,
-                6.05, 3.97, 0.53, ended="eos", age_s=41.0, miss=DIVERGED),
+                6.05, 10.4, 0.53, ended="eos", age_s=41.0, miss=DIVERGED, others_s=6.4,
+                restore_s=0.009, first_s=0.03),
     RequestView("chatcmpl-71bb", None, 2, KVSource.NONE, 512, 0, 16, 12.0, 0.213, 0.5, 12.22, 0.0,
-                ended="cancelled", age_s=77.0, miss=MissView("cold")),
+                ended="cancelled", age_s=77.0, miss=MissView("cold"), first_s=0.007),
     RequestView("chatcmpl-71b2", EVIL, 2, KVSource.NONE, 2_048, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0,
                 ended="failed", age_s=126.0),
 )  # fmt: skip

@@ -146,13 +146,14 @@ CACHE = CacheView(
 
 REQUESTS = (
     RequestView("chatcmpl-9d4f", SHOP, 0, KVSource.SLOT, 60_911, 60_640, 293, 0.0, 0.118, 7.42,
-                0.131, 25.8, ended="eos", age_s=3.0),
+                0.131, 25.8, ended="eos", age_s=3.0, restore_s=0.001, first_s=0.012),
     RequestView("chatcmpl-9d31", WEB, 3, KVSource.PARKED, 9_616, 9_472, 188, 0.41, 0.151, 5.05,
-                0.57, 3.9, ended="eos", age_s=64.0),
+                0.57, 3.9, ended="eos", age_s=64.0, restore_s=0.002, first_s=0.007),
     RequestView("chatcmpl-9d40", INFRA, 1, KVSource.PARKED, 20_104, 1_280, 240, 0.0, 8.05, 6.31,
-                8.11, 0.5, ended="eos", age_s=41.0, miss=CLOCK),
+                9.43, 0.5, ended="eos", age_s=41.0, miss=CLOCK, others_s=1.24, beside_s=0.11,
+                first_s=0.03),
     RequestView("chatcmpl-9c71", LAB, 2, KVSource.PARKED, 13_312, 4_096, 96, 1.9, 3.9, 2.4, 5.81,
-                1.7, ended="eos", age_s=268.0, miss=EVICTED),
+                1.7, ended="eos", age_s=268.0, miss=EVICTED, first_s=0.01),
 )  # fmt: skip
 
 COUNTERS = Counters(

@@ -138,7 +138,7 @@ async def test_h3_what_is_shown_is_what_metrics_and_slots_say(live: Running) -> 
         assert f"out {int(metrics['llamacpp:tokens_predicted'])} " in told
         for slot in slots:
             row = cells(pilot, slot["id"])
-            assert row[3].startswith(f"{slot['n_tokens']}/")
+            assert row[3].endswith(f" {slot['n_tokens']}")
             assert row[2].startswith("idle" if slot["n_tokens"] else "empty")
 
 

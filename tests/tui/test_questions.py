@@ -29,12 +29,15 @@ QUESTIONS = (
     ("how much memory is left?", (), "5.4 GiB left of 36.0"),
     ("is the system short of memory?", (), "pressure calm · no swap"),
     ("what takes the memory?", (), "weights 16.1 ▓ live 5.9 ▒ parked 2.4 ░ work 1.1"),
+    ("what do other programs take?", (), "- others 5.1 GiB"),
+    ("how long does a first token take?", (), "median 3.19s, 95% 9.43s"),
+    ("where did the time go?", ("4", "down", "down", "enter"), "- waited for other prompts 1.24s"),
     ("how fast does it write?", (), "68.0 tok/s"),
     ("when is the prompt of codex computed?", (), "codex · infra prefill 41.2k of 60.1k"),
     ("why does a request wait?", (), "slot 2 behind claude · shop-web"),
     ("how long has the oldest waited?", (), "oldest 12s"),
     ("what did reuse save?", (), "saved 2h04m"),
-    ("which prompt changed, where?", (), "prompt changed at token 1,312: `Tuesday, 14:02`"),
+    ("which prompt changed, where?", (), "prompt changed at token 1312: `Tuesday, 14:02`"),
     ("what lost the most time?", (), "8.10s codex · infra"),
     ("what would keep more KV?", (), "raise prefix_cache.memory_budget_pct"),
     ("what would free memory?", ("2",), "X frees up to 2.4 GiB"),
@@ -63,7 +66,7 @@ async def test_twelve_questions_are_answered_by_the_screen() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
         for question, keys, answer in QUESTIONS:
-            await pilot.press("1", *keys)
+            await pilot.press("escape", "1", *keys)
             await settled(pilot)
             seen = " ".join(text(pilot).split())
             assert answer in seen, (question, seen)

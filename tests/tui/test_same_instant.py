@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxstack.core.formatting import share, size
+from mlxstack.core.formatting import count, share, size
 from mlxstack.core.preset import SlotSpec
 from mlxstack.tui.app import Dashboard
-from mlxstack.tui.views.formatting import tokens
+from mlxstack.tui.views.formatting import bar
 from mlxstack.tui.widgets.text_lines import TextLines
 from tests import patience
 from tests.api.running import Running, running, tiny_preset
@@ -78,9 +78,9 @@ async def test_h3_at_rest_all_that_is_read_is_what_metrics_and_slots_tell(live: 
         n_new, n_known = told["llamacpp:prompt_tokens"], told["llamacpp:prompt_tokens_cached"]
         assert n_known > 0
         totals = lines(app, "totals")
-        reused = f"{tokens(n_known)} reused ({share(n_known, n_new + n_known)})"
-        assert f"in {tokens(n_new)} + {reused}" in totals
-        assert f"out {tokens(told['llamacpp:tokens_predicted'])} " in totals
+        reused = f"{count(n_known)} reused ({share(n_known, n_new + n_known)})"
+        assert f"in {count(n_new)} + {reused}" in totals
+        assert f"out {count(told['llamacpp:tokens_predicted'])} " in totals
         queued = int(told["llamacpp:requests_deferred"])
         assert f"queue {queued}/" in lines(app, "tile-queue")
         health = lines(app, "health")
@@ -90,7 +90,8 @@ async def test_h3_at_rest_all_that_is_read_is_what_metrics_and_slots_tell(live: 
             row = cells(pilot, one["id"])
             assert row[1] == (one.get("agent") or "-")
             assert row[2].startswith("idle" if one["n_tokens"] else "empty")
-            assert row[3] == f"{tokens(one['n_tokens'])}/{tokens(one['n_ctx'])}"
+            filled = bar(one["n_tokens"], one["n_ctx"], 6)
+            assert row[3] == f"{filled} {count(one['n_tokens']):>5}"
             assert row[4] == share(one["cached_tokens"], one["n_prompt"])
 
 

@@ -6,13 +6,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot
-from mlxstack.core.formatting import printable, share, short_time, size, span
-from mlxstack.core.status import CacheView, RequestView, StatusFrame, TurnView
+from mlxstack.core.formatting import clipped, count, printable, share, short_time, size, span
+from mlxstack.core.status import (
+    AgentView,
+    CacheView,
+    MemoryView,
+    MissView,
+    RequestView,
+    StatusFrame,
+    TurnView,
+)
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.text_pages import page
-from mlxstack.tui.views import agents, cache, costs, overview, requests, tiles
-from mlxstack.tui.views.formatting import bar, of_size, plot_stacked, rate, tokens
-from mlxstack.tui.views.table_data import TableData
+from mlxstack.tui.views import agents, cache, costs, overview, phases, requests, tiles
+from mlxstack.tui.views.first_tokens import first_tokens
+from mlxstack.tui.views.formatting import bar, of_size, plot_stacked, rate
+from mlxstack.tui.views.table_data import TableData, cell_text
 from tests.tui import scenes
 
 
@@ -32,7 +41,7 @@ def texts(table_data: TableData) -> list[list[str]]:
     [(0, "0"), (999, "999"), (1000, "1.0k"), (99_940, "99.9k"), (131_072, "131k"), (3.2e6, "3.2M")],
 )
 def test_tokens_are_short(given_: int, wanted: str) -> None:
-    assert tokens(given_) == wanted
+    assert count(given_) == wanted
 
 
 def test_figures_are_short_and_honest() -> None:
@@ -158,8 +167,12 @@ def test_a_cache_that_is_off_says_how_to_switch_it_on() -> None:
 def test_h2_slots_tell_state_fill_progress_speed_and_age() -> None:
     model = seen(scenes.busy())
     running, prefilling, idle = texts(overview.slots(model, 80))
-    assert running == ["0", "* claude-main", "writing, 164 tokens, 31.4 tok/s", "31.2k/131k", "99%"]
-    assert prefilling[2:4] == ["prefill 6.9k of 9.8k", "6.9k/131k"]
+    assert running == [
+        "0", "* claude-main", "writing, 164 tokens, 31.4 tok/s", "█▍░░░░ 31.2k", "99%"
+    ]  # fmt: skip
+    assert prefilling[2:4] == ["prefill 6.9k of 9.8k", "▍░░░░░  6.9k"]
+    head = "".join(cell.text for cell in overview.slots(model, 80).title)
+    assert head == "Slots  2 of 3 busy, 128k tokens each"
     assert idle[2] == "idle 3m"
     _, wide, _ = texts(overview.slots(model, 120))
     assert wide[-1] == "diverged"
@@ -189,9 +202,9 @@ def test_images_are_counted_in_slots_and_requests() -> None:
     assert "15, computed 1" not in texts(overview.slots(model, 80))[0]
     (total,) = overview.totals(model, 80)
     assert "16 images encoded" in [cell.text for cell in total]
-    assert "15, computed 1" in texts(requests.requests(model, 120))[0]
+    assert "15, computed 1" in texts(requests.requests(model, 130))[0]
     why = ["".join(cell.text for cell in line) for line in requests.why(view)]
-    assert f"  {'images':<20}15, computed 1" in why
+    assert f"    {'images':<26}15, computed 1" in why
     told = ["".join(cell.text for cell in line) for line in requests.response_headers(view)]
     assert "  x-mlx-stack-images: 15, computed 1" in told
 
@@ -280,3 +293,108 @@ def test_a_draft_model_is_named() -> None:
 def test_a_service_that_cannot_batch_says_why() -> None:
     lines = overview.health(seen(scenes.overloaded()), 80)
     assert "the self-check found" in lines[1][0].text
+
+
+def test_the_phases_of_a_request_add_up_and_fill_a_bar() -> None:
+    (_, slow, _, _) = scenes.REQUESTS
+    told = ["".join(cell.text for cell in line).strip() for line in phases.rows(slow)]
+    assert [" ".join(line.split()) for line in told] == [
+        "· waited in the queue 410ms",
+        "- waited for other prompts 6.40s",
+        "▓ read or copied KV 9ms",
+        "█ computed the prompt 3.55s",
+        "░ the first token 30ms",
+        "= first token after 10.4s",
+        "░ generated 6.05s",
+    ]
+    assert sum(part.seconds for part in phases.first_token_parts(slow)) == pytest.approx(
+        slow.ttft_s
+    )
+    drawn = "".join(cell.text for cell in phases.bar(slow, 40))
+    assert len(drawn) == 40 and set(drawn) == set("·-▓█░")
+    assert drawn == "".join(sorted(drawn, key="·-▓█░".index))
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=7, max_size=7), st.floats(0, 1e5), st.integers(7, 80))
+def test_a_bar_of_phases_shows_all_that_took_time(
+    seconds: list[float], longest_s: float, width: int
+) -> None:
+    queued, others, restore, prefill, beside, first, answer = seconds
+    one = RequestView(
+        "r", queued_s=queued, others_s=others, restore_s=restore, prefill_s=prefill,
+        beside_s=beside, first_s=first, decode_s=first + answer,
+    )  # fmt: skip
+    longest_s = max(longest_s, phases.total_s(one))
+    drawn = phases.bar(one, width, longest_s)
+    assert sum(len(cell.text) for cell in drawn) <= width
+    took = [part.sign for part in phases.parts(one) if part.seconds >= phases.LEAST_S]
+    assert len(drawn) == len(took) or sum(len(cell.text) for cell in drawn) == width
+
+
+def test_a_wait_for_other_prompts_counts_as_lost_time() -> None:
+    view = RequestView("r1", "ann", others_s=6.4, beside_s=2.0, age_s=10.0)
+    found = costs.ranked(DashboardState(frame=StatusFrame(at=1.0, requests=(view,))))
+    assert [(one.lost_s, one.why) for one in found] == [
+        (6.4, "waited for other prompts"),
+        (2.0, "waited for decode steps of others"),
+    ]
+
+
+def test_agents_of_one_beginning_differ_where_they_are_cut() -> None:
+    titles = {f"chat-{i}": "Project p4: list three tasks" for i in range(4)}
+    views = tuple(AgentView(name, "parked") for name in titles)
+    frame = StatusFrame(at=1.0, agents=views, titles=titles)
+    for width in (80, 120):
+        drawn = agents.agents(DashboardState(frame=frame), width)
+        names = [cell_text(row.cells[0].text, drawn.columns[0]) for row in drawn.rows]
+        assert len(set(names)) == 4
+        assert all(len(name) == drawn.columns[0].width for name in names)
+
+
+@given(st.text(max_size=80), st.integers(1, 60))
+def test_a_text_that_is_cut_in_the_middle_keeps_both_ends(text: str, width: int) -> None:
+    cut = clipped(text, width)
+    assert len(cut) == min(len(text), width)
+    head, _, tail = cut.partition("…")
+    assert cut == text or (text.startswith(head) and text.endswith(tail))
+
+
+def test_both_sides_of_a_miss_are_cut_alike_and_nothing_lost_shows_nothing() -> None:
+    lost = MissView(
+        "diverged", 3, "r1", n_lost=50, lost_s=1.0, text_cached="a" * 60, text_sent="b" * 60
+    )
+    new = MissView("new conversation", 3, "r2", text_cached="c" * 60, text_sent="d" * 60)
+    frame = StatusFrame(at=1.0, cache=CacheView(misses=(new, lost)))
+    for width in (80, 120, 144, 200):
+        first, second = texts(cache.misses(DashboardState(frame=frame), width))
+        before, after = first[4].split(" -> ")
+        assert len(before) == len(after) and before.startswith("a") and after.startswith("b")
+        assert second[4] == "-"
+
+
+def test_reused_tokens_have_a_sign_of_their_own_without_color() -> None:
+    lines = plot_stacked([2.0, 0.0], [2.0, 4.0], 4)
+    assert [line[0][0] for line in lines] == ["▓", "▓", "█", "█"]
+    assert [line[1][0] for line in lines] == ["▓"] * 4
+
+
+def test_the_memory_tile_has_a_unit_and_small_models_are_not_nothing() -> None:
+    view = MemoryView(
+        total_bytes=2**34, available_bytes=2**33, weights_bytes=25 * 2**20, workspace_bytes=2**29,
+        pressure="calm",
+    )  # fmt: skip
+    lines = tiles.memory(DashboardState(frame=StatusFrame(at=1.0, memory=view)), 120)
+    drawn, _, legend = ("".join(cell.text for cell in line) for line in lines)
+    assert drawn.endswith(" - others 7.5 GiB")
+    assert legend.startswith("█ weights 0.02 ▓ live 0.0 ")
+
+
+def test_first_tokens_are_a_sparkline_with_percentiles() -> None:
+    views = tuple(RequestView(f"r{i}", ttft_s=float(i)) for i in range(21))
+    model = DashboardState(frame=StatusFrame(at=1.0, requests=views))
+    (line,) = first_tokens(model, 120)
+    told = "".join(cell.text for cell in line)
+    assert len(line[1].text) == 20
+    assert line[1].text[0] == "█" and line[1].text[-1] == "▁"
+    assert "median 10.5s, 95% 20.0s, slowest 20.0s, of the last 20" in told
+    assert first_tokens(DashboardState(frame=StatusFrame(at=1.0)), 120) == ()

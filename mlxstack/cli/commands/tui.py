@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlxstack.cli.target import ServiceTarget
-    from mlxstack.tui.theme import ThemeChoice
+    from mlxstack.cli.tui_runner import Setting
 
 Key = Annotated[
     str | None,
@@ -63,10 +63,12 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         return
     import asyncio
 
+    from msgspec.structs import replace
+
     from mlxstack.cli.local_machine import here
     from mlxstack.cli.tui_runner import Setting, attach
     from mlxstack.host.home import home_from
-    from mlxstack.tui.theme import look_from
+    from mlxstack.tui import settings
 
     # Textual draws on stderr, except where textual-serve chose another driver.
     if "TEXTUAL_DRIVER" not in os.environ and not is_interactive():
@@ -74,13 +76,15 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
             "the dashboard needs a terminal; `mlx-stack status --watch` prints the same as text"
         )
     home = home_from(os.environ)
-    look = look_from(home.root / "tui.json")
+    own = settings.read_settings(home.root / settings.FILE)
+    look = settings.theme_choice(own, home.root / "tui.json")
+    setting = Setting(look, None, settings.keymap(own))
     if replay is not None:
-        code = _play(replay, speed, look)
+        code = _play(replay, speed, setting)
     else:
         where = _target(url, key, name)
         machine = here(home, where.name) if where.name is not None else None
-        code = asyncio.run(attach(where, record, Setting(look, machine)))
+        code = asyncio.run(attach(where, record, replace(setting, machine=machine)))
     raise typer.Exit(code)
 
 
@@ -124,10 +128,11 @@ def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarge
     return found
 
 
-def _play(path: Path, speed: float, look: "ThemeChoice") -> int:
+def _play(path: Path, speed: float, setting: "Setting") -> int:
     from mlxstack.tui.app import Dashboard
     from mlxstack.tui.recording import RecordingFeed, ended, read_recording
 
-    app = Dashboard(RecordingFeed(path.name, ended(read_recording(path)), speed), None, look)
+    feed = RecordingFeed(path.name, ended(read_recording(path)), speed)
+    app = Dashboard(feed, None, setting.look, keymap=setting.keymap)
     app.run()
     return app.return_code or 0

@@ -3,10 +3,9 @@
 from functools import partial
 from urllib.parse import quote
 
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import count, printable, size
 from mlxstack.tui.actions.action import ActionContext, ActionInput, ActionTarget, Aim, action
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 
 
@@ -19,7 +18,7 @@ def _told(model: DashboardState, key: str) -> str:
     name, shown = agent_name(model, key), printable(key, 60)
     known = [shown] if name != shown else []
     if one is not None:
-        known += [f"{tokens(one.n_tokens)} tokens", size(one.n_bytes)]
+        known += [f"{count(one.n_tokens)} tokens", size(one.n_bytes)]
     return f"{name} ({', '.join(known)})" if known else name
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mlxstack.client.prefix_file import prefix_in
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import count, printable, size
 from mlxstack.tui.actions.action import ActionContext, ActionInput, ActionTarget, Aim, action
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import tokens
 
 
 def _told(model: DashboardState, key: str) -> str:
@@ -17,7 +16,7 @@ def _told(model: DashboardState, key: str) -> str:
     one = next((view for view in cache.prefixes if view.id == key), None) if cache else None
     if one is None:
         return printable(key, 60)
-    return f"{printable(one.name, 60) or 'the unnamed prefix'} ({tokens(one.n_tokens)} tokens)"
+    return f"{printable(one.name, 60) or 'the unnamed prefix'} ({count(one.n_tokens)} tokens)"
 
 
 def _parked(model: DashboardState, _: str) -> str:

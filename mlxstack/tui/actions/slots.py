@@ -3,10 +3,9 @@
 import shlex
 from functools import partial
 
-from mlxstack.core.formatting import short_time, size
+from mlxstack.core.formatting import count, short_time, size
 from mlxstack.tui.actions.action import ActionContext, ActionInput, ActionTarget, Aim, action
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
@@ -24,7 +23,7 @@ def _slot(model: DashboardState, key: str) -> str:
     if view is None:
         return f"slot {key}"
     who = f" of {agent_name(model, view.agent)}" if view.agent else ""
-    return f"slot {key}{who}, {tokens(view.n_tokens)} tokens"
+    return f"slot {key}{who}, {count(view.n_tokens)} tokens"
 
 
 on_slot = partial(action, ActionTarget.SLOT, _slot)

@@ -38,10 +38,7 @@ class AgentsScreen(BaseScreen):
     async def open(self, section: str, key: str) -> None:
         """Drill into one agent."""
         del section
-        one = AgentScreen(self._feed, key)
-        is_there = self.app.push_screen(one)
-        one.model = self.model
-        await is_there
+        await show_agent(self, self._feed, key)
 
 
 class AgentScreen(BaseScreen):
@@ -81,3 +78,11 @@ class AgentScreen(BaseScreen):
 
     def _table(self, draw: DrawAgent, model: DashboardState, width: int) -> TableData:
         return draw(agents.agent(model, self._agent) or AgentView(self._agent), width)
+
+
+async def show_agent(screen: BaseScreen, feed: str, name: str) -> None:
+    """Show one agent over the screen; returns once it takes keys."""
+    one = AgentScreen(feed, name)
+    is_there = screen.app.push_screen(one)
+    one.model = screen.model
+    await is_there

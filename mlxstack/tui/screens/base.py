@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from mlxstack.tui.actions import actions_of
 from mlxstack.tui.actions.action import ActionTarget
-from mlxstack.tui.screens.dialogs import TextDialog
+from mlxstack.tui.screens.dialogs import SearchDialog
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.overview import banner
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
@@ -67,7 +67,7 @@ class BaseScreen(Screen[None]):
         section = self._focused_table()
         if section is not None:
             question = f"Show which rows of {section.name_of}? Nothing shows all."
-            dialog = TextDialog(question, section.filter_text, is_empty_allowed=True)
+            dialog = SearchDialog(question, section.filter_text, section.hits)
             await self.app.push_screen(dialog, section.search)
 
     def action_sort(self) -> None:

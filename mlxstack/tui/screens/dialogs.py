@@ -171,3 +171,29 @@ class TextDialog(Question):
         """Accept the text; an empty one only where that is allowed."""
         text = self.query_one(LineInput).value.strip()
         self.answer(text if text or self._is_empty_allowed else None)
+
+
+class SearchDialog(TextDialog):
+    """Words that filter a table while they are typed; Escape shows the rows of before.
+
+    `search` filters the rows by a text, and returns how many are left of how many.
+    """
+
+    def __init__(self, question: str, proposal: str, search: Callable[[str], str]) -> None:
+        super().__init__(question, proposal, is_empty_allowed=True)
+        self._search = search
+
+    def compose_answers(self) -> ComposeResult:
+        """The line to write in, and the number of hits."""
+        yield from super().compose_answers()
+        yield Static(self._search(self._proposal), markup=False, id="hits")
+
+    def on_input_changed(self, event: LineInput.Changed) -> None:
+        """Filter by the text so far."""
+        if self.is_active:
+            self.query_one("#hits", Static).update(self._search(event.value.strip()))
+
+    def action_cancel(self) -> None:
+        """Show the rows of before."""
+        self._search(self._proposal)
+        super().action_cancel()

@@ -8,9 +8,11 @@ from textual.containers import Container, Horizontal
 from textual.widget import Widget
 
 from mlxstack.tui.actions.action import ActionTarget
+from mlxstack.tui.screens.agents import show_agent
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.screens.requests import why_page
-from mlxstack.tui.views import costs, overview, requests, tiles
+from mlxstack.tui.views import agents, cache, costs, overview, requests, tiles
+from mlxstack.tui.views.first_tokens import first_tokens
 from mlxstack.tui.widgets.sparkline import DECODE, PREFILL, SparklineChart
 from mlxstack.tui.widgets.text_lines import TextLines, TileBox
 from mlxstack.tui.widgets.titled_table import TitledTable
@@ -19,7 +21,7 @@ TARGETS = (ActionTarget.SLOT, ActionTarget.SERVICE, ActionTarget.MACHINE)
 
 
 class OverviewScreen(BaseScreen):
-    """Health, tiles, charts, slots, queue, costs; finished requests where there is room."""
+    """Health, tiles, charts, slots, queue, costs; more tables where there is room."""
 
     MODE = "overview"
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(*TARGETS)]
@@ -28,7 +30,8 @@ class OverviewScreen(BaseScreen):
         "KV, work space; dashes are other programs), how fast tokens are generated and "
         "prompts computed, how much was reused, and who waits.\n\n"
         "The charts show tokens per second of all slots together: prompt tokens that were "
-        "computed with reused ones on top, and generated ones.\n\n"
+        "computed with reused ones on top, and generated ones. The line below shows the time until "
+        "the first token of the last requests.\n\n"
         "A slot is a place in the running batch. `state` says what its request does now, "
         "`context` how many tokens it holds of how many it could, `reused` the share of its prompt "
         "that was not computed again, and `why not more` why the rest was.\n\n"
@@ -46,15 +49,21 @@ class OverviewScreen(BaseScreen):
             yield SparklineChart(PREFILL, "prefill")
             yield SparklineChart(DECODE, "decode")
         yield TextLines(overview.totals, "totals")
+        with Container(id="firsts"):
+            yield TextLines(first_tokens, "first-tokens")
         yield TextLines(overview.hint, "hint")
         with Container(id="body"):
             yield TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
             yield TitledTable(overview.queue, "queue")
             yield TitledTable(costs.costs, "costs")
+            yield TitledTable(cache.prefixes, "shared")
+            yield TitledTable(agents.agents, "everyone")
             yield TitledTable(requests.requests, "finished")
 
     async def open(self, section: str, key: str) -> None:
-        """Explain a finished request."""
+        """Explain a finished request, or show an agent."""
+        if section == "everyone":
+            await show_agent(self, self._feed, key)
         one = requests.request(self.model, key) if section in {"costs", "finished"} else None
         if one is not None:
             await self.app.push_screen(why_page(one))

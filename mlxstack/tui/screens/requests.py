@@ -22,10 +22,12 @@ class RequestsScreen(BaseScreen):
 
     MODE = "requests"
     EXPLAINS: ClassVar[str] = (
-        "The last finished requests, the latest on top. `queue` is the time until it had a slot, "
-        "`prefill` the time to compute the rest of its prompt, `decode` the time to generate its "
-        "answer, `ttft` the time from its arrival to its first token.\n\n"
-        "Enter shows why it reused no more, and v there the values of its response headers."
+        "The last finished requests, the latest on top. `ttft` is the time from its arrival to its "
+        "first token. `phases` is all of its time as a bar, all bars on one scale: queued, waited "
+        "for other prompts and answers, read KV, computed the prompt, wrote the answer. Wide "
+        "terminals have `queue`, `prefill` and `decode` as numbers too.\n\n"
+        "Enter shows the phases, whose sum is the time until the first token, and why it reused no "
+        "more; v there shows the values of its response headers."
     )
 
     def compose_body(self) -> Iterable[Widget]:

@@ -2,11 +2,10 @@
 
 from collections import Counter
 
-from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
+from mlxstack.core.formatting import NONE, age, count, printable, share, short_time, size, span
 from mlxstack.core.status import AgentKVView, AgentView, MissView, TurnView
 from mlxstack.host.coding_clients import first_command
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import PRIORITIES, joined
 from mlxstack.tui.views.table_data import (
@@ -24,14 +23,14 @@ from mlxstack.tui.views.table_data import (
 NOT_YET = "This service does not report its agents yet."
 NAMES = {"live": "live", "parked": "parked", "disk": "on disk"}
 PLACES = {"live": CellStyle.GOOD, "parked": CellStyle.PLAIN, "disk": CellStyle.FAINT}
-REUSED, COMPUTED, GENERATED = "█", "▓", "░"
+REUSED, COMPUTED, GENERATED = "▓", "█", "░"
 
 
 def agents(model: DashboardState, width: int) -> TableData:
     """All agents, live, parked or on disk."""
     found = model.frame.agents
     columns = (
-        "agent *12, where 8, tokens >7, requests >8, reused >6, saved >7, idle >6, "
+        "agent *12~, where 8, tokens >7, requests >8, reused >6, saved >7, idle >6, "
         "priority 8@112, size >9@112, last miss *16@112"
     )
     rows = (TableRow(one.id, _agent(one, model)) for one in found or ())
@@ -49,8 +48,8 @@ def portrait(one: AgentView, title: str = "") -> tuple[Line, ...]:
     """Portrait of an agent above its turns, with its last miss."""
     n_computed = one.n_prompt - one.n_cached
     work = (
-        f"{tokens(one.n_cached)} reused ({share(one.n_cached, one.n_prompt)}), "
-        f"{tokens(n_computed)} computed, {tokens(one.n_generated)} out"
+        f"{count(one.n_cached)} reused ({share(one.n_cached, one.n_prompt)}), "
+        f"{count(n_computed)} computed, {count(one.n_generated)} out"
     )
     first = joined(
         [
@@ -58,7 +57,7 @@ def portrait(one: AgentView, title: str = "") -> tuple[Line, ...]:
             TextCell(printable(one.id, 60), CellStyle.FAINT if title else CellStyle.STRONG),
             _place(one),
             TextCell(one.priority.name.lower(), PRIORITIES[one.priority]),
-            TextCell(f"{tokens(one.n_tokens)} tokens, {size(one.n_bytes)}"),
+            TextCell(f"{count(one.n_tokens)} tokens, {size(one.n_bytes)}"),
             *([TextCell("pinned", CellStyle.WARN)] if one.is_pinned else []),
         ]
     )
@@ -107,7 +106,7 @@ def turn_bar(turn: TurnView, largest: int, width: int) -> str:
 def _state(state: AgentKVView) -> tuple[TextCell, ...]:
     return (
         TextCell(printable(state.model, 60)),
-        TextCell(tokens(state.n_tokens)),
+        TextCell(count(state.n_tokens)),
         TextCell(size(state.n_bytes)),
         TextCell(printable(state.place)),
     )
@@ -122,7 +121,7 @@ def _turn(turn: TurnView, largest: int, width: int) -> tuple[TextCell, ...]:
         TextCell(age(turn.age_s)),
         TextCell(short_time(turn.ttft_s)),
         TextCell(share(turn.n_cached, turn.n_cached + turn.n_computed)),
-        TextCell(tokens(_n_tokens(turn))),
+        TextCell(count(_n_tokens(turn))),
         TextCell(turn_bar(turn, largest, width)),
         TextCell(printable(turn.reason or NONE, 40), CellStyle.FAINT),
     )
@@ -145,7 +144,7 @@ def _agent(one: AgentView, model: DashboardState) -> tuple[TextCell, ...]:
     return (
         TextCell(f"* {name}" if one.is_pinned else name),
         _place(one),
-        TextCell(tokens(one.n_tokens)),
+        TextCell(count(one.n_tokens)),
         TextCell(str(one.n_requests)),
         TextCell(share(one.n_cached, one.n_prompt)),
         TextCell(span(one.saved_s) if one.saved_s else NONE),

@@ -1,9 +1,9 @@
 """The prefix cache: budget, hit rates, prefixes, misses."""
 
-from mlxstack.core.formatting import NONE, age, printable, short_time, size, span
+from mlxstack.core.formatting import NONE, age, count, printable, short_time, size, span
 from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import bar, of_size, tokens
+from mlxstack.tui.views.formatting import bar, of_size
 from mlxstack.tui.views.names import agent_name, prefix_name
 from mlxstack.tui.views.overview import WIDE, joined
 from mlxstack.tui.views.table_data import (
@@ -12,12 +12,15 @@ from mlxstack.tui.views.table_data import (
     TableData,
     TableRow,
     TextCell,
+    columns_of,
+    fitted,
     share_cell,
     tabulated,
     title,
 )
 
 NOT_YET = "This service does not report its prefix cache yet."
+ARROW = " -> "
 OFF = "The prefix cache is off; prefix_cache.enabled in the preset turns it on."
 
 
@@ -53,7 +56,7 @@ def rates(model: DashboardState, width: int) -> TableData:
 def prefixes(model: DashboardState, width: int) -> TableData:
     """The prefixes that are worth most."""
     cache = model.frame.cache
-    columns = "prefix *14, hits >6, tokens >7, size >8, age >6, shared by *15, kept in 12@112"
+    columns = "prefix *14, hits >6, tokens >7, size >8, age >6, shared by *15~, kept in 12@112"
     rows = (TableRow(one.id, _prefix(one, model)) for one in (cache.prefixes if cache else ()))
     note = _why_not(cache) or "Nothing is kept yet."
     return tabulated(title("Top prefixes"), columns, rows, width, note)
@@ -62,9 +65,10 @@ def prefixes(model: DashboardState, width: int) -> TableData:
 def misses(model: DashboardState, width: int) -> TableData:
     """Misses of the latest requests, the largest loss first."""
     cache = model.frame.cache
-    columns = "lost >6, tokens >6, agent *12, reason 16, cached -> sent *18, age >6"
+    columns = "lost >6, tokens >6, agent *12~, reason 16, cached -> sent *18, age >6"
     found = sorted(cache.misses, key=lambda one: (-one.lost_s, one.age_s)) if cache else ()
-    rows = (TableRow(one.request, _miss(one, model)) for one in found)
+    n_change = fitted(columns_of(columns), width)[4].width
+    rows = (TableRow(one.request, _miss(one, model, n_change)) for one in found)
     note = _why_not(cache) or "No request missed anything yet."
     return tabulated(title("Misses", "enter explains"), columns, rows, width, note)
 
@@ -91,10 +95,10 @@ def _filled(name: str, n_bytes: int, bound: int | None, n_bar: int) -> list[Text
 def _sums(name: str, sums: WindowSums) -> tuple[TextCell, ...]:
     return (
         TextCell(name),
-        TextCell(tokens(sums.n_requests)),
+        TextCell(count(sums.n_requests)),
         share_cell(sums.n_hits, sums.n_requests),
-        TextCell(tokens(sums.n_prompt)),
-        TextCell(tokens(sums.n_cached)),
+        TextCell(count(sums.n_prompt)),
+        TextCell(count(sums.n_cached)),
         share_cell(sums.n_cached, sums.n_prompt),
         TextCell(span(sums.saved_s) if sums.saved_s else NONE),
     )
@@ -106,7 +110,7 @@ def _prefix(one: PrefixView, model: DashboardState) -> tuple[TextCell, ...]:
     return (
         TextCell(f"* {name}" if one.is_pinned else name),
         TextCell(str(one.n_hits)),
-        TextCell(tokens(one.n_tokens)),
+        TextCell(count(one.n_tokens)),
         TextCell(size(one.n_bytes)),
         TextCell(age(one.age_s)),
         TextCell(users or NONE),
@@ -114,13 +118,21 @@ def _prefix(one: PrefixView, model: DashboardState) -> tuple[TextCell, ...]:
     )
 
 
-def _miss(one: MissView, model: DashboardState) -> tuple[TextCell, ...]:
-    change = f"{one.text_cached} -> {one.text_sent}" if one.text_cached or one.text_sent else NONE
+def _miss(one: MissView, model: DashboardState, n_change: int) -> tuple[TextCell, ...]:
+    change = _change(one, n_change) if one.n_lost else NONE
     return (
         TextCell(short_time(one.lost_s) if one.lost_s else NONE, CellStyle.WARN),
-        TextCell(tokens(one.n_lost) if one.n_lost else NONE),
+        TextCell(count(one.n_lost) if one.n_lost else NONE),
         TextCell(agent_name(model, one.agent)),
         TextCell(printable(one.reason, 40), CellStyle.WARN if one.n_lost else CellStyle.PLAIN),
-        TextCell(printable(change, 120), CellStyle.FAINT),
+        TextCell(change, CellStyle.FAINT),
         TextCell(age(one.age_s), CellStyle.FAINT),
     )
+
+
+def _change(one: MissView, width: int) -> str:
+    """Both texts of a prompt that changed, cut alike."""
+    if not (one.text_cached or one.text_sent):
+        return NONE
+    n_side = max(1, (width - len(ARROW)) // 2)
+    return printable(one.text_cached, n_side) + ARROW + printable(one.text_sent, n_side)

@@ -3,10 +3,9 @@
 from msgspec import Struct
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
-from mlxstack.core.formatting import age, printable, short_time, span
+from mlxstack.core.formatting import age, count, printable, short_time, span
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import CellStyle, TableData, TableRow, TextCell, tabulated, title
 
@@ -28,7 +27,7 @@ class Cost(Struct, frozen=True):
 
 def costs(model: DashboardState, width: int) -> TableData:
     """Losses now, then those of the last ten minutes, the largest first."""
-    columns = f"lost >6, agent {24 if width >= WIDE else 14}, why *38, age >6"
+    columns = f"lost >6, agent {24 if width >= WIDE else 14}~, why *38, age >6"
     found = ranked(model)
     rows = [TableRow(one.request, _row(one, model)) for one in found]
     now, past = (
@@ -51,10 +50,10 @@ def ranked(model: DashboardState) -> tuple[Cost, ...]:
 
 def reason(miss: MissView) -> str:
     """A miss in words: what changed where, and what can be done."""
-    n_lost = f"{tokens(miss.n_lost)} tokens" if miss.n_lost else "tokens"
+    n_lost = f"{count(miss.n_lost)} tokens" if miss.n_lost else "tokens"
     match miss.reason:
         case "diverged":
-            place = "" if miss.at is None else f" at token {miss.at:,}"
+            place = "" if miss.at is None else f" at token {miss.at}"
             return f"prompt changed{place}{_change(miss)}"
         case "evicted":
             return f"{n_lost} were evicted; raise prefix_cache.memory_budget_pct"
@@ -99,7 +98,11 @@ def _recomputation(view: SlotView, late_s: float) -> Cost:
 
 
 def _of(one: RequestView) -> list[Cost]:
-    found = [Cost(one.id, one.agent, one.queued_s, "waited for a free slot", one.age_s)]
+    found = [
+        Cost(one.id, one.agent, one.queued_s, "waited for a free slot", one.age_s),
+        Cost(one.id, one.agent, one.others_s, "waited for other prompts", one.age_s),
+        Cost(one.id, one.agent, one.beside_s, "waited for decode steps of others", one.age_s),
+    ]
     if one.miss is not None:
         found.append(Cost(one.id, one.agent, one.miss.lost_s, reason(one.miss), one.age_s))
     return found

@@ -3,24 +3,19 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from mlxstack.core.formatting import size
+from mlxstack.core.formatting import count, size
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 STEPS = "▁▂▃▄▅▆▇█"
-
-
-def tokens(n: float) -> str:
-    """`812`, `9.4k`, `131k`, `1.2M`."""
-    for unit, factor in (("M", 1e6), ("k", 1e3)):
-        if n >= factor * 0.9995:
-            value = n / factor
-            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
-    return f"{n:.0f}"
+SHADED = "▓"
+"""A full cell of the upper part of a chart, which needs no color."""
 
 
 def gib(n_bytes: float) -> str:
-    """`0.4`, `12.8`, `128`: GiB without the unit."""
+    """`0.02`, `0.4`, `12.8`, `128`: GiB without the unit."""
     value = n_bytes / 2**30
+    if 0 < value < 0.095:
+        return f"{value:.2f}"
     return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
@@ -54,7 +49,7 @@ def images(n: int, n_computed: int) -> str:
 
 def rate(per_second: float) -> str:
     """Tokens per second: `4.2`, `43`, `1.2k`."""
-    return f"{per_second:.1f}" if per_second < 99.95 else tokens(per_second)
+    return f"{per_second:.1f}" if per_second < 99.95 else count(per_second)
 
 
 def bar(part: float, whole: float, width: int) -> str:
@@ -95,5 +90,5 @@ def _stack(level: tuple[int, int] | None, row: int) -> tuple[str, int]:
     if lower:
         return STEPS[lower - 1], 2
     if both:
-        return STEPS[both - 1], 1
+        return (SHADED if both == 8 else STEPS[both - 1]), 1
     return " ", 0

@@ -1,10 +1,9 @@
 """Models of an address: their state, memory and requests."""
 
 from mlxstack.client.types import ListedModel
-from mlxstack.core.formatting import NONE, age, printable, size
+from mlxstack.core.formatting import NONE, age, count, printable, size
 from mlxstack.host.coding_clients import is_large_enough
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.overview import is_active
 from mlxstack.tui.views.table_data import (
     CellStyle,
@@ -78,7 +77,7 @@ def _member(one: ListedModel, model: DashboardState) -> tuple[TextCell, ...]:
         TextCell(printable(one.id, 60)),
         TextCell(shown, STYLES.get(state, CellStyle.BAD)),
         TextCell(size(one.n_bytes), CellStyle.PLAIN if one.fits else CellStyle.BAD),
-        TextCell(tokens(one.max_input_tokens)),
+        TextCell(count(one.max_input_tokens)),
         TextCell(_slots(model) if is_watched and state == "loaded" else NONE),
         TextCell(str(one.n_requests)),
         TextCell(str(one.n_waiting), CellStyle.WARN if one.n_waiting else CellStyle.FAINT),
@@ -96,7 +95,7 @@ def _one_model(model: DashboardState) -> TableRow:
         TextCell(printable(frame.service.model, 60)),
         TextCell(_progress(state, model), STYLES.get(state, CellStyle.BAD)),
         TextCell(_used(model)),
-        TextCell(tokens(frame.service.n_ctx)),
+        TextCell(count(frame.service.n_ctx)),
         TextCell(_slots(model)),
         TextCell(str(frame.snapshot.counters.n_asks)),
         TextCell(str(n_waiting), CellStyle.WARN if n_waiting else CellStyle.FAINT),

@@ -2,13 +2,14 @@
 
 from mlxstack.core.engine_events import CacheMiss
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
-from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
+from mlxstack.core.formatting import NONE, age, count, printable, share, short_time, size, span
+from mlxstack.core.formatting import tokens as context_length
 from mlxstack.core.request import Priority
 from mlxstack.core.status import LoadView
 from mlxstack.host.coding_clients import first_command
 from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate, reuse_rate
 from mlxstack.tui.views import tiles
-from mlxstack.tui.views.formatting import bar, images, of_size, rate, tokens
+from mlxstack.tui.views.formatting import bar, images, of_size, rate
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,
@@ -34,6 +35,7 @@ HEALTH = {
 }
 WIDE = tiles.WIDE
 MANY = 256
+N_BAR = 6
 
 
 def banner(model: DashboardState) -> str:
@@ -106,11 +108,11 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
     now = model.frame.snapshot.counters
     n_all = now.n_prompt_tokens + now.n_cached_tokens
     told = (
-        f"in {tokens(now.n_prompt_tokens)} + {tokens(now.n_cached_tokens)} reused"
+        f"in {count(now.n_prompt_tokens)} + {count(now.n_cached_tokens)} reused"
         f" ({share(now.n_cached_tokens, n_all)})"
     )
     rows = now.n_decode_rows / now.n_decode_calls if now.n_decode_calls else 0.0
-    parts = [TextCell(told), TextCell(f"out {tokens(now.n_generated_tokens)}")]
+    parts = [TextCell(told), TextCell(f"out {count(now.n_generated_tokens)}")]
     parts += [TextCell(f"{now.n_completed} done")]
     if now.n_image_encodes:
         parts.append(TextCell(f"{now.n_image_encodes} images encoded"))
@@ -124,7 +126,7 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
         if n
     ]
     if width >= WIDE and not (now.n_cancelled or now.n_failed or now.n_refused):
-        parts.append(TextCell(f"{tokens(now.n_model_calls)} model calls"))
+        parts.append(TextCell(f"{count(now.n_model_calls)} model calls"))
         parts.append(TextCell(f"{rows:.1f} rows per step"))
     return (joined(parts),)
 
@@ -135,7 +137,7 @@ def speed(model: DashboardState) -> tuple[Line, Line]:
         (
             TextCell("█ computed ", CellStyle.BUSY),
             TextCell(f"{rate(prompt_rate(model))} ", CellStyle.STRONG),
-            TextCell("█ reused ", CellStyle.REUSED),
+            TextCell("▓ reused ", CellStyle.REUSED),
             TextCell(f"{rate(reuse_rate(model))} tok/s", CellStyle.STRONG),
         ),
         (
@@ -150,10 +152,11 @@ def slots(model: DashboardState, width: int) -> TableData:
     views = model.frame.snapshot.slots
     n_busy = sum(is_active(view) for view in views)
     columns = (
-        "slot >4, agent *12, state 33, context >11, reused >6, "
-        "images 14?@96, elapsed >7@96, memory >9@126, why not more *12@112"
+        f"slot >4, agent *12~, state 33, context {N_BAR + 6}, reused >6, "
+        "images 14?@116, elapsed >7@96, memory >9@126, why not more *12@100"
     )
-    head = title("Slots", f"{n_busy} of {len(views)} busy" if views else "")
+    each = f", {context_length(views[0].n_ctx)} tokens each" if views else ""
+    head = title("Slots", f"{n_busy} of {len(views)} busy{each}" if views else "")
     rows = (TableRow(str(view.id), _slot(view, model)) for view in views)
     note = "No slots yet: the model is being loaded." if model.has_frame else ""
     return tabulated(head, columns, rows, width, note)
@@ -161,7 +164,7 @@ def slots(model: DashboardState, width: int) -> TableData:
 
 def queue(model: DashboardState, width: int) -> TableData:
     """Waiting requests in their order, and what each waits for."""
-    columns = "agent *12, waits for *31, since >7, prompt >7, priority 8"
+    columns = "agent *12~, waits for *31, since >7, prompt >7, priority 8"
     waiting = enumerate(model.frame.snapshot.waiting)
     rows = (TableRow(view.request, _waiting(i, view, model)) for i, view in waiting)
     note = "No request waits." if model.has_frame else ""
@@ -193,18 +196,18 @@ def is_active(view: SlotView) -> bool:
 def state(view: SlotView, model: DashboardState) -> TextCell:
     """State of a slot in words, early turns included."""
     if view.state is RequestPhase.RUNNING:
-        told = f"writing, {tokens(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
+        told = f"writing, {count(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
         return TextCell(told, CellStyle.GOOD)
     if view.is_reading:
         return TextCell("reading KV from disk", CellStyle.BUSY)
     if view.state is RequestPhase.PREFILLING:
         eta_s = tiles.eta(tiles.n_to_compute(view), model)
-        done = f"prefill {tokens(view.n_done)} of {tokens(view.n_prompt)}"
+        done = f"prefill {count(view.n_done)} of {count(view.n_prompt)}"
         left = f", ETA {span(eta_s)}" if eta_s is not None else ""
         return TextCell(done + left, CellStyle.BUSY)
     if view.n_early:
-        n_all = tokens(view.n_early + view.n_early_left)
-        return TextCell(f"begun early, {tokens(view.n_early)} of {n_all}", CellStyle.REUSED)
+        n_all = count(view.n_early + view.n_early_left)
+        return TextCell(f"begun early, {count(view.n_early)} of {n_all}", CellStyle.REUSED)
     if not view.n_tokens:
         return TextCell("empty", CellStyle.FAINT)
     idle = f"idle {age(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
@@ -215,7 +218,7 @@ def _slot(view: SlotView, model: DashboardState) -> tuple[TextCell, ...]:
     is_full = view.n_tokens > 0.9 * view.n_ctx
     name = agent_name(model, view.agent)
     elapsed = span(view.elapsed_s + model.frame.snapshot_age_s) if is_active(view) else NONE
-    context = f"{tokens(view.n_tokens)}/{tokens(view.n_ctx)}"
+    context = f"{bar(view.n_tokens, view.n_ctx, N_BAR)} {count(view.n_tokens):>5}"
     miss = printable(_why(view.miss), 80) if view.miss else NONE
     return (
         TextCell(str(view.id)),
@@ -235,7 +238,7 @@ def _slot(view: SlotView, model: DashboardState) -> tuple[TextCell, ...]:
 
 def _why(miss: CacheMiss) -> str:
     """Reason of a miss, and the token from which it lost some."""
-    return f"{miss.reason} at {miss.at:,}" if miss.n_lost and miss.at is not None else miss.reason
+    return f"{miss.reason} at {miss.at}" if miss.n_lost and miss.at is not None else miss.reason
 
 
 def _is_pinned(view: SlotView, model: DashboardState) -> bool:
@@ -248,7 +251,7 @@ def _waiting(n_ahead: int, view: WaitingView, model: DashboardState) -> tuple[Te
         TextCell(agent_name(model, view.agent)),
         TextCell(waits_for(n_ahead, view, model)),
         TextCell(span(view.waited_s + model.frame.snapshot_age_s)),
-        TextCell(tokens(view.n_prompt)),
+        TextCell(count(view.n_prompt)),
         TextCell(view.priority.name.lower(), PRIORITIES[view.priority]),
     )
 

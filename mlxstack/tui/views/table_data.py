@@ -7,8 +7,9 @@ from functools import cache
 
 from msgspec import Struct, convert
 from msgspec.structs import replace
+from rich.cells import cell_len, set_cell_size
 
-from mlxstack.core.formatting import share
+from mlxstack.core.formatting import clipped, share
 
 GAP = 2
 UNITS = {
@@ -16,7 +17,7 @@ UNITS = {
     "k": 1e3, "M": 1e6, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
 }  # fmt: skip
 COLUMN = re.compile(
-    r"(?P<title>[^,]+) (?P<side>[>*]?)(?P<width>\d+)(?P<flag>\??)(?:@(?P<least>\d+))?,? ?"
+    r"(?P<title>[^,]+) (?P<side>[>*]?)(?P<width>\d+)(?P<flag>[?~]?)(?:@(?P<least>\d+))?,? ?"
 )
 SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
 SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
@@ -67,7 +68,8 @@ def columns_of(text: str) -> tuple[TableColumn, ...]:
     """Columns of a text such as `name *12, state 8?, tokens >7@112`.
 
     A number is a width; `>` is right-aligned, `*` takes what the others leave. `?` is left out
-    where it has no text, and every column where the table has fewer cells than `@` says.
+    where it has no text, and every column where the table has fewer cells than `@` says. Texts of
+    `~` are cut in the middle, others at the end.
     """
     found = (one.groupdict("0") for one in COLUMN.finditer(text))
     return tuple(convert(one, TableColumn, strict=False) for one in found)
@@ -95,11 +97,21 @@ def tabulated(
     """Table with the columns of `columns_of` that `width` has room for."""
     rows, places = tuple(rows), {}
     for i, column in enumerate(columns_of(columns)):
-        has_text = not column.flag or any(row.cells[i].text for row in rows)
+        has_text = column.flag != "?" or any(row.cells[i].text for row in rows)
         if has_text and width >= column.least:
             places[i] = column
     kept = tuple(TableRow(row.key, tuple(row.cells[i] for i in places)) for row in rows)
     return TableData(head, fitted(tuple(places.values()), width), kept, note)
+
+
+def cell_text(text: str, column: TableColumn) -> str:
+    """Text in exactly as many cells as the column has."""
+    n_free = column.width - cell_len(text)
+    if n_free >= 0:
+        return " " * n_free + text if column.side == ">" else text + " " * n_free
+    if column.flag == "~" and cell_len(text) == len(text):
+        return clipped(text, column.width)
+    return set_cell_size(text, column.width - 1) + "…"
 
 
 def title(name: str, rest: str = "") -> Line:

@@ -3,14 +3,14 @@
 from msgspec import Struct
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView
-from mlxstack.core.formatting import NONE, share, size, span
+from mlxstack.core.formatting import NONE, count, share, size, span
 from mlxstack.core.status import MemoryView
 from mlxstack.tui.state import DashboardState, decode_rate, prompt_rate
-from mlxstack.tui.views.formatting import gib, rate, stacked, tokens
+from mlxstack.tui.views.formatting import gib, rate, stacked
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
 WIDE = 112
-MEMORY_BAR = 40
+MEMORY_BAR = 30
 NARROW_BAR = 12
 LOW_SHARE = 0.1
 
@@ -42,13 +42,14 @@ def memory(model: DashboardState, width: int) -> Tile:
     parts = memory_parts(view)
     if width < WIDE:
         return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *cells),)
+    others = TextCell(f" - others {gib(_others(parts, view))} GiB", CellStyle.FAINT)
     legend: list[TextCell] = []
     for part in parts:
         legend += [
             TextCell(f"{part.sign} ", part.tone),
             TextCell(f"{part.name} {gib(part.n_bytes)} ", CellStyle.FAINT),
         ]
-    return (tuple(_bar(parts, view, MEMORY_BAR)), cells, tuple(legend))
+    return ((*_bar(parts, view, MEMORY_BAR), others), cells, tuple(legend))
 
 
 def memory_parts(view: MemoryView) -> tuple[MemoryPart, ...]:
@@ -76,7 +77,7 @@ def prefill(model: DashboardState, width: int) -> Tile:
     if not n_left:
         return _tile("Prefill", width, (speed,), TextCell("idle", CellStyle.FAINT))
     eta_s = eta(n_left, model)
-    left = TextCell(f"{tokens(n_left)} left", CellStyle.BUSY)
+    left = TextCell(f"{count(n_left)} left", CellStyle.BUSY)
     rest = () if eta_s is None else (TextCell(f"ETA {span(eta_s)}", CellStyle.BUSY),)
     return _tile("Prefill", width, (speed,), left, *rest)
 
@@ -128,11 +129,15 @@ def _line(name: str, width: int, *cells: TextCell) -> Line:
     return cells if width >= WIDE else (TextCell(f"{name:<8}", CellStyle.FAINT), *cells)
 
 
+def _others(parts: tuple[MemoryPart, ...], view: MemoryView) -> int:
+    """Bytes of other programs."""
+    ours = sum(part.n_bytes for part in parts)
+    return max(0, view.total_bytes - view.available_bytes - ours)
+
+
 def _bar(parts: tuple[MemoryPart, ...], view: MemoryView, width: int) -> list[TextCell]:
     """Memory bar: parts of this service, other processes, free memory."""
-    ours = sum(part.n_bytes for part in parts)
-    others = max(0, view.total_bytes - view.available_bytes - ours)
-    sizes = [part.n_bytes for part in parts] + [others]
+    sizes = [*(part.n_bytes for part in parts), _others(parts, view)]
     cells = stacked(sizes, view.total_bytes, width)
     drawn = [
         TextCell(part.sign * n, part.tone) for part, n in zip(parts, cells[:-1], strict=True) if n

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -10,7 +9,7 @@ from textual.strip import Strip
 from textual.widgets import DataTable
 from textual.widgets.data_table import RowKey
 
-from mlxstack.tui.views.table_data import CellStyle, TableColumn, TableData, TableRow
+from mlxstack.tui.views.table_data import CellStyle, TableColumn, TableData, TableRow, cell_text
 from mlxstack.tui.widgets.styles import rich_style
 
 
@@ -59,7 +58,8 @@ class PatchedTable(DataTable[Text]):
         for i, (told, tone, column) in enumerate(self._cells(row)):
             style = base + Style.from_meta({"row": row, "column": i})
             gap = Segment(" " * self.cell_padding, style)
-            parts += [gap, Segment(_fitted(told, column), style + rich_style(tone, variables)), gap]
+            text = cell_text(told, column)
+            parts += [gap, Segment(text, style + rich_style(tone, variables)), gap]
         rest = base + Style.from_meta({"row": row, "column": 0, "out_of_bounds": True})
         return Strip(parts).adjust_cell_length(self.size.width, rest).simplify()
 
@@ -90,13 +90,6 @@ class PatchedTable(DataTable[Text]):
         cells = self._data[RowKey(new.key)]
         cells.update(zip(cells, _texts(new), strict=True))
         self.refresh_row(place)
-
-
-def _fitted(told: str, column: TableColumn) -> str:
-    n_free = column.width - cell_len(told)
-    if n_free < 0:
-        return set_cell_size(told, column.width - 1) + "…"
-    return " " * n_free + told if column.side == ">" else told + " " * n_free
 
 
 def _texts(row: TableRow) -> list[Text]:

@@ -59,6 +59,12 @@ class TitledTable(Vertical):
             self.filter_text = filter_text
             self._redraw()
 
+    def hits(self, filter_text: str) -> str:
+        """Search, and return the number of rows that are left."""
+        self.search(filter_text)
+        n_rows = len(self._shown.rows) if self._shown else 0
+        return f"{n_rows} {'row' if n_rows == 1 else 'rows'}"
+
     def sort_next(self) -> None:
         """Sort by the next column."""
         n_columns = len(self._shown.columns) if self._shown else 0

@@ -1,0 +1,76 @@
+"""Bar of the phases of a request: waits, prefill, answer."""
+
+from msgspec import Struct
+
+from mlxstack.core.engine_events import TTFTPhase
+from mlxstack.core.formatting import short_time
+from mlxstack.core.status import RequestView
+from mlxstack.tui.views.formatting import stacked
+from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
+
+LEAST_S = 0.0005
+"""Shorter phases are shown as 0ms, and left out."""
+
+
+class PhasePart(Struct, frozen=True):
+    """Part of a bar: its words, its sign besides its color, its seconds."""
+
+    name: str
+    sign: str
+    tone: CellStyle
+    seconds: float
+
+
+PHASES = {
+    TTFTPhase.QUEUED: ("waited in the queue", "·", CellStyle.WARN),
+    TTFTPhase.OTHER_PROMPTS: ("waited for other prompts", "-", CellStyle.WARN),
+    TTFTPhase.RESTORE: ("read or copied KV", "▓", CellStyle.REUSED),
+    TTFTPhase.PREFILL: ("computed the prompt", "█", CellStyle.BUSY),
+    TTFTPhase.OTHER_ANSWERS: ("waited for other answers", "-", CellStyle.WARN),
+    TTFTPhase.FIRST_TOKEN: ("the first token", "░", CellStyle.GOOD),
+}
+LEGEND = "· queue - others ▓ KV █ prompt ░ answer"
+
+
+def first_token_parts(one: RequestView) -> tuple[PhasePart, ...]:
+    """Phases until the first token; their seconds add up to `ttft_s`."""
+    return tuple(
+        PhasePart(name, sign, tone, getattr(one, phase))
+        for phase, (name, sign, tone) in PHASES.items()
+    )
+
+
+def parts(one: RequestView) -> tuple[PhasePart, ...]:
+    """Phases until the last token."""
+    rest_s = max(0.0, one.decode_s - one.first_s)
+    return (*first_token_parts(one), PhasePart("the answer", "░", CellStyle.GOOD, rest_s))
+
+
+def bar(one: RequestView, width: int, longest_s: float = 0.0) -> Line:
+    """Phases as one bar; `longest_s` fill all of its cells, by default its own seconds."""
+    shown = [part for part in parts(one) if part.seconds >= LEAST_S]
+    whole_s = longest_s or sum(part.seconds for part in shown)
+    cells = stacked([part.seconds for part in shown], whole_s, width)
+    pairs = zip(shown, cells, strict=True)
+    return tuple(TextCell(part.sign * n, part.tone) for part, n in pairs if n)
+
+
+def total_s(one: RequestView) -> float:
+    """Seconds of all phases."""
+    return sum(part.seconds for part in parts(one))
+
+
+def rows(one: RequestView) -> tuple[Line, ...]:
+    """Phases until the first token, one a line; a request without a token has no sum."""
+    shown = [part for part in first_token_parts(one) if part.seconds >= LEAST_S]
+    lines = [_row(part.sign, part.tone, part.name, part.seconds) for part in shown]
+    if one.ttft_s:
+        lines.append(_row("=", CellStyle.STRONG, "first token after", one.ttft_s))
+    if one.decode_s:
+        lines.append(_row("░", CellStyle.GOOD, "generated", one.decode_s))
+    return tuple(lines)
+
+
+def _row(sign: str, tone: CellStyle, name: str, seconds: float) -> Line:
+    text = TextCell(f"{name:<26}", CellStyle.FAINT)
+    return (TextCell(f"  {sign} ", tone), text, TextCell(f"{short_time(seconds):>6}"))
