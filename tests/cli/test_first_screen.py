@@ -47,3 +47,16 @@ def test_a_running_service_is_shown_with_what_fits_it(served: Shell) -> None:
     terminal.press(b"d")
     terminal.until("> mlx-stack down")
     assert terminal.process.wait(PATIENCE_S) == 0
+
+
+def test_up_ends_with_the_next_commands(shell: Shell) -> None:
+    """Of those that fit the service, named once another one runs."""
+    up = shell.up("--set", "slots.n_ctx=64k")
+    url = f"http://127.0.0.1:{shell.port}/"
+    commands = [line.split("  ")[1] for line in up.stdout.splitlines()[-5:-1]]
+    assert commands == ["mlx-stack chat", "mlx-stack run claude", "mlx-stack tui", url]
+    second = shell.up("--name", "second", "--port", "0")
+    assert "  mlx-stack chat second " in second.stdout
+    assert "  mlx-stack tui --name second " in second.stdout
+    assert "run claude" not in second.stdout, "a slot of 1k tokens"
+    shell.run("down", "second")

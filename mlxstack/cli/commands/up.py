@@ -277,7 +277,27 @@ def _report(started: "Started", preset: "Preset", json: bool) -> None:
     is_base = props.is_base_model and preset.kind is ServiceKind.CHAT
     if is_base:
         note("warning: a base model: it continues text and answers no chat (no chat template)")
-    say(f"Try it:\n  {_curl(plan, preset, is_base)}")
+    say("Next:")
+    if preset.kind is ServiceKind.CHAT and not is_base:
+        _show_next(plan)
+    say(f"  {_curl(plan, preset, is_base)}")
+
+
+def _show_next(plan: "ServiceSpec") -> None:
+    """Print the commands that use a service; named where several run."""
+    from mlxstack.host import services
+    from mlxstack.host.coding_clients import is_large_enough
+
+    is_alone = len(services.running(plan.home)) == 1
+    option = "" if is_alone else f" --name {plan.name}"
+    commands = [(f"mlx-stack chat{'' if is_alone else f' {plan.name}'}", "talk to the model")]
+    if is_large_enough("claude", plan.n_ctx):
+        commands.append((f"mlx-stack run claude{option}", "or codex, opencode, aider, pi, qwen"))
+    commands.append((f"mlx-stack tui{option}", "watch agents, cache and memory"))
+    commands.append((f"{plan.url}/", "a chat and snippets in a browser"))
+    width = max(len(command) for command, _ in commands)
+    for command, description in commands:
+        say(f"  {command:<{width}}  {description}")
 
 
 def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) -> str:
