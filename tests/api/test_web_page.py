@@ -178,13 +178,16 @@ def test_chromium_chats_and_shows_the_reuse_of_the_second_turn(
     with chromium(tmp_path / "profile") as browser:
         browser.open(demo.url)
         wait_for(browser, "document.getElementById('model')?.value")
-        send(browser, "Hello!")
         wait_for(browser, "!document.getElementById('key-form').hidden")
+        send(browser, "Hello!")
+        wait_for(browser, "document.getElementById('prompt').value")
         set_key = f"""document.getElementById('key').value = {KEY!r};
             document.getElementById('key-form').requestSubmit();"""
         browser.call("Runtime.evaluate", expression=set_key)
         wait_for(browser, "document.getElementById('stop').hidden")
-        send(browser, "Hello!")
+        browser.call(
+            "Runtime.evaluate", expression="document.getElementById('prompt-form').requestSubmit()"
+        )
         first = wait_for(browser, f"{FIGURES}[0]?.textContent")
         assert re.match(r"\d+ prompt tokens, 0 reused \(0 %\), \d+ generated", first)
         answer = value(browser, "document.querySelectorAll('li.assistant')[1].textContent")

@@ -39,6 +39,7 @@ SCRIPT = [
     {"when": "Speak as a parrot", "say": "a parrot speaks"},
     {"when": "hostile", "say": HOSTILE},
     {"when": "markdown", "say": MARKDOWN},
+    {"when": "count", "say": " ".join(map(str, range(4000)))},
     {"when": ".", "say": "only words came", "think": "I think first."},
 ]
 # A picture as a file of the page: drawn on a canvas, since the page may load none.
@@ -258,3 +259,39 @@ def test_slots_show_their_state_and_reuse(page: Browser) -> None:
     label = "document.querySelector('#slots .fill').getAttribute('aria-label')"
     assert "of 16384 tokens" in value(page, label)
     assert value(page, "document.getElementById('state').textContent") == "ready"
+
+
+def test_a_new_chat_forgets_an_answer_that_runs(page: Browser) -> None:
+    send(page, "count")
+    wait_for(page, "document.querySelector('.markdown').textContent.startsWith('0 1 2')")
+    wait_for(page, "document.querySelectorAll('#slots [data-state=busy]').length === 1")
+    done(page, "document.getElementById('clear').click()")
+    wait_for(page, "document.getElementById('stop').hidden")
+    send(page, "Hello!")
+    assert answered(page) == "only words came"
+    # The numbers of the answer before would be hundreds of tokens.
+    n_prompt = value(page, "document.querySelector('.figures').textContent.split(' ')[0]")
+    assert int(n_prompt) < 60
+
+
+def test_a_stopped_answer_stays_and_says_so(page: Browser) -> None:
+    send(page, "count")
+    wait_for(page, "document.querySelector('.markdown').textContent.startsWith('0 1 2')")
+    done(page, "document.getElementById('stop').click()")
+    wait_for(page, "document.getElementById('stop').hidden")
+    text = value(page, "document.querySelector('li.assistant').textContent")
+    assert "0 1 2" in text and "Stopped." in text
+
+
+def test_a_message_that_fails_comes_back(page: Browser) -> None:
+    done(page, "document.getElementById('system').value = 'word '.repeat(40000)")
+    done(page, WAYS["chosen"])
+    wait_for(page, "document.querySelectorAll('#attachments canvas').length === 1")
+    send(page, "What is it?")
+    wait_for(page, "document.querySelector('li.error > p')")
+    wait_for(page, "document.getElementById('stop').hidden")
+    assert "context" in value(page, "document.querySelector('li.error > p').textContent")
+    done(page, "document.getElementById('system').value = ''")
+    assert value(page, "document.getElementById('prompt').value") == "What is it?"
+    done(page, "document.getElementById('prompt-form').requestSubmit()")
+    assert answered(page) == "a picture came"

@@ -39,6 +39,12 @@ export async function thumbnail(file) {
   return canvas;
 }
 
+function copyOf(picture) {
+  const copy = picture.cloneNode();
+  copy.getContext("2d").drawImage(picture, 0, 0);
+  return copy;
+}
+
 export class Attachments {
   constructor(list, notice) {
     this.list = list;
@@ -73,6 +79,12 @@ export class Attachments {
     this.images = [];
     this.draw();
     return taken;
+  }
+
+  // Attach images again that were taken out; those of the shown message stay there.
+  putBack(images) {
+    this.images.push(...images.map((image) => ({ ...image, picture: copyOf(image.picture) })));
+    this.draw();
   }
 
   draw() {

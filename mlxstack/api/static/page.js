@@ -2,10 +2,11 @@
 
 import { Attachments, contentOf, imagesIn } from "./attachments.js";
 import { GrowingText } from "./markdown.js";
-import { chunks, health, read, storeKey } from "./service.js";
+import { chunks, health, onRefused, read, storeKey } from "./service.js";
 import { copies, drawSnippet, snippetsOf, unfitting } from "./snippets.js";
 
 const POLL_MS = 5000;
+const RUNNING_POLL_MS = 1000;
 const NEAR_PX = 60;
 const element = (id) => document.getElementById(id);
 const attachments = new Attachments(element("attachments"), notice);
@@ -259,23 +260,33 @@ function bodyOf() {
 
 async function send(text) {
   const images = attachments.take();
+  // "New chat" begins another list while this one is answered.
+  const turns = messages;
   notice("");
-  messages.push({ role: "user", content: contentOf(text, images) });
+  turns.push({ role: "user", content: contentOf(text, images) });
   showQuestion(text, images);
   const view = new AnswerView();
   running = new AbortController();
   toggle();
+  const timer = setInterval(refresh, RUNNING_POLL_MS);
   const isAnswered = await receive(view);
   await view.finish();
-  // A failed request leaves no turn behind, so that the next one continues what was answered.
-  if (isAnswered || view.markdown.text) messages.push(view.turn);
-  else messages.pop();
+  clearInterval(timer);
+  if (isAnswered || view.markdown.text) turns.push(view.turn);
+  else takeBack(turns, text, images);
   running = null;
   toggle();
   refresh();
 }
 
-// Stream an answer into its view; false where it failed.
+// A failed request leaves no turn behind, so that the next one continues what was answered.
+function takeBack(turns, text, images) {
+  turns.pop();
+  if (!element("prompt").value) element("prompt").value = text;
+  attachments.putBack(images);
+}
+
+// Stream an answer into its view; false where it failed, true where it was stopped.
 async function receive(view) {
   try {
     for await (const chunk of chunks(bodyOf(), running.signal)) view.take(chunk);
@@ -283,8 +294,7 @@ async function receive(view) {
   } catch (error) {
     if (error.name === "AbortError") view.stopped();
     else view.fail(error.message);
-    element("key-form").hidden = error.status !== 401;
-    return false;
+    return error.name === "AbortError";
   }
 }
 
@@ -395,6 +405,7 @@ function listenToOptions() {
 }
 
 async function start() {
+  onRefused(() => (element("key-form").hidden = false));
   listenToPrompt();
   listenToImages();
   listenToOptions();

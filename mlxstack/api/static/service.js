@@ -1,6 +1,14 @@
 // Calls to the service: its key, its state, and streamed answers.
 
 const KEY = "mlx-stack-api-key";
+const UNAUTHORIZED = 401;
+
+let refused = () => {};
+
+// What happens when a key is missing or wrong.
+export function onRefused(action) {
+  refused = action;
+}
 
 export function storeKey(key) {
   sessionStorage.setItem(KEY, key);
@@ -15,6 +23,7 @@ function headers() {
 export async function read(path) {
   try {
     const response = await fetch(path, { headers: headers() });
+    if (response.status === UNAUTHORIZED) refused();
     return response.ok ? await response.json() : null;
   } catch {
     return null;
@@ -36,10 +45,9 @@ export async function health() {
 export async function post(path, body, signal) {
   const response = await fetch(path, { method: "POST", headers: headers(), signal, body: JSON.stringify(body) });
   if (response.ok) return response;
+  if (response.status === UNAUTHORIZED) refused();
   const problem = await response.json().catch(() => ({}));
-  const error = new Error(problem.error?.message ?? `status ${response.status}`);
-  error.status = response.status;
-  throw error;
+  throw new Error(problem.error?.message ?? `status ${response.status}`);
 }
 
 // Chunks of a chat completion.
