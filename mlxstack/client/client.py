@@ -46,13 +46,15 @@ class Client:
         self._model = "" if member is None else f"model={quote(member, safe='')}"
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0))
+        # Without TLS no certificates are needed; to read them takes longer than a request.
+        is_plain = self.url.lower().startswith("http:")
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
             timeout=timeout,
             trust_env=False,
-            # Without TLS no certificates are needed; to read them takes longer than a request.
-            verify=not self.url.lower().startswith("http:"),
+            # Those of SSL_CERT_FILE or SSL_CERT_DIR, where one is set.
+            verify=False if is_plain else httpx.create_ssl_context(),
         )
 
     async def __aenter__(self) -> Self:

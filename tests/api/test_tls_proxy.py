@@ -1,6 +1,7 @@
 """A real TLS proxy in front of a service: the Caddyfile of docs/remote-access.md."""
 
 import json
+import os
 import re
 import shutil
 import ssl
@@ -16,6 +17,7 @@ import pytest
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import running, tiny_preset
 from tests.api.speaking import chat_body
+from tests.cli import terminal as command
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 
@@ -47,7 +49,8 @@ def caddy(service: str, folder: Path) -> Iterator[httpx.Client]:
     port = unused_port()
     [site] = CADDYFILE.findall((DOCS / "remote-access.md").read_text(encoding="utf-8"))
     assert site.startswith(f"{NAME} {{\n") and "127.0.0.1:7109" in site
-    site = site.replace(f"{NAME} {{\n", f"https://{NAME}:{port} {{\n\ttls internal\n")
+    names = f"https://{NAME}:{port}, https://localhost:{port}"
+    site = site.replace(f"{NAME} {{\n", f"{names} {{\n\ttls internal\n")
     config = folder / "Caddyfile"
     options = CONFIG.format(storage=folder)
     config.write_text(options + site.replace("http://", "").replace("127.0.0.1:7109", service))
@@ -57,8 +60,9 @@ def caddy(service: str, folder: Path) -> Iterator[httpx.Client]:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
         root = folder / "pki" / "authorities" / "local" / "root.crt"
-        certificate = folder / "certificates" / "local" / NAME / f"{NAME}.crt"
-        wait_until(lambda: root.exists() and certificate.exists(), (folder / "caddy.log").read_text)
+        local = folder / "certificates" / "local"
+        needed = [root, *(local / name / f"{name}.crt" for name in (NAME, "localhost"))]
+        wait_until(lambda: all(file.exists() for file in needed), (folder / "caddy.log").read_text)
         context = ssl.create_default_context(cafile=root)
         with httpx.Client(
             base_url=f"https://127.0.0.1:{port}", verify=context, timeout=PATIENCE_S
@@ -80,8 +84,12 @@ def ask(client: httpx.Client, path: str, **options: Any) -> httpx.Response:
 
 
 @pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("tls")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def proxied(folder: Path) -> Iterator[httpx.Client]:
     server = ServerSpec(port=0, allowed_hosts=(NAME,), api_keys=(KEY,))
     with (
         running(tiny_preset(folder / "model", server=server), folder / "home") as here,
@@ -119,6 +127,20 @@ def test_pages_of_the_proxied_name_are_its_own_and_others_are_not(proxied: httpx
     foreign = {"x-api-key": KEY, "origin": "https://evil.example"}
     answer = ask(proxied, "/v1/chat/completions", json=chat_body(), headers=foreign)
     assert answer.status_code == 403
+
+
+def test_the_command_trusts_the_certificate_that_a_variable_names(
+    proxied: httpx.Client, folder: Path
+) -> None:
+    url = f"https://localhost:{proxied.base_url.port}"
+    root = folder / "pki" / "authorities" / "local" / "root.crt"
+    env = {**os.environ, "MLX_STACK_HOME": str(folder / "other"), "MLX_STACK_API_KEY": KEY}
+    env["SSL_CERT_FILE"] = str(root)
+    trusting = command.run(["slots", "--url", url], env)
+    assert trusting.returncode == 0, trusting.stderr
+    assert len(trusting.stdout.splitlines()) >= 4
+    env.pop("SSL_CERT_FILE")
+    assert "CERTIFICATE_VERIFY_FAILED" in command.run(["slots", "--url", url], env).stderr
 
 
 def test_a_proxy_whose_name_is_not_allowed_is_refused_with_the_key_to_set(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ SWAPS = "tests/api/test_swap_limits.py::"
 LIMITS = (
     Mutant(
         "certificates are checked", "client/client.py",
-        'verify=not self.url.lower().startswith("http:")', "verify=False",
+        "verify=False if is_plain else httpx.create_ssl_context(),", "verify=False,",
         "tests/cli/test_client.py::test_certificates_are_checked_wherever_there_is_tls",
     ),
     Mutant(

@@ -8,6 +8,7 @@ COPIES = "tests/cli/test_home_copy.py::"
 METRICS = "tests/api/test_metrics.py::"
 LINES = "tests/host/test_log_lines.py::"
 NATIVE = "tests/api/test_native.py::"
+TLS = "tests/api/test_tls_proxy.py::"
 
 OPERATIONS = (
     Mutant(
@@ -65,5 +66,10 @@ OPERATIONS = (
         "the log of a request has its figures as fields", "service/parts/request_log.py",
         ', extra={"fields": fields})', ")",
         NATIVE + "test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text",
+    ),
+    Mutant(
+        "commands trust the certificates of SSL_CERT_FILE", "client/client.py",
+        "verify=False if is_plain else httpx.create_ssl_context(),", "verify=not is_plain,",
+        TLS + "test_the_command_trusts_the_certificate_that_a_variable_names",
     ),
 )  # fmt: skip

@@ -88,7 +88,11 @@ class Peer:
         # Without TLS no certificates are needed; to read them takes longer than a request.
         is_plain = url.lower().startswith("http:")
         self._http = httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=not is_plain
+            base_url=url,
+            headers=headers,
+            timeout=timeout,
+            trust_env=False,
+            verify=False if is_plain else httpx.create_ssl_context(),
         )
         self._until = 0.0
         self.view = PeerView(url)
