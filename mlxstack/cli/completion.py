@@ -1,4 +1,4 @@
-"""Names of presets, services and agents, which a shell completes."""
+"""Names of presets, services, tiers and agents, which a shell completes."""
 
 import os
 from contextlib import suppress
@@ -23,6 +23,13 @@ def service_names() -> list[str]:
     from mlxstack.host.home import home_from
 
     return services.names(home_from(os.environ))
+
+
+def tier_names() -> list[str]:
+    """Tiers of an API key."""
+    from mlxstack.core.preset import Tier
+
+    return [tier.value for tier in Tier]
 
 
 def agent_names() -> list[str]:

@@ -13,6 +13,7 @@ from mlxstack.cli.completion import agent_names
 from mlxstack.host.home import HOME_VARIABLE, Home, make_home
 from mlxstack.host.process import identify
 from mlxstack.host.services import Phase, ServiceSpec, ServiceState, claim
+from tests.cli.terminal import Shell
 
 pytestmark = pytest.mark.net
 
@@ -61,3 +62,10 @@ def test_agents_of_all_services_are_asked_at_once(
             spec = ServiceSpec(name, str(tmp_path), name, url, ())
             claim(ServiceState(spec, Phase.RUNNING, own))
         assert agent_names() == sorted(f"agent-{name}" for name in NAMES)
+
+
+def test_the_tiers_of_a_key_are_completed(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    typed = {"COMP_WORDS": "mlx-stack key --tier ", "COMP_CWORD": "3"}
+    completed = shell.run(_MLX_STACK_COMPLETE="complete_bash", **typed)
+    assert completed.stdout.split() == ["high", "normal", "low"]

@@ -4,12 +4,18 @@ from typing import Annotated
 
 import typer
 
+from mlxstack.cli.completion import tier_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note, say
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbResult
 
-Tier = Annotated[str, typer.Option("--tier", help="Priority of its requests: high, normal or low.")]
+Tier = Annotated[
+    str,
+    typer.Option(
+        "--tier", help="Priority of its requests: high, normal or low.", autocompletion=tier_names
+    ),
+]
 Salt = Annotated[
     str, typer.Option("--salt", help="Separates its KV cache from that of other keys.")
 ]
@@ -24,7 +30,7 @@ def key(tier: Tier = "normal", salt: Salt = "") -> VerbResult:
     from mlxstack.api.api_keys import as_key
     from mlxstack.core import preset
 
-    known = [one.value for one in preset.Tier]
+    known = tier_names()
     if tier not in known:
         raise Misuse(f"there is no tier {tier!r}; known are {', '.join(known)}")
     made = f"mlxs-{secrets.token_urlsafe(N_BYTES)}"
