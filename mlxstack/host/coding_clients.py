@@ -11,8 +11,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.core.formatting import tokens
-
 KEY_VARIABLE = "MLX_STACK_CLIENT_KEY"
 NO_KEY = "none-needed"
 CLAUDE_COMPACT_TOKENS = 33_000
@@ -268,8 +266,8 @@ def too_small(client: str, service: Endpoint) -> str | None:
     if is_large_enough(client, service.n_ctx):
         return None
     return (
-        f"{client} sends about {tokens(FIRST_PROMPT_TOKENS[client])} tokens before the first word "
-        f"of a task, and a slot of {service.model} holds {tokens(service.n_ctx)}: it cannot work "
+        f"{client} sends about {FIRST_PROMPT_TOKENS[client]:,} tokens before the first word "
+        f"of a task, and a slot of {service.model} holds {service.n_ctx:,}: it cannot work "
         "there"
     )
 

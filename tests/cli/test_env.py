@@ -109,7 +109,7 @@ def test_a_client_whose_prompts_do_not_fit_is_not_started(served: Shell) -> None
     path = program(served.folder, "opencode")
     done = served.run("run", "opencode", PATH=path)
     assert (done.returncode, done.stdout) == (5, "")
-    assert "a slot of tiny holds 1k: it cannot work there; `mlx-stack plan` names" in done.stderr
+    assert "a slot of tiny holds 1,024: it cannot work there; `mlx-stack plan` names" in done.stderr
     assert "`--anyway` starts it all the same" in done.stderr
     served.env["PATH"] = path
     terminal = Terminal(served, "run", "opencode")
