@@ -190,7 +190,7 @@ def test_every_shipped_model_names_the_sources_of_its_shape_and_sampling(home: H
         assert "https://" in config["source"]
         head = "\n".join(line for line in file.read_text().splitlines() if line.startswith("#"))
         for text in ("Shape: ", "Sampling: ", "Switches of its template: ", "real weights"):
-            assert text in head, (name, text)
+            assert text in head, f"the comment at the top of presets/{name}.yaml lacks `{text}`"
         for switch in preset.template:
             assert f"`{switch}`" in head
         assert ("`sampling.thinking`" in head) == (preset.sampling.thinking is False)

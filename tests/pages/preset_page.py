@@ -137,14 +137,20 @@ def smallest_mac(*candidates: Candidate) -> MemoryBudget:
 
 
 def files_of(preset: Preset) -> ModelFiles:
-    """From the excerpts even where the model was downloaded, so that the page is the same."""
+    """From the excerpts even where the model was downloaded, so that the page is the same.
+
+    Raises LookupError with the file to write and the command to run.
+    """
     if preset.model.id == BUILTIN_MODEL:
         return model_files.find_model(preset.model, excerpts())
     for file in excerpts().glob("*.json"):
         files = model_files.read_config(file)
         if files.config["excerpt_of"] == preset.model.id:
             return replace(files, weights=None)
-    raise LookupError(f"no excerpt of the config of {preset.model.id}")
+    raise LookupError(
+        f"no file of presets/configs is an excerpt of the config of {preset.model.id}: "
+        f"put it into presets/configs/{preset.name}.json, then `make docs`"
+    )
 
 
 def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, mi.Field]]:
