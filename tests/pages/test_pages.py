@@ -25,9 +25,7 @@ def test_the_benchmarks_page_shows_three_charts_of_its_own_figures() -> None:
     assert len(drawn) == 3
     for name, picture in drawn.items():
         written = (IMAGES / name).read_text(encoding="utf-8")
-        assert written == picture, (
-            f"docs/img/{name} is of other figures: run `make docs`, commit it"
-        )
+        assert written == picture, f"docs/img/{name} is not of these figures: run `make docs`"
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for bar in (bar for chart in charts(page) for bar in chart.bars):
         name = bar.label.split()[-1] if "mlx" in bar.label else bar.label
