@@ -12,6 +12,11 @@ BLAS := $(firstword $(wildcard /usr/lib/*/openblas-pthread/libopenblas.so.0 /usr
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 2 : 4)))
 FAST := PYTHONDONTWRITEBYTECODE= GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BLAS),LD_PRELOAD=$(BLAS))
 
+# A line for each step of an installation, after the seconds since the first `make` began.
+MAKE_BEGAN := $(or $(MAKE_BEGAN),$(shell date +%s))
+export MAKE_BEGAN
+step = printf '%4d s  %s\n' $$(($$(date +%s) - $(MAKE_BEGAN))) $(1)
+
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -31,23 +36,29 @@ $(BIN)/activate:
 	@$(PYTHON) -c '$(SUPPORTED)' 2>/dev/null || { \
 		echo "$(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not installed); mlx-stack needs Python 3.11 or newer." >&2; \
 		echo "Install one (brew install python@3.12) and name it: make up PYTHON=python3.12" >&2; exit 1; }
+	@$(call step,"making $(VENV) with $$($(PYTHON) --version)")
 	@$(PYTHON) -m venv --clear $(VENV)
 
 $(VENV)/installed: pyproject.toml | $(BIN)/activate
+	@$(call step,"installing mlx-stack and its packages into $(VENV) (about a minute)")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[vision]'
+	@$(call step,"compiling the packages")
 	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 # One resolution for the package and the tools; `pip install --group` came with pip 25.1.
 $(VENV)/ready: pyproject.toml | $(BIN)/activate
+	@$(call step,"installing mlx-stack and the developers' tools into $(VENV) (one to several minutes)")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e . --group dev
+	@$(call step,"compiling the packages")
 	@$(COMPILE) $(VENV)/lib || true
 	@touch $(VENV)/installed $@
 
 setup: $(VENV)/ready ## Install the package and the developers' tools into .venv
 
 up: $(VENV)/installed ## Install the package with images and start the demo service in the background
+	@$(call step,"starting the demo at port $(PORT)")
 	@$(BIN)/mlx-stack up demo --port $(PORT) --if-needed
 
 down: $(VENV)/installed ## Stop the demo service
@@ -112,7 +123,8 @@ test: ## Everything that CI runs; says at its end how long each phase took
 	cat $(VENV)/flaky 2>/dev/null; $(BIN)/python -m tests.clients.summary; exit $$code
 
 # Nothing in them waits: a worker more than cores would only import once more.
-fast: setup ## The pure rooms only, in seconds
+fast: setup ## The tests of policy and text alone: about 2 minutes on two cores
+	@$(call step,"tests of policy and text: about 2 minutes on two cores")
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		-m 'not mlx and not slow and not net' tests/policy tests/text
 

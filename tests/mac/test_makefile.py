@@ -1,6 +1,7 @@
 """`make` with an old Python, as Apple's command line tools have; interpreters are stubs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,20 @@ def test_another_python_works_after_a_refused_one(checkout: Path, interpreter: I
     assert done.returncode == 0, done.stderr
     assert calls(checkout)[0] == "3.12.1 -m venv --clear .venv"
     assert (checkout / INSTALLED).exists()
+
+
+def test_up_tells_its_steps_while_it_installs(checkout: Path, interpreter: Interpreter) -> None:
+    interpreter("python3", "3.12.1")
+    done = make(checkout, "up", "PORT=7999")
+    steps = [re.fullmatch(r" *\d+ s  (.+)", line) for line in done.stdout.splitlines()]
+    assert [step[1] for step in steps if step] == [
+        "making .venv with Python 3.12.1",
+        "installing mlx-stack and its packages into .venv (about a minute)",
+        "compiling the packages",
+        "starting the demo at port 7999",
+    ]
+    again = make(checkout, "up", "PORT=7999").stdout
+    assert "starting the demo" in again and "installing" not in again
 
 
 def test_an_environment_of_an_older_python_is_made_anew(
