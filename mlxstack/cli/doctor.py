@@ -16,7 +16,7 @@ import xxhash
 
 from mlxstack import __version__
 from mlxstack.cli.check_result import CheckLevel, CheckResult
-from mlxstack.cli.preset_list import catalog
+from mlxstack.cli.preset_list import catalog, with_fits
 from mlxstack.cli.verification.mac_report import interrupted_run
 from mlxstack.cli.verification.soak_record import interrupted_soak
 from mlxstack.config import presets
@@ -246,11 +246,13 @@ def _home(home: Home) -> Iterator[CheckResult]:
 
 
 def _presets(home: Home) -> Iterator[CheckResult]:
-    listings = catalog(home)
+    listings = with_fits(catalog(home), home)
     wrong = [one for one in listings if one.error is not None]
     for one in wrong:
         yield warn("preset", str(one.error), f"correct {one.source}")
-    yield ok("presets", f"{len(listings) - len(wrong)} can be started")
+    n_fitting = sum(one.fits is True for one in listings)
+    n_well = len(listings) - len(wrong)
+    yield ok("presets", f"{n_well} read well, {n_fitting} fit into the memory of this machine")
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[CheckResult]:

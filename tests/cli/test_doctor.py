@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -144,3 +145,9 @@ def test_a_home_that_cannot_be_made_is_bad_before_the_first_up() -> None:
     one = next(one for one in found(Path("/proc/self/mlx-stack")) if one["subject"] == "home")
     assert one["verdict"] == "bad"
     assert "/proc/self/mlx-stack cannot be" in one["detail"]
+
+
+def test_presets_that_read_well_and_those_that_fit_are_counted(tmp_path: Path) -> None:
+    checks = {check["subject"]: check["detail"] for check in found(tmp_path)}
+    n_well, n_fitting = map(int, re.findall(r"\d+", checks["presets"]))
+    assert 0 < n_fitting < n_well
