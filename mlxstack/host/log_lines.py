@@ -1,14 +1,22 @@
 """Log lines of a service: written as JSON, rendered for people."""
 
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.formatting import NONE, count, share, short_time
 
 SUPERVISOR = "supervisor"
 """Source of the lines that a supervisor adds to the log of its worker."""
+REQUESTS = "mlxstack.requests"
+"""Source of the lines of finished requests."""
+USUAL_ENDS = {"eos", "length"}
 
 ERROR_PREFIX = "error: "
 
@@ -30,6 +38,38 @@ class LogLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_error(self) -> bool:
         """Whether a logger or a failed command wrote an error."""
         return self.level in {"ERROR", "CRITICAL"} or self.message.startswith(ERROR_PREFIX)
+
+
+class RequestFigures(Struct, frozen=True):
+    """Fields of a finished request that people read."""
+
+    agent: str | None
+    prompt: int
+    cached: int
+    generated: int
+    queued_ms: float
+    others_ms: float
+    ttft_ms: float
+    ended: str
+    miss: str | None
+
+    def __str__(self) -> str:
+        """One short sentence."""
+        parts = [
+            f"{count(self.prompt)} tokens",
+            f"{share(self.cached, self.prompt)} reused",
+            f"{count(self.generated)} generated",
+            f"first token {short_time(self.ttft_ms / 1000)}",
+        ]
+        if self.queued_ms >= 1000:
+            parts.append(f"waited {short_time(self.queued_ms / 1000)}")
+        if self.others_ms >= 1000:
+            parts.append(f"waited {short_time(self.others_ms / 1000)} for other prompts")
+        if self.miss is not None:
+            parts.append(f"miss: {self.miss}")
+        if self.ended not in USUAL_ENDS:
+            parts.append(self.ended)
+        return f"{self.agent or NONE}  {', '.join(parts)}"
 
 
 class JSONFormatter(logging.Formatter):
@@ -69,14 +109,26 @@ def read(text: str) -> LogLine:
         return LogLine(message=text)
 
 
+def with_name(line: LogLine, names: Mapping[str, str]) -> LogLine:
+    """A line of a request with the name of its agent in place of the id."""
+    agent = line.fields.get("agent")
+    if not isinstance(agent, str) or agent not in names:
+        return line
+    return replace(line, fields=line.fields | {"agent": names[agent]})
+
+
 def for_people(line: LogLine, *, is_whole: bool = False) -> str:
     """A line with time and unusual level, or with all it holds."""
     if line.time is None:
         return line.message
+    message = line.message
     if is_whole:
         names = [f"{line.time:%Y-%m-%d %H:%M:%S}", line.level, line.source]
     else:
+        if line.source == REQUESTS:
+            with suppress(msgspec.ValidationError):
+                message = str(msgspec.convert(line.fields, RequestFigures))
         names = [f"{line.time:%H:%M:%S}", "" if line.level == "INFO" else line.level]
     values = [f"{name}={value}" for name, value in line.fields.items()] if is_whole else []
-    text = " ".join(filter(None, (*names, line.message, *values)))
+    text = " ".join(filter(None, (*names, message, *values)))
     return f"{text}\n{line.traceback}" if line.traceback else text

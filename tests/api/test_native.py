@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.core.preset import MetricsSpec, PrefixCacheSpec
-from mlxstack.host.log_lines import JSONFormatter, read
+from mlxstack.host.log_lines import JSONFormatter, for_people, read
 from tests.api.running import Running, running, tiny_preset
 from tests.api.speaking import PLAIN, chat, chat_body, chunks, frames, prompt_of
 from tests.patience import PATIENCE_S, wait_until
@@ -272,7 +272,7 @@ def test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text(
     text = JSONFormatter().format(record)
     line = read(text)
     n_prompt = answer.json()["usage"]["prompt_tokens"]
-    assert line.message.startswith(f"me  {n_prompt} tokens, 0% reused, ")
+    assert f" me  {n_prompt} tokens, 0% reused, " in for_people(line)
     expected = {
         "request": answer.headers["x-request-id"], "id": answer.json()["id"], "agent": "me",
         "slot": 0, "priority": "normal", "prompt": n_prompt, "cached": 0,

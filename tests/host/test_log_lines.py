@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mlxstack.host.log_lines import JSONFormatter, LogLine, for_people, read, text_of
+from mlxstack.host.log_lines import (
+    REQUESTS,
+    JSONFormatter,
+    LogLine,
+    for_people,
+    read,
+    text_of,
+    with_name,
+)
 
 NOON = datetime(2026, 11, 26, 12, 30, 5, tzinfo=UTC)
 
@@ -90,6 +98,36 @@ def test_people_read_a_line_short_or_whole(line: LogLine, short: str, whole: str
 def test_a_line_that_is_not_ours_stays_as_it_is(text: str) -> None:
     assert read(text) == LogLine(message=text)
     assert for_people(read(text)) == for_people(read(text), is_whole=True) == text
+
+
+REQUEST = {
+    "agent": "shop api", "prompt": 1200, "cached": 600, "generated": 12, "queued_ms": 7,
+    "others_ms": 0, "ttft_ms": 470, "ended": "eos", "miss": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({}, "shop api  1.2k tokens, 50% reused, 12 generated, first token 470ms"),
+        (
+            {"agent": None, "prompt": 10, "cached": 0, "queued_ms": 2500, "others_ms": 1500}
+            | {"ended": "cancelled", "miss": "new conversation"},
+            "-  10 tokens, 0% reused, 12 generated, first token 470ms, waited 2.50s, "
+            "waited 1.50s for other prompts, miss: new conversation, cancelled",
+        ),
+        ({"prompt": None}, "request finished"),
+    ],
+)
+def test_a_request_is_one_sentence(changed: dict[str, object], sentence: str) -> None:
+    line = LogLine(
+        time=NOON, level="INFO", source=REQUESTS, message="request finished",
+        fields=REQUEST | changed,
+    )  # fmt: skip
+    assert for_people(line) == f"12:30:05 {sentence}"
+    named = for_people(with_name(line, {"shop api": "Fix the bill"}))
+    assert named == for_people(line).replace("shop api", "Fix the bill")
+    assert "queued_ms=" in for_people(line, is_whole=True)
 
 
 def test_errors_are_those_of_loggers_and_of_commands() -> None:

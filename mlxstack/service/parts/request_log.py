@@ -12,7 +12,6 @@ from prometheus_client import Histogram
 from mlxstack.core.engine_events import (
     CacheMiss,
     Event,
-    FinishReason,
     KVSource,
     RequestFailed,
     RequestFinished,
@@ -21,7 +20,6 @@ from mlxstack.core.engine_events import (
     TTFTPhase,
 )
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
-from mlxstack.core.formatting import NONE, share, short_time
 from mlxstack.core.prompt_tokens import n_computed
 from mlxstack.core.request import Request
 from mlxstack.core.status import MissSums, MissView, RequestView
@@ -42,8 +40,6 @@ COSTS = (
 
 WAITS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 """Bounds of the histograms of waiting times."""
-
-USUAL_ENDS = (FinishReason.EOS, FinishReason.LENGTH)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -206,7 +202,7 @@ def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) 
 
 
 def _log(request: Request, view: RequestView) -> None:
-    """Log a finished request: a sentence and fields, without its text."""
+    """Log a finished request: its figures as fields, without its text."""
     fields = {
         "request": request.request_id,
         "id": view.id,
@@ -217,28 +213,13 @@ def _log(request: Request, view: RequestView) -> None:
         "cached": view.n_cached,
         "generated": view.n_generated,
         "queued_ms": round(1000 * view.queued_s),
+        "others_ms": round(1000 * view.others_s),
         "ttft_ms": round(1000 * view.ttft_s),
         "decode_ms": round(1000 * view.decode_s),
         "ended": view.ended,
         "miss": view.miss.reason if view.miss else None,
     }
-    log.info("%s", _sentence(view), extra={"fields": fields})
-
-
-def _sentence(view: RequestView) -> str:
-    parts = [
-        f"{view.n_prompt} tokens",
-        f"{share(view.n_cached, view.n_prompt)} reused",
-        f"{view.n_generated} generated",
-        f"first token {short_time(view.ttft_s)}",
-    ]
-    if view.queued_s >= 1:
-        parts.append(f"waited {short_time(view.queued_s)}")
-    if view.miss is not None:
-        parts.append(f"miss: {view.miss.reason}")
-    if view.ended not in USUAL_ENDS:
-        parts.append(view.ended)
-    return f"{view.agent or NONE}  {', '.join(parts)}"
+    log.info("request finished", extra={"fields": fields})
 
 
 def _aged(miss: MissView | None, age_s: float) -> MissView | None:
