@@ -1,11 +1,18 @@
-"""Labels of agents: client and folder, or first words."""
+"""Labels of agents and prefixes: client and folder, or first words."""
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from mlxstack.core.formatting import clipped, printable
+from mlxstack.core.formatting import NONE, clipped, printable
+
+if TYPE_CHECKING:
+    from mlxstack.core.status import PrefixView
 
 MOST_CHARS = 60
+LEARNED = "learned-"
+"""Beginning of the names that a service gives to prefixes itself."""
+UNNAMED = "(no name)"
 
 
 def agent_label(agent: str, titles: Mapping[str, str]) -> str:
@@ -17,3 +24,21 @@ def agent_label(agent: str, titles: Mapping[str, str]) -> str:
         return printable(title, MOST_CHARS)
     namesakes = sorted(name for name, other in titles.items() if other == title)
     return clipped(printable(f"{title} {namesakes.index(agent) + 1}"), MOST_CHARS)
+
+
+def agent_name(agent: str | None, titles: Mapping[str, str]) -> str:
+    """Label of an agent, a dash without one."""
+    return NONE if agent is None else agent_label(agent, titles)
+
+
+def prefix_label(prefix: "PrefixView", titles: Mapping[str, str]) -> str:
+    """Name of a pinned prefix, else its first words and its last user."""
+    is_given = prefix.is_pinned or not prefix.name.startswith(LEARNED)
+    if prefix.name and is_given:
+        return printable(prefix.name, MOST_CHARS)
+    owner = agent_label(prefix.agents[0], titles) if prefix.agents else ""
+    if prefix.opening:
+        return f"{printable(prefix.opening, MOST_CHARS)}{f' ({owner})' if owner else ''}"
+    if owner:
+        return f"prefix of {owner}"
+    return printable(prefix.name, MOST_CHARS) or UNNAMED

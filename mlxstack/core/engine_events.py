@@ -38,6 +38,17 @@ class TTFTPhase(StrEnum):
     FIRST_TOKEN = "first_s"
 
 
+PHASE_NAMES = {
+    TTFTPhase.QUEUED: "waited in the queue",
+    TTFTPhase.OTHER_PROMPTS: "waited for other prompts",
+    TTFTPhase.RESTORE: "read or copied KV",
+    TTFTPhase.PREFILL: "computed the prompt",
+    TTFTPhase.OTHER_ANSWERS: "waited for other answers",
+    TTFTPhase.FIRST_TOKEN: "the first token",
+}
+"""Words of the phases for people, in their order."""
+
+
 class RequestTimings(Struct, frozen=True):
     """Cost of a request in seconds; cached + computed = prompt tokens.
 

@@ -77,7 +77,8 @@ class WindowSums(Struct, frozen=True):
 class PrefixView(Struct, frozen=True):
     """Cached prefix; `agents` share it, `places` hold all of it.
 
-    A place is "memory" or "disk". `opening` are its first words, where they are known.
+    A place is "memory" or "disk". `opening` are its first words, where they are known; `head` are
+    the first tokens of it, which the service turns into words.
     """
 
     id: str
@@ -90,6 +91,7 @@ class PrefixView(Struct, frozen=True):
     places: tuple[str, ...] = ()
     is_pinned: bool = False
     opening: str = ""
+    head: tuple[int, ...] = ()
 
 
 class CacheView(Struct, frozen=True):

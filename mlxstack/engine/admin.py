@@ -21,6 +21,8 @@ from mlxstack.policy.kv.retention import PinnedPrefixName
 
 MOST_AGENTS = 8
 """Agents named per shared prefix."""
+MOST_HEAD = 96
+"""Tokens of a prefix that are decoded to its first words."""
 
 T = TypeVar("T")
 
@@ -186,4 +188,5 @@ def _prefix(prefix: PrefixView, slot_kv: SlotKVManager) -> PrefixView:
     agents = slot_kv.lookup.sharing(keys)
     nodes = [node for key in keys if (node := slot_kv.prefix_cache.index.nodes.get(key))]
     places = tuple(p.value for p in StorageTier if nodes and all(p in node.tiers for node in nodes))
-    return replace(prefix, agents=agents[:MOST_AGENTS], places=places)
+    head = slot_kv.lookup.beginning(keys)[:MOST_HEAD]
+    return replace(prefix, agents=agents[:MOST_AGENTS], places=places, head=head)

@@ -130,7 +130,7 @@ def runs_three_agents(person: Person) -> None:
 
 def looks_again(person: Person) -> None:
     cache = person.types("cache")
-    assert "Hit rate (last hour)" in cache and "budget" in cache
+    assert "of the requests of the last hour" in cache and "memory" in cache
     why = person.types("cache why nope", code=1)
     assert "no recent request or agent is called nope" in why
     assert "slot" in person.types("slots").lower()

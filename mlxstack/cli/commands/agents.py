@@ -12,7 +12,7 @@ from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.errors import NotFound
-from mlxstack.core.formatting import age, printable_lines, share, short_time
+from mlxstack.core.formatting import age, count, printable_lines, share, short_time
 
 if TYPE_CHECKING:
     from mlxstack.cli.target import Question
@@ -110,8 +110,8 @@ def move(
 ) -> VerbResult:
     """Move an agent to a peer, with its history and its KV."""
     agent, done = _post(agent, "move", {"to": to, "is_kept": keep}, service)
-    kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
-    return VerbResult(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent")
+    kv = f"KV of {count(done['n_tokens'])} tokens" if done["n_tokens"] else "no KV"
+    return VerbResult(done, f"{agent} is at {to}, with {kv}; {size(done['n_sent'])} were sent")
 
 
 @app.command()
@@ -184,11 +184,12 @@ def _show(found: Found) -> None:
     places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
     say(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
     if found["n_drafted"]:
-        say(f"drafts: {found['n_accepted']} of {found['n_drafted']} tokens accepted")
+        accepted, drafted = count(found["n_accepted"]), count(found["n_drafted"])
+        say(f"drafts: {accepted} of {drafted} tokens accepted")
     if found["miss"]:
         say(f"last miss: {_reason(found['miss'])}")
     for state in found["states"]:
-        details = f"{state['n_tokens']} tokens, {size(state['n_bytes'])}, {state['place']}"
+        details = f"{count(state['n_tokens'])} tokens, {size(state['n_bytes'])}, {state['place']}"
         say(f"{state['model']}: {details}")
     headings = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
     table(headings, [_turn(turn) for turn in reversed(found["turns"])])
@@ -203,12 +204,12 @@ def _message(message: Found) -> str:
 def _row(one: Found, label: str, n_older: int = 0) -> tuple[object, ...]:
     where = one["place"] if one["slot"] is None else f"slot {one['slot']}"
     return (
-        "" if label == one["id"] else label,
+        label,
         one["id"],
         n_older or "",
         where or "-",
-        one["n_tokens"],
-        one["n_requests"],
+        count(one["n_tokens"]),
+        count(one["n_requests"]),
         share(one["cached_share"], 1),
         short_time(one["saved_s"]),
         age(one["idle_s"]),
@@ -220,9 +221,9 @@ def _row(one: Found, label: str, n_older: int = 0) -> tuple[object, ...]:
 def _turn(turn: Found) -> tuple[object, ...]:
     return (
         age(turn["age_s"]),
-        turn["n_cached"],
-        turn["n_computed"],
-        turn["n_generated"],
+        count(turn["n_cached"]),
+        count(turn["n_computed"]),
+        count(turn["n_generated"]),
         short_time(turn["ttft_s"]),
         turn["reason"] or "-",
     )

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,17 +12,24 @@ from mlxstack.cli.output import as_json, say, table
 from mlxstack.cli.service_request import ServiceOptions, path_of
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import Json, VerbApp, VerbResult
-from mlxstack.core.agent_labels import MOST_CHARS
-from mlxstack.core.formatting import age, printable, share, size
+from mlxstack.core.agent_labels import agent_name, prefix_label
+from mlxstack.core.formatting import age, clipped, count, printable, share, short_time, size, span
 
 if TYPE_CHECKING:
-    from mlxstack.core.status import CacheView, MissSums, MissView, PrefixView
+    from collections.abc import Mapping
+
+    from mlxstack.core.status import CacheView, MissSums, MissView, PrefixView, RequestView
 
 app = VerbApp(help="Inspect and manage the KV cache. Without a verb: the status.")
 
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds.")]
 PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
 WATCH_S = 2.0
+WIDEST = 40
+"""Characters of the name of a prefix in the status."""
+LEAST_S = 0.0005
+"""Shorter phases are left out."""
+NOTHING = "Nothing is kept yet."
 
 
 @app.without_verb
@@ -31,7 +38,7 @@ def status(service: ServiceOptions, json: Json = False, watch: Watch = False) ->
     """Show budget, entries, hit rates and top prefixes."""
     while True:
         view = _look(service)
-        as_json(view) if json else say(render(view))
+        as_json(view) if json else say(render(view, labels(service)))
         if not watch:
             return
         time.sleep(WATCH_S)
@@ -41,8 +48,11 @@ def status(service: ServiceOptions, json: Json = False, watch: Watch = False) ->
 def top(service: ServiceOptions) -> VerbResult:
     """List pinned and the most used prefixes."""
     prefixes = _look(service).prefixes
+    if not prefixes:
+        return VerbResult(prefixes, NOTHING)
+    titles = labels(service)
     headings = ("NAME", "HITS", "TOKENS", "SIZE", "AGE", "PINNED")
-    return VerbResult(prefixes, lambda: table(headings, map(_row, prefixes)))
+    return VerbResult(prefixes, lambda: table(headings, [_row(one, titles) for one in prefixes]))
 
 
 @app.command()
@@ -55,10 +65,12 @@ def why(
 
     path = path_of("requests", request)
     found = service.ask(lambda client: client.get(path, RequestView))
-    lines = [f"{found.id}: {found.n_cached} of {found.n_prompt} prompt tokens reused"]
+    reused = f"{count(found.n_cached)} of {count(found.n_prompt)} prompt tokens reused"
+    lines = [f"{found.id}: {reused}", *_phases(found)]
     if found.n_begun_early:
-        lines.append(f"begun early: {found.n_begun_early} tokens, used {found.n_used_early}")
-    lines.append(_reason(found.miss) if found.miss else "no miss")
+        begun, used = count(found.n_begun_early), count(found.n_used_early)
+        lines.append(f"begun early: {begun} tokens, used {used}")
+    lines.append(_reason(found.miss, labels(service)) if found.miss else "no miss")
     return VerbResult(found, "\n".join(lines))
 
 
@@ -73,7 +85,7 @@ def warm(
     from mlxstack.client.prefix_file import prefix_in
 
     done = service.post("/cache/prefixes", prefix_in(file) | {"name": prefix})
-    return VerbResult(done, f"{prefix}: {done['n_tokens']} tokens are kept")
+    return VerbResult(done, f"{prefix}: {count(done['n_tokens'])} tokens are kept")
 
 
 @app.command()
@@ -108,26 +120,31 @@ def gc(
     return sweeps.collect(sweep, service)
 
 
-def render(view: "CacheView") -> str:
-    """Status as text."""
-    disk = f"   (disk {size(view.disk_bytes)}{_of(view.disk_budget)})"
+def render(view: "CacheView", titles: "Mapping[str, str]") -> str:
+    """Status as text; `titles` of agents by their ids."""
     hour = view.hour
     lines = [
-        "Prefix Cache Status" if view.is_enabled else "Prefix Cache Status: switched off",
-        f"  Memory allocated: {size(view.memory_bytes)}{_of(view.memory_budget)} budget{disk}",
-        f"  Entries: {view.n_entries}",
-        f"  Hit rate (last hour): {share(hour.n_hits, hour.n_requests)}"
-        f"   (tokens {share(hour.n_cached, hour.n_prompt)})",
-        f"  Avg TTFT reduction: {share(hour.saved_s, hour.saved_s + hour.ttft_s)}",
+        f"Prefix cache{'' if view.is_enabled else ': switched off'}",
+        f"  memory     {size(view.memory_bytes)}{_of(view.memory_budget)}",
+        f"  disk       {size(view.disk_bytes)}{_of(view.disk_budget)}",
+        f"  entries    {count(view.n_entries)}",
+        f"  hits       {share(hour.n_hits, hour.n_requests)} of the requests of the last hour, "
+        f"{share(hour.n_cached, hour.n_prompt)} of their tokens",
+        f"  saved      {span(hour.saved_s)} in the last hour, "
+        f"{share(hour.saved_s, hour.saved_s + hour.ttft_s)} of the time until first tokens",
         "",
-        "Top cached prefixes:",
+        "Top prefixes:",
     ]
-    lines += [_line(prefix) for prefix in view.prefixes] or ["  none yet"]
+    lines += [_line(prefix, titles) for prefix in view.prefixes] or [f"  {NOTHING}"]
     if view.losses:
         lines += ["", "Misses since the start:", *(_sums(sums) for sums in view.losses)]
     lost = sorted((one for one in view.misses if one.n_lost), key=lambda one: -one.lost_s)
     if costly := lost[:5]:
-        lines += ["", "Last misses, the costliest first:", *(f"  {_reason(m)}" for m in costly)]
+        lines += [
+            "",
+            "Last misses, the costliest first:",
+            *(f"  {_reason(m, titles)}" for m in costly),
+        ]
     return "\n".join(lines)
 
 
@@ -137,47 +154,71 @@ def _look(service: ServiceOptions) -> "CacheView":
     return service.ask(lambda client: client.get("/cache", CacheView))
 
 
-def _row(prefix: "PrefixView") -> tuple[object, ...]:
+def labels(service: ServiceOptions) -> dict[str, str]:
+    """Labels of agents by their ids."""
+    from mlxstack.cli.agent_names import labels_of
+    from mlxstack.core.errors import StackError
+
+    try:
+        found = service.ask(lambda client: client.get("/v1/agents", dict[str, Any]))
+    except StackError:
+        # An embedding service has no agents.
+        return {}
+    return labels_of(found["data"])
+
+
+def _row(prefix: "PrefixView", titles: "Mapping[str, str]") -> tuple[object, ...]:
     is_pinned = "yes" if prefix.is_pinned else "-"
     return (
-        _title(prefix),
-        prefix.n_hits,
-        prefix.n_tokens,
+        prefix_label(prefix, titles),
+        count(prefix.n_hits),
+        count(prefix.n_tokens),
         size(prefix.n_bytes),
         age(prefix.age_s),
         is_pinned,
     )
 
 
-def _line(prefix: "PrefixView") -> str:
+def _line(prefix: "PrefixView", titles: "Mapping[str, str]") -> str:
+    name = clipped(prefix_label(prefix, titles), WIDEST)
     return (
-        f"  {_title(prefix):<24} hits: {prefix.n_hits:<8,} tokens: {prefix.n_tokens:<8,}"
-        f" size: {size(prefix.n_bytes):<9} age: {age(prefix.age_s)}"
+        f"  {name:<{WIDEST}}  {count(prefix.n_hits):>5} hits  {count(prefix.n_tokens):>5} tokens"
+        f"  {size(prefix.n_bytes):>9}  {age(prefix.age_s)}"
     )
 
 
-def _title(prefix: "PrefixView") -> str:
-    """Name of a pinned prefix, else its first words, as in the dashboard."""
-    return printable(prefix.name or prefix.opening or f"({prefix.n_tokens} tokens)", MOST_CHARS)
-
-
 def _sums(sums: "MissSums") -> str:
-    return f"  {sums.reason:<24} {sums.n_misses:<8,} {_cost(sums.n_lost, sums.lost_s)}"
+    return f"  {sums.reason:<24} {count(sums.n_misses):>5}  {_cost(sums.n_lost, sums.lost_s)}"
 
 
-def _reason(miss: "MissView") -> str:
-    who, cost = miss.agent or miss.request, _cost(miss.n_lost, miss.lost_s)
+def _phases(request: "RequestView") -> list[str]:
+    """Line of the phases until the first token, if there was one."""
+    from mlxstack.core.engine_events import PHASE_NAMES
+
+    if not request.ttft_s:
+        return []
+    parts = [
+        f"{name} {short_time(seconds)}"
+        for phase, name in PHASE_NAMES.items()
+        if (seconds := getattr(request, phase)) >= LEAST_S
+    ]
+    return [f"first token after {short_time(request.ttft_s)}: {', '.join(parts)}"]
+
+
+def _reason(miss: "MissView", titles: "Mapping[str, str]") -> str:
+    who = agent_name(miss.agent, titles) if miss.agent else miss.request
+    cost = _cost(miss.n_lost, miss.lost_s)
     if miss.at is None:
         return f"{who}: {miss.reason}; {cost}"
     where = f"{who}: {miss.reason} at token {miss.at}"
     if not miss.n_lost:
         return f"{where}; {cost}"
-    texts = f"{miss.text_sent[:40]!r} instead of {miss.text_cached[:40]!r}"
-    return f"{where}, after {miss.text_shared[-40:]!r}: {texts}; {cost}"
+    texts = f"`{printable(miss.text_cached, 40)}` -> `{printable(miss.text_sent, 40)}`"
+    return f"{where}, after `{printable(miss.text_shared[-40:])}`: {texts}; {cost}"
 
 
 def _cost(n_lost: int, lost_s: float) -> str:
-    return f"lost {n_lost:,} tokens, {lost_s:.1f} s" if n_lost else "lost nothing"
+    return f"lost {count(n_lost)} tokens, {short_time(lost_s)}" if n_lost else "lost nothing"
 
 
 def _of(budget: int | None) -> str:

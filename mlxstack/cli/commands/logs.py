@@ -2,13 +2,19 @@
 
 import os
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlxstack.cli.completion import service_argument, service_option
 from mlxstack.cli.output import say
 from mlxstack.cli.verbs import Json
+
+if TYPE_CHECKING:
+    from mlxstack.host.home import Home
+
+LABELS_S = 2.0
+"""Seconds that the names of agents may take."""
 
 
 def logs(
@@ -32,8 +38,26 @@ def logs(
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    path = home.log_file(known_service(home, one_name(name, named)).plan.name)
+    state = known_service(home, one_name(name, named))
+    path = home.log_file(state.plan.name)
     ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
+    names = {} if json or verbose else _labels(home, state.plan.name)
     for text in chain(files.tail(path, n_lines), ahead):
-        line = log_lines.read(text)
+        line = log_lines.with_name(log_lines.read(text), names)
         say(log_lines.text_of(line) if json else log_lines.for_people(line, is_whole=verbose))
+
+
+def _labels(home: "Home", name: str) -> dict[str, str]:
+    """Labels of agents by their ids, where the service answers: its log has none."""
+    from mlxstack.cli.agent_names import labels_of
+    from mlxstack.cli.exit_codes import Misuse
+    from mlxstack.cli.target import target
+    from mlxstack.core.errors import StackError
+
+    try:
+        found = target(home, name, None).ask(
+            lambda client: client.get("/v1/agents", dict[str, Any]), timeout_s=LABELS_S
+        )
+    except (StackError, ConnectionError, Misuse):
+        return {}
+    return labels_of(found["data"])

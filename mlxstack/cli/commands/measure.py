@@ -10,6 +10,7 @@ from mlxstack.cli.commands.up import Model
 from mlxstack.cli.output import note, say, table
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.verbs import VerbResult
+from mlxstack.core.formatting import count, tokens
 
 if TYPE_CHECKING:
     from mlxstack.bench.my_service import PromptSpeed, ServiceSpeed
@@ -75,16 +76,17 @@ def _is_local(url: str) -> bool:
 def _show(found: "ServiceSpeed") -> None:
     from mlxstack.bench.environment import description
 
-    say(f"{found.model} at {found.url}: {found.n_slots} slots x {found.n_ctx} tokens")
+    say(f"{found.model} at {found.url}: {found.n_slots} slots x {tokens(found.n_ctx)} tokens")
     for line in description(found.conditions) if found.conditions is not None else ():
         say(line)
     say("")
-    headings = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN COLD", "WARM", "REUSED", "NEW")
+    headings = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN", "NEXT TURN", "ITS REUSED", "ITS NEW")
     table(headings, [_prompt_row(one) for one in found.prompts])
     say("")
     rows = [(one.n_agents, f"{one.total_tps:.1f}", f"{one.each_tps:.1f}") for one in found.agents]
     table(("AGENTS", "DECODE, ALL", "EACH"), rows)
     say("")
+    say("The next turn continues the conversation: most of its longer prompt is reused.")
     say(f"Rates are tokens per second. Measured in {found.seconds:.0f} s.")
     if found.n_busy:
         note(f"warning: {found.n_busy} slots were busy with other requests")
@@ -92,13 +94,13 @@ def _show(found: "ServiceSpeed") -> None:
 
 def _prompt_row(one: "PromptSpeed") -> tuple[object, ...]:
     if one.skipped:
-        return (one.n_wanted, one.skipped, "", "", "", "", "")
+        return (count(one.n_wanted), one.skipped, "", "", "", "", "")
     return (
-        one.n_prompt,
+        count(one.n_prompt),
         f"{one.prefill_tps:.0f}",
         f"{one.decode_tps:.1f}",
         f"{one.cold_ttft_s:.2f} s",
         f"{one.warm_ttft_s:.2f} s",
-        one.n_warm_reused,
-        one.n_warm_new,
+        count(one.n_warm_reused),
+        count(one.n_warm_new),
     )

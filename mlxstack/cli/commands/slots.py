@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxstack.cli.commands import gc as sweeps
+from mlxstack.cli.commands.cache import labels
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OfAgent, OlderThan
 from mlxstack.cli.output import table
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbApp, VerbResult
-from mlxstack.core.formatting import age
+from mlxstack.core.formatting import age, count, short_time, size, tokens
 
 if TYPE_CHECKING:
     from mlxstack.client.client import Client
@@ -27,7 +28,7 @@ FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots
 def show(service: ServiceOptions) -> VerbResult:
     """List slots and their contexts."""
     found = service.ask(lambda client: client.slots())
-    return VerbResult({"slots": found}, lambda: _show(found, _labels(service)))
+    return VerbResult({"slots": found}, lambda: _show(found, labels(service)))
 
 
 @app.command()
@@ -35,8 +36,8 @@ def show(service: ServiceOptions) -> VerbResult:
 def save(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Write the context of a slot to a file."""
     done = service.ask(lambda client: _save(client, slot, filename))
-    text = f"slot {slot}: {done['n_saved']} tokens saved to {filename}"
-    took = f"{done['n_written']} bytes written in {done['timings']['save_ms']:.1f} ms"
+    text = f"slot {slot}: {count(done['n_saved'])} tokens saved to {filename}"
+    took = f"{size(done['n_written'])} written in {short_time(done['timings']['save_ms'] / 1000)}"
     return VerbResult(done, f"{text}, {took}")
 
 
@@ -55,8 +56,8 @@ async def _save(client: "Client", slot: int, filename: str) -> dict[str, Any]:
 def restore(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Load the context of a file into a slot."""
     done = service.post(f"/slots/{slot}?action=restore", {"filename": filename})
-    text = f"slot {slot}: {done['n_restored']} tokens restored from {filename}"
-    took = f"{done['n_read']} bytes read in {done['timings']['restore_ms']:.1f} ms"
+    text = f"slot {slot}: {count(done['n_restored'])} tokens restored from {filename}"
+    took = f"{size(done['n_read'])} read in {short_time(done['timings']['restore_ms'] / 1000)}"
     return VerbResult(done, f"{text}, {took}")
 
 
@@ -65,7 +66,7 @@ def restore(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbRe
 def erase(slot: SlotId, service: ServiceOptions) -> VerbResult:
     """Empty a slot."""
     done = service.post(f"/slots/{slot}?action=erase", {})
-    return VerbResult(done, f"slot {slot}: {done['n_erased']} tokens erased")
+    return VerbResult(done, f"slot {slot}: {count(done['n_erased'])} tokens erased")
 
 
 @app.command()
@@ -87,32 +88,20 @@ def gc(
     return sweeps.collect(sweep, service)
 
 
-def _show(found: "list[SlotResponse]", labels: dict[str, str]) -> None:
-    headings = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
-    table(headings, [_row(one, labels) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
+def _show(found: "list[SlotResponse]", names: dict[str, str]) -> None:
+    headings = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "REUSED", "TOKENS/S", "IDLE")
+    least = ("REUSED", "TOKENS/S", "CONTEXT", "IDLE")
+    table(headings, [_row(one, names) for one in found], least)
 
 
-def _labels(service: ServiceOptions) -> dict[str, str]:
-    """Labels of agents by id."""
-    from mlxstack.cli.agent_names import labels_of
-    from mlxstack.core.errors import StackError
-
-    try:
-        found = service.ask(lambda client: client.get("/v1/agents", dict[str, Any]))
-    except StackError:
-        # An embedding service has no agents.
-        return {}
-    return labels_of(found["data"])
-
-
-def _row(one: "SlotResponse", labels: dict[str, str]) -> tuple[object, ...]:
+def _row(one: "SlotResponse", names: dict[str, str]) -> tuple[object, ...]:
     return (
         one.id,
         (one.state or "busy") if one.is_processing else "idle",
-        labels.get(one.agent or "", one.agent) or "-",
-        one.n_tokens,
-        one.n_ctx,
-        one.cached_tokens,
+        names.get(one.agent or "", one.agent) or "-",
+        count(one.n_tokens),
+        tokens(one.n_ctx),
+        count(one.cached_tokens),
         f"{one.tps:.1f}" if one.tps else "-",
         "-" if one.is_processing else age(one.idle_s),
     )

@@ -70,6 +70,11 @@ class PrefixCache:
         """The arrays of a record that lies in memory."""
         return self._kept.get(key)
 
+    def parked_tokens(self, key: str) -> Sequence[int]:
+        """Tokens of a segment that was parked in this run; empty for others."""
+        parked = self._tokens.get(key)
+        return () if parked is None else parked.tokens
+
     def contains(self, part: Segment | StateCheckpoint) -> bool:
         """Whether these very arrays lie here."""
         return id(part) in self._held

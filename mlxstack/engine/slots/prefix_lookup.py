@@ -155,6 +155,32 @@ class PrefixLookup:
             if any(chain.keys[place : place + 1] == (block,) for chain in one.chains)
         )
 
+    def beginning(self, keys: Sequence[str]) -> tuple[int, ...]:
+        """First tokens of the prefix with these records, text only; empty if unknown.
+
+        Files do not hold tokens: after a restart they are those of a learned prefix, or of a prompt
+        that begins with it.
+        """
+        node = self._prefix_cache.index.nodes.get(keys[0]) if keys else None
+        if node is None or not isinstance(node.record, prefix_index.SegmentMeta):
+            return ()
+        tokens = self._prefix_cache.parked_tokens(keys[0])
+        if not tokens and node.record.blocks:
+            tokens = self._tokens_of_block(node.record.blocks[0])
+        return tuple(token for token in tokens if token < FIRST_VIRTUAL)
+
+    def _tokens_of_block(self, block: bytes) -> Sequence[int]:
+        """Tokens that begin with this first block of a prompt. O(agents)."""
+        size = self._prefix_cache.spec.block_size
+        for one in reversed(self._prompts.values()):
+            if any(chain.keys[:1] == (block,) for chain in one.chains):
+                return one.tokens[:size]
+        for learned in self._shared_prefixes.learned:
+            row = KeptTokens(learned.tokens[:size])
+            if any(chain.keys[:1] == (block,) for chain in self._prefix_cache.chains(row, "")):
+                return row.tokens
+        return ()
+
     def forget(self, agent: str) -> None:
         """Forget the agent's last prompt as reference for misses."""
         if last := self._prompts.pop(agent, None):

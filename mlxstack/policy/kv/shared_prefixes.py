@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
+from mlxstack.core.agent_labels import LEARNED
 from mlxstack.core.prompt_tokens import check_images
 from mlxstack.core.request import Request
 from mlxstack.policy.kv.block_hash import BlockHashes
@@ -62,7 +63,7 @@ class SharedPrefixes:
     @property
     def named(self) -> dict[str, SharedPrefix]:
         """All shared prefixes by the names that protect them, oldest first."""
-        return {f"learned-{key.hex()[:8]}": head for key, head in self._hot.items()}
+        return {f"{LEARNED}{key.hex()[:8]}": head for key, head in self._hot.items()}
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:

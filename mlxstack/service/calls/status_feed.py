@@ -17,7 +17,6 @@ from mlxstack.core.status import (
     CacheView,
     LoadView,
     MemoryView,
-    PrefixView,
     RequestView,
     ServiceFacts,
     StatusFrame,
@@ -25,6 +24,7 @@ from mlxstack.core.status import (
 from mlxstack.engine.loading import hub_download
 from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.models.model_files import weights_on_disk
+from mlxstack.service.parts.prefix_words import with_words
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
 
@@ -111,18 +111,15 @@ def _with_details(
     service: Service, memory: CacheView, requests: tuple[RequestView, ...]
 ) -> CacheView:
     """Add the misses, and the first words of every prefix."""
-    prefixes = tuple(_described(service, one) for one in memory.prefixes)
+    is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
+    text_processor = service.text_processor if is_loaded else None
+    prefixes = with_words(memory.prefixes, service.agent_registry, text_processor)
     return replace(
         memory,
         misses=misses_of(requests, MOST_PREFIXES),
         losses=service.request_log.losses,
         prefixes=prefixes,
     )
-
-
-def _described(service: Service, prefix: PrefixView) -> PrefixView:
-    titles = (service.agent_registry.title(agent) for agent in prefix.agents)
-    return replace(prefix, opening=next((one.opening for one in titles if one), ""))
 
 
 def _titles(

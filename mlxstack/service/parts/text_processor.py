@@ -247,6 +247,10 @@ class TextProcessor:
         """The text of a few tokens of this model."""
         return self.prompt_maker.detokenize(tokens)
 
+    def words(self, tokens: Sequence[int]) -> str:
+        """The text of a few tokens, without special ones."""
+        return self.prompt_maker.words(tokens)
+
     def piece(self, token: int) -> bytes:
         """Bytes of one token."""
         return self.prompt_maker.pieces.of(token)

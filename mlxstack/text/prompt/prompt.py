@@ -102,6 +102,7 @@ class PromptMaker:
         self._variables = template_kwargs or {}
         special_tokens = special_tokens_of(tokenizer)
         self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
+        self._structure = sorted(special_tokens.structure, key=len, reverse=True)
         self._encoder = CachedTokenizer(tokenizer, special_tokens)
         self.template = ChatTemplate(tokenizer, special_tokens)
         self._output_format = derive_format(tokenizer)
@@ -350,6 +351,13 @@ class PromptMaker:
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         return self.pieces.text(self.vocabulary_ids(tokens))
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, with a space in place of special ones."""
+        text = self.detokenize(tokens)
+        for mark in self._structure:
+            text = text.replace(mark, " ")
+        return text
 
     def vocabulary_ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """Tokens with the placeholder in place of virtual ids of images."""

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from mlxstack.core.engine_events import TTFTPhase
+from mlxstack.core.engine_events import PHASE_NAMES, TTFTPhase
 from mlxstack.core.formatting import short_time
 from mlxstack.core.status import RequestView
 from mlxstack.tui.views.formatting import stacked
@@ -21,13 +21,13 @@ class PhasePart(Struct, frozen=True):
     seconds: float
 
 
-PHASES = {
-    TTFTPhase.QUEUED: ("waited in the queue", "·", CellStyle.WARN),
-    TTFTPhase.OTHER_PROMPTS: ("waited for other prompts", "-", CellStyle.WARN),
-    TTFTPhase.RESTORE: ("read or copied KV", "▓", CellStyle.REUSED),
-    TTFTPhase.PREFILL: ("computed the prompt", "█", CellStyle.BUSY),
-    TTFTPhase.OTHER_ANSWERS: ("waited for other answers", "-", CellStyle.WARN),
-    TTFTPhase.FIRST_TOKEN: ("the first token", "░", CellStyle.GOOD),
+SIGNS = {
+    TTFTPhase.QUEUED: TextCell("·", CellStyle.WARN),
+    TTFTPhase.OTHER_PROMPTS: TextCell("-", CellStyle.WARN),
+    TTFTPhase.RESTORE: TextCell("▓", CellStyle.REUSED),
+    TTFTPhase.PREFILL: TextCell("█", CellStyle.BUSY),
+    TTFTPhase.OTHER_ANSWERS: TextCell("-", CellStyle.WARN),
+    TTFTPhase.FIRST_TOKEN: TextCell("░", CellStyle.GOOD),
 }
 LEGEND = "· queue - others ▓ KV █ prompt ░ answer"
 
@@ -35,8 +35,8 @@ LEGEND = "· queue - others ▓ KV █ prompt ░ answer"
 def first_token_parts(one: RequestView) -> tuple[PhasePart, ...]:
     """Phases until the first token; their seconds add up to `ttft_s`."""
     return tuple(
-        PhasePart(name, sign, tone, getattr(one, phase))
-        for phase, (name, sign, tone) in PHASES.items()
+        PhasePart(PHASE_NAMES[phase], sign.text, sign.tone, getattr(one, phase))
+        for phase, sign in SIGNS.items()
     )
 
 

@@ -1,0 +1,36 @@
+"""First words of cached prefixes: of an agent's prompt, else of their tokens."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Role
+from mlxstack.core.status import PrefixView
+from mlxstack.service.parts.agent_registry import AgentRegistry, first_words
+from mlxstack.service.parts.text_processor import TextProcessor
+
+ROLES = {*Role, "developer", "model"}
+"""Words that templates write before a message."""
+
+
+def with_words(
+    prefixes: Sequence[PrefixView], registry: AgentRegistry, text_processor: TextProcessor | None
+) -> tuple[PrefixView, ...]:
+    """Prefixes with their first words in place of their first tokens."""
+    return tuple(_with_words(one, registry, text_processor) for one in prefixes)
+
+
+def _with_words(
+    prefix: PrefixView, registry: AgentRegistry, text_processor: TextProcessor | None
+) -> PrefixView:
+    titles = (registry.title(agent) for agent in prefix.agents)
+    opening = next((one.opening for one in titles if one is not None and one.opening), "")
+    if not opening and prefix.head and text_processor is not None:
+        opening = words_of(text_processor.words(prefix.head))
+    return replace(prefix, opening=opening, head=())
+
+
+def words_of(text: str) -> str:
+    """First words of a prompt, without the role of its first message."""
+    first, _, rest = text.strip().partition("\n")
+    return first_words(rest if first.strip() in ROLES else text)
