@@ -1,5 +1,7 @@
 """Web page of a service: a chat and client snippets."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
@@ -27,6 +29,9 @@ FOLDER = files("mlxstack.api") / "static"
 PAGES = frozenset({
     "attachments.js", "markdown.js", "page.css", "page.js", "service.js", "snippets.js"
 })  # fmt: skip
+
+PARSERS = ThreadPoolExecutor(1, "markdown")
+"""One text after the other: a hostile one takes a second of Python."""
 
 
 class MarkdownText(Struct):
@@ -65,18 +70,12 @@ async def page_clients() -> list[PageClient]:
     return [PageClient(name, least_context(name)) for name in CLIENTS]
 
 
-@post(
-    "/page/markdown",
-    status_code=200,
-    opt={"is_early": True},
-    include_in_schema=False,
-    sync_to_thread=True,
-)
-def page_markdown(data: JSONBody[MarkdownText]) -> RenderedText:
+@post("/page/markdown", status_code=200, opt={"is_early": True}, include_in_schema=False)
+async def page_markdown(data: JSONBody[MarkdownText]) -> RenderedText:
     """Blocks of an answer's text. Raises TooLarge."""
     if len(data.text) > MAX_CHARACTERS:
         raise TooLarge(f"the text has more than {MAX_CHARACTERS} characters; send it in parts")
-    return rendered(data.text)
+    return await asyncio.get_running_loop().run_in_executor(PARSERS, rendered, data.text)
 
 
 PAGE_ROUTES: list[Any] = [page_file, page_clients, page_markdown]
