@@ -110,7 +110,7 @@ def read(text: str) -> LogLine:
 
 
 def with_name(line: LogLine, names: Mapping[str, str]) -> LogLine:
-    """A line of a request with the name of its agent in place of the id."""
+    """A line of a request with the agent's name for its id."""
     agent = line.fields.get("agent")
     if not isinstance(agent, str) or agent not in names:
         return line

@@ -253,6 +253,6 @@ def test_modes_and_any_model_are_installed(shell: Shell) -> None:
 
 
 def test_the_path_of_a_unit_names_each_folder_once(shell: Shell) -> None:
-    path = f"/usr/bin:/bin:/usr/bin:{shell.folder}/gone:/bin"
+    path = f"/usr/bin:/bin::.:/usr/bin:{shell.folder}/gone:/bin"
     shown = shell.run("install", "tiny.yaml", "--print", PATH=path)
     assert 'Environment="PATH=/usr/bin:/bin"' in shown.stdout.splitlines()

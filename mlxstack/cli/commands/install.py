@@ -245,7 +245,8 @@ def _kept_value(name: str) -> str:
     value = os.environ[name]
     if name == "PATH":
         folders = dict.fromkeys(value.split(os.pathsep))
-        return os.pathsep.join(folder for folder in folders if Path(folder).is_dir())
+        absolute = (folder for folder in folders if folder.startswith("/"))
+        return os.pathsep.join(folder for folder in absolute if Path(folder).is_dir())
     return str(Path(value).expanduser().absolute()) if name in PLACES and value else value
 
 
