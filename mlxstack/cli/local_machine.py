@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 from mlxstack.config import modes, presets
@@ -36,9 +37,15 @@ def here(home: Home, service: str) -> LocalActions:
         presets=tuple(sorted(presets.listed(home))),
         modes=tuple(sorted(modes.listed(home))),
         describe=partial(_describe, home),
-        log=lambda: [for_people(read(line)) for line in tail(log_file, LOG_LINES)],
+        log=partial(_log, log_file),
         switch_mode=partial(_switch_mode, home),
     )
+
+
+def _log(path: Path) -> list[str]:
+    """Rows of the last lines; a traceback has several."""
+    lines = (for_people(read(line)) for line in tail(path, LOG_LINES))
+    return [row for line in lines for row in line.split("\n")]
 
 
 def _describe(home: Home, names: tuple[str, ...]) -> dict[str, str]:

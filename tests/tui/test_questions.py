@@ -2,6 +2,7 @@
 
 import re
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from textual.pilot import Pilot
 from mlxstack.cli.local_machine import here
 from mlxstack.core.status import LoadView, StatusFrame
 from mlxstack.host.home import Home, make_home
+from mlxstack.host.log_lines import LogLine, text_of
 from mlxstack.tui.actions import ACTIONS
 from mlxstack.tui.actions.action import ActionInput
 from mlxstack.tui.app import Dashboard
@@ -178,7 +180,10 @@ async def test_the_log_is_shown_on_the_computer_of_the_service(tmp_path: Path) -
     # A swap of the model gives the frames the name of another preset.
     log = home.log_file("desk")
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("first line\n" * 100 + "last \x1b[31mline\n")
+    error = LogLine(
+        time=datetime.now(UTC), level="ERROR", message="a step failed", traceback="odd\nValueError"
+    )
+    log.write_text("first line\n" * 100 + f"last \x1b[31mline\n{text_of(error)}\n")
     feed = RecordingFeed("127.0.0.1:7109", shots.working()[-1:])
     app = Dashboard(feed, Clerk(), ThemeChoice(), here(home, "desk"))
     async with app.run_test(size=(120, 40)) as pilot:
@@ -186,6 +191,9 @@ async def test_the_log_is_shown_on_the_computer_of_the_service(tmp_path: Path) -
         await pilot.press("l")
         await settled(pilot)
         assert "last \\x1b[31mline" in text(pilot)
+        [failure] = [line for line in text(pilot).splitlines() if "ERROR a step failed" in line]
+        assert "ValueError" in text(pilot) and "ValueError" not in failure
+        assert "\\n" not in text(pilot)
 
 
 async def test_a_key_means_the_same_everywhere_and_destructive_ones_ask_in_the_palette() -> None:
