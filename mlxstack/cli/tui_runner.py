@@ -21,7 +21,7 @@ LONGEST_S = 7200.0
 
 
 class Setting(Struct, frozen=True):
-    """Theme, actions on this machine (None for a remote service), keys by binding."""
+    """Theme, local actions (None for a remote service), keys by binding."""
 
     look: ThemeChoice
     machine: LocalActions | None

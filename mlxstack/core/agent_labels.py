@@ -32,7 +32,7 @@ def agent_name(agent: str | None, titles: Mapping[str, str]) -> str:
 
 
 def prefix_label(prefix: "PrefixView", titles: Mapping[str, str]) -> str:
-    """Name of a pinned prefix, else its first words and its last user."""
+    """Name of a pinned prefix, else first words and last user."""
     is_given = prefix.is_pinned or not prefix.name.startswith(LEARNED)
     if prefix.name and is_given:
         return printable(prefix.name, MOST_CHARS)

@@ -23,7 +23,7 @@ def count(n: float) -> str:
 
 
 def tokens(n: int) -> str:
-    """Length of a context: `32k` of 1,024 tokens where that is exact, else all digits."""
+    """Context length: `32k` of 1,024 where exact, else all digits."""
     return f"{n // 1024}k" if n and n % 1024 == 0 else str(n)
 
 
@@ -76,7 +76,7 @@ def printable(text: str, width: int | None = None) -> str:
 
 
 def clipped(text: str, width: int) -> str:
-    """Text of at most `width` characters, cut in its middle: beginnings may be alike."""
+    """Text cut in the middle to `width` characters: beginnings may be alike."""
     if len(text) <= width:
         return text
     n_end = max(0, width - 1) // 3

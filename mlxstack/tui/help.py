@@ -20,7 +20,7 @@ KEYS = (
 
 
 def help_lines(explains: str, keymap: Mapping[str, str]) -> tuple[Line, ...]:
-    """Keys and actions of a screen, then its explanation; `keymap` has keys of the user."""
+    """Keys and actions of a screen, its explanation; `keymap` replaces keys."""
     paragraphs: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
     actions = [
         _key(

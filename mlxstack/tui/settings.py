@@ -1,4 +1,4 @@
-"""Settings of the dashboard: theme, colors and keys of `tui.yaml` in the home."""
+"""Settings of the dashboard in `tui.yaml`: theme, colors, keys."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -35,7 +35,7 @@ BINDINGS = {
 
 
 class TuiSettings(Struct, frozen=True):
-    """Theme by its name, colors in place of some of its own, keys by what they do."""
+    """Name of the theme, replaced colors of it, keys by their actions."""
 
     theme: str = ""
     colors: dict[str, str] = {}
@@ -43,7 +43,7 @@ class TuiSettings(Struct, frozen=True):
 
 
 def read_settings(path: Path) -> TuiSettings:
-    """Settings of a file, or defaults without one. Raises SetupError that names the entry."""
+    """Settings of a file, or defaults. Raises SetupError for a wrong entry."""
     if not path.exists():
         return TuiSettings()
     settings = read_struct(path, TuiSettings)
@@ -69,7 +69,7 @@ def read_settings(path: Path) -> TuiSettings:
 
 
 def theme_choice(settings: TuiSettings, kept: Path) -> ThemeChoice:
-    """Theme of the settings, else the one that was chosen last, which is in `kept`."""
+    """Theme of the settings, else the last choice in the file `kept`."""
     look = look_from(kept)
     look.theme = settings.theme or look.theme
     if settings.colors:

@@ -39,7 +39,7 @@ LIGHT = Theme(
 
 
 class ThemeChoice(Struct):
-    """Theme name, and the file of the choice, None without; `own` is a theme of the user."""
+    """Name of the theme; `path` keeps the choice, `own` is the user's."""
 
     theme: str = HOUSE.name
     path: Path | None = None

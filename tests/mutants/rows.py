@@ -3,6 +3,7 @@
 from tests.mutants.answers import ANSWERS
 from tests.mutants.bounded import BOUNDED
 from tests.mutants.calls import CALLS
+from tests.mutants.explanations import EXPLANATIONS
 from tests.mutants.faults import FAULTS
 from tests.mutants.features import FEATURES
 from tests.mutants.first_aid import FIRST_AID
@@ -311,4 +312,5 @@ MUTANTS = (
     *BOUNDED,
     *ANSWERS,
     *OPERATIONS,
+    *EXPLANATIONS,
 )

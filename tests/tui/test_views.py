@@ -378,7 +378,7 @@ def test_reused_tokens_have_a_sign_of_their_own_without_color() -> None:
     assert [line[1][0] for line in lines] == ["▓"] * 4
 
 
-def test_the_memory_tile_has_a_unit_and_small_models_are_not_nothing() -> None:
+def test_a_tile_has_a_unit_and_small_models_are_not_nothing() -> None:
     view = MemoryView(
         total_bytes=2**34, available_bytes=2**33, weights_bytes=25 * 2**20, workspace_bytes=2**29,
         pressure="calm",

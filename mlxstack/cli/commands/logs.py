@@ -48,7 +48,7 @@ def logs(
 
 
 def _labels(home: "Home", name: str) -> dict[str, str]:
-    """Labels of agents by their ids, where the service answers: its log has none."""
+    """Labels of agents by ids; none where the service does not answer."""
     from mlxstack.cli.agent_names import labels_of
     from mlxstack.cli.exit_codes import Misuse
     from mlxstack.cli.target import target

@@ -71,7 +71,7 @@ class PrefixCache:
         return self._kept.get(key)
 
     def parked_tokens(self, key: str) -> Sequence[int]:
-        """Tokens of a segment that was parked in this run; empty for others."""
+        """Tokens of a segment parked in this run; empty for others."""
         parked = self._tokens.get(key)
         return () if parked is None else parked.tokens
 

@@ -156,7 +156,7 @@ class PrefixLookup:
         )
 
     def beginning(self, keys: Sequence[str]) -> tuple[int, ...]:
-        """First tokens of the prefix with these records, text only; empty if unknown.
+        """First text tokens of the prefix with these records; empty if unknown.
 
         Files do not hold tokens: after a restart they are those of a learned prefix, or of a prompt
         that begins with it.

@@ -136,7 +136,7 @@ class RequestState:
 
 
 class PhaseClocks:
-    """Times the phases of all requests that have no token yet; MLX thread only.
+    """Times the phases of all requests without a token. MLX thread only.
 
     `awaiting` are queued requests that wait for a prefix of another prompt.
     """
@@ -148,7 +148,7 @@ class PhaseClocks:
     def note(
         self, slots: Sequence[Slot], computing: int | None = None, *, is_decoding: bool = False
     ) -> None:
-        """Note the work from now on: a chunk of slot `computing`, or a decode step."""
+        """Note the work from now on: a chunk of `computing`, or decode."""
         now = time.monotonic()
         for live in self._live.values():
             if live.phases.is_over:
@@ -163,7 +163,7 @@ class PhaseClocks:
 
 
 def _phase(state: SlotState, is_decoding: bool, is_passed: bool) -> TTFTPhase:
-    """TTFTPhase of a request in a slot; `is_passed`: a chunk of another prompt is computed."""
+    """Phase in a slot; `is_passed`: another prompt is computed."""
     if state is SlotState.LOADING:
         return TTFTPhase.RESTORE
     if is_passed:

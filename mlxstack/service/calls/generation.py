@@ -161,7 +161,7 @@ class Generation:
 
     @property
     def assigned(self) -> SlotAssigned | None:
-        """Slot and reused KV of the request; None while it waits for them."""
+        """Slot and reused KV of the request; None while it waits."""
         return self._started if self.lookup.is_set() else None
 
     def copy(self, i: int) -> "Generation":

@@ -13,7 +13,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Priority, Request
 from mlxstack.core.status import CacheView
-from mlxstack.service.parts.prefix_words import with_words
+from mlxstack.service.parts.prefix_openings import with_openings
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service
@@ -25,7 +25,7 @@ async def look(service: Service, limit: int = 20) -> CacheView:
     """Statistics of the prefix cache, with first words and the last misses."""
     view = await asyncio.wrap_future(service.cache.stats(limit))
     log = service.request_log
-    prefixes = with_words(view.prefixes, service.agent_registry, service.text_processor)
+    prefixes = with_openings(view.prefixes, service.agent_registry, service.text_processor)
     misses = misses_of(log.requests(), limit)
     return replace(view, misses=misses, losses=log.losses, prefixes=prefixes)
 

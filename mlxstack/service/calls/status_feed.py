@@ -24,7 +24,7 @@ from mlxstack.core.status import (
 from mlxstack.engine.loading import hub_download
 from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.models.model_files import weights_on_disk
-from mlxstack.service.parts.prefix_words import with_words
+from mlxstack.service.parts.prefix_openings import with_openings
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
 
@@ -113,7 +113,7 @@ def _with_details(
     """Add the misses, and the first words of every prefix."""
     is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
     text_processor = service.text_processor if is_loaded else None
-    prefixes = with_words(memory.prefixes, service.agent_registry, text_processor)
+    prefixes = with_openings(memory.prefixes, service.agent_registry, text_processor)
     return replace(
         memory,
         misses=misses_of(requests, MOST_PREFIXES),

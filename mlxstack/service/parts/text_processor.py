@@ -247,9 +247,9 @@ class TextProcessor:
         """The text of a few tokens of this model."""
         return self.prompt_maker.detokenize(tokens)
 
-    def words(self, tokens: Sequence[int]) -> str:
+    def plain_text(self, tokens: Sequence[int]) -> str:
         """The text of a few tokens, without special ones."""
-        return self.prompt_maker.words(tokens)
+        return self.prompt_maker.plain_text(tokens)
 
     def piece(self, token: int) -> bytes:
         """Bytes of one token."""

@@ -352,7 +352,7 @@ class PromptMaker:
         """The text of tokens, special ones included."""
         return self.pieces.text(self.vocabulary_ids(tokens))
 
-    def words(self, tokens: Sequence[int]) -> str:
+    def plain_text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, with a space in place of special ones."""
         text = self.detokenize(tokens)
         for mark in self._structure:

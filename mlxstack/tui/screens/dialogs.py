@@ -174,7 +174,7 @@ class TextDialog(Question):
 
 
 class SearchDialog(TextDialog):
-    """Words that filter a table while they are typed; Escape shows the rows of before.
+    """Filter of a table while it is typed; Escape restores it.
 
     `search` filters the rows by a text, and returns how many are left of how many.
     """

@@ -12,7 +12,7 @@ MOST_COLUMNS = 40
 
 
 def first_tokens(model: DashboardState, width: int) -> tuple[Line, ...]:
-    """Sparkline of the last requests, the latest at the right, and their percentiles."""
+    """Sparkline of the last requests, latest at the right, and percentiles."""
     latest = [one.ttft_s for one in model.frame.requests or () if one.ttft_s]
     if not latest:
         return ()

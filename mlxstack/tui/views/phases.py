@@ -13,7 +13,7 @@ LEAST_S = 0.0005
 
 
 class PhasePart(Struct, frozen=True):
-    """Part of a bar: its words, its sign besides its color, its seconds."""
+    """Part of a bar: name, sign besides its color, seconds."""
 
     name: str
     sign: str
@@ -47,7 +47,7 @@ def parts(one: RequestView) -> tuple[PhasePart, ...]:
 
 
 def bar(one: RequestView, width: int, longest_s: float = 0.0) -> Line:
-    """Phases as one bar; `longest_s` fill all of its cells, by default its own seconds."""
+    """Phases as one bar; `longest_s` seconds, by default its own, fill it."""
     shown = [part for part in parts(one) if part.seconds >= LEAST_S]
     whole_s = longest_s or sum(part.seconds for part in shown)
     cells = stacked([part.seconds for part in shown], whole_s, width)
@@ -61,7 +61,7 @@ def total_s(one: RequestView) -> float:
 
 
 def rows(one: RequestView) -> tuple[Line, ...]:
-    """Phases until the first token, one a line; a request without a token has no sum."""
+    """Phases until the first token, one a line, and their sum."""
     shown = [part for part in first_token_parts(one) if part.seconds >= LEAST_S]
     lines = [_row(part.sign, part.tone, part.name, part.seconds) for part in shown]
     if one.ttft_s:

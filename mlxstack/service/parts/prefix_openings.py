@@ -1,4 +1,4 @@
-"""First words of cached prefixes: of an agent's prompt, else of their tokens."""
+"""First words of cached prefixes, by an agent's prompt or their tokens."""
 
 from collections.abc import Sequence
 
@@ -13,24 +13,24 @@ ROLES = {*Role, "developer", "model"}
 """Words that templates write before a message."""
 
 
-def with_words(
+def with_openings(
     prefixes: Sequence[PrefixView], registry: AgentRegistry, text_processor: TextProcessor | None
 ) -> tuple[PrefixView, ...]:
     """Prefixes with their first words in place of their first tokens."""
-    return tuple(_with_words(one, registry, text_processor) for one in prefixes)
+    return tuple(_with_opening(one, registry, text_processor) for one in prefixes)
 
 
-def _with_words(
+def _with_opening(
     prefix: PrefixView, registry: AgentRegistry, text_processor: TextProcessor | None
 ) -> PrefixView:
     titles = (registry.title(agent) for agent in prefix.agents)
     opening = next((one.opening for one in titles if one is not None and one.opening), "")
     if not opening and prefix.head and text_processor is not None:
-        opening = words_of(text_processor.words(prefix.head))
+        opening = opening_of(text_processor.plain_text(prefix.head))
     return replace(prefix, opening=opening, head=())
 
 
-def words_of(text: str) -> str:
+def opening_of(text: str) -> str:
     """First words of a prompt, without the role of its first message."""
     first, _, rest = text.strip().partition("\n")
     return first_words(rest if first.strip() in ROLES else text)

@@ -10,16 +10,16 @@ from msgspec import structs
 from mlxstack.core.agent_labels import UNNAMED, prefix_label
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.core.status import PrefixView
-from mlxstack.service.parts.prefix_words import words_of
+from mlxstack.service.parts.prefix_openings import opening_of
 from tests.api.running import Running, running, tiny_preset
 from tests.patience import PATIENCE_S
 
 SYSTEM = "You are a careful clerk of the river office. " * 12
-WORDS = "You are a careful clerk of the river"
+OPENING = "You are a careful clerk of the river"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "opening"),
     [
         (" system\nYou are a clerk.\nBe kind.", "You are a clerk. Be kind."),
         ("developer\n\nYou are a clerk.", "You are a clerk."),
@@ -27,8 +27,8 @@ WORDS = "You are a careful clerk of the river"
         ("", ""),
     ],
 )
-def test_words_of_a_prompt_are_without_its_role(text: str, words: str) -> None:
-    assert words_of(text) == words
+def test_opening_of_a_prompt_are_without_its_role(text: str, opening: str) -> None:
+    assert opening_of(text) == opening
 
 
 def test_a_learned_name_is_no_name_for_people() -> None:
@@ -56,7 +56,7 @@ def openings(live: Running) -> list[str]:
 
 @pytest.mark.mlx
 @pytest.mark.net
-def test_prefixes_have_their_first_words_after_a_restart(tmp_path: Path) -> None:
+def test_prefixes_have_openings_after_a_restart(tmp_path: Path) -> None:
     cache = PrefixCacheSpec(block_size=32)
     preset = tiny_preset(tmp_path / "tiny", prefix_cache=cache)
     with running(preset, tmp_path / "home") as live:
@@ -68,5 +68,5 @@ def test_prefixes_have_their_first_words_after_a_restart(tmp_path: Path) -> None
         # As after requests of tokens: no words of an agent are known.
         live.service.agent_registry._titles.clear()
         without_title = openings(live)
-    assert with_title and set(with_title) == {WORDS}
+    assert with_title and set(with_title) == {OPENING}
     assert without_title == with_title
