@@ -27,7 +27,8 @@ HEADERS = {
 
 FOLDER = files("mlxstack.api") / "static"
 PAGES = frozenset({
-    "attachments.js", "markdown.js", "page.css", "page.js", "service.js", "snippets.js"
+    "answer.js", "attachments.js", "markdown.js", "page.css", "page.js", "service.js", "slots.js",
+    "snippets.js",
 })  # fmt: skip
 
 PARSERS = ThreadPoolExecutor(1, "markdown")

@@ -1,13 +1,15 @@
 // Page of a service: its models and slots, a chat, snippets for clients. No state beyond this tab.
 
+import { AnswerView } from "./answer.js";
 import { Attachments, contentOf, imagesIn } from "./attachments.js";
-import { GrowingText } from "./markdown.js";
 import { chunks, health, onRefused, read, storeKey } from "./service.js";
-import { copies, drawSnippet, snippetsOf, unfitting } from "./snippets.js";
+import { drawSlot } from "./slots.js";
+import { drawSnippet, snippetsOf, unfitting } from "./snippets.js";
 
 const POLL_MS = 5000;
 const RUNNING_POLL_MS = 1000;
 const NEAR_PX = 60;
+const LOOPBACK = /^(localhost|127\..*|\[::1\]|.*\.localhost)$/;
 const element = (id) => document.getElementById(id);
 const attachments = new Attachments(element("attachments"), notice);
 
@@ -39,15 +41,21 @@ async function refresh() {
 }
 
 function showState({ isReady, text }) {
-  const state = element("state");
-  state.dataset.state = isReady ? (text === "ready" ? "good" : "waiting") : "bad";
-  state.textContent = text;
+  const ready = text === "ready" ? "good" : "waiting";
+  element("state").dataset.state = isReady ? ready : "bad";
+  element("state").textContent = text;
+}
+
+// The part of the cards that the page shows; counts of a gateway's members change all the time.
+function shownOf(listed) {
+  return JSON.stringify(listed.map((one) => [one.id, contextOf(one), one.features, one.input_modalities]));
 }
 
 function showModels(listed) {
-  if (JSON.stringify(listed) === JSON.stringify(cards)) return;
+  const isSame = shownOf(listed) === shownOf(cards);
   const chosen = element("model").value;
   cards = listed;
+  if (isSame) return;
   element("model").replaceChildren(...cards.map((one) => new Option(one.id, one.id)));
   if (cards.some((one) => one.id === chosen)) element("model").value = chosen;
   describe();
@@ -59,11 +67,13 @@ function describe() {
   element("attach").hidden = !acceptsImages();
   element("thinking-label").hidden = !card()?.features?.includes("thinking");
   if (!acceptsImages()) attachments.take();
+  const place = LOOPBACK.test(location.hostname) ? "this computer" : location.hostname;
   element("empty-text").textContent =
-    `${card()?.id ?? "The model"} runs on ${location.hostname}; nothing is sent elsewhere.` +
+    `${card()?.id ?? "The model"} runs on ${place}; nothing is sent elsewhere.` +
     (acceptsImages() ? " It takes images: attach one, drop it here, or paste it." : "");
-  element("snippets").replaceChildren(...snippetsOf(location.origin, card()?.id ?? "", clients, context).map(drawSnippet));
-  element("clients-note").textContent = unfitting(clients, context);
+  const snippets = snippetsOf(location.origin, card()?.id ?? "", clients, context || Infinity);
+  element("snippets").replaceChildren(...snippets.map(drawSnippet));
+  element("clients-note").textContent = unfitting(clients, context || Infinity);
   element("clients-note").hidden = !element("clients-note").textContent;
 }
 
@@ -77,23 +87,6 @@ async function refreshSlots(state) {
   if (isAsked && !slots) mayReadSlots = false;
   element("slots-card").hidden = !slots?.length;
   if (slots) element("slots").replaceChildren(...slots.map(drawSlot));
-}
-
-function drawSlot(slot) {
-  const drawn = element("slot").content.cloneNode(true);
-  const nTokens = slot.n_tokens ?? 0;
-  const reused = Math.min(slot.cached_tokens ?? 0, nTokens);
-  drawn.querySelector(".name").textContent = slot.agent ?? `slot ${slot.id}`;
-  drawn.querySelector(".name").title = slot.agent ?? "";
-  const state = drawn.querySelector(".state");
-  state.dataset.state = slot.is_processing ? "busy" : nTokens ? "good" : "free";
-  state.textContent = slot.is_processing ? (slot.state ?? "busy") : nTokens ? "ready" : "free";
-  const fill = drawn.querySelector(".fill");
-  fill.setAttribute("aria-label", `${nTokens} of ${slot.n_ctx} tokens, ${reused} reused`);
-  drawn.querySelector("i.reused").style.width = `${(100 * reused) / slot.n_ctx}%`;
-  drawn.querySelector("i.computed").style.width = `${(100 * (nTokens - reused)) / slot.n_ctx}%`;
-  drawn.querySelector(".amount").textContent = `${nTokens.toLocaleString()} of ${slot.n_ctx.toLocaleString()}`;
-  return drawn;
 }
 
 // The chat.
@@ -137,116 +130,6 @@ function showQuestion(text, images) {
   scrollToEnd();
 }
 
-class AnswerView {
-  constructor() {
-    this.item = bubble("assistant", card()?.id ?? "Model");
-    this.item.classList.add("running");
-    this.content = document.createElement("div");
-    this.content.className = "markdown";
-    this.item.append(this.content);
-    this.markdown = new GrowingText(this.content, scrollToEnd);
-    this.reasoning = "";
-    this.usage = null;
-    this.first = null;
-    this.began = performance.now();
-  }
-
-  take(chunk) {
-    const delta = chunk.choices?.[0]?.delta ?? {};
-    this.usage = chunk.usage ?? this.usage;
-    if (!delta.content && !delta.reasoning_content) return;
-    this.first ??= performance.now() - this.began;
-    if (delta.reasoning_content) this.think(delta.reasoning_content);
-    if (delta.content) {
-      if (this.isThinking) this.thoughts.open = false;
-      this.isThinking = false;
-      this.markdown.add(delta.content);
-    }
-  }
-
-  think(piece) {
-    if (!this.thoughts) {
-      this.thoughts = document.createElement("details");
-      this.thoughts.open = true;
-      const summary = document.createElement("summary");
-      summary.textContent = "Thinking";
-      this.thoughtText = document.createElement("p");
-      this.thoughts.append(summary, this.thoughtText);
-      this.item.insertBefore(this.thoughts, this.content);
-    }
-    this.isThinking = true;
-    this.reasoning += piece;
-    this.thoughtText.append(piece);
-    scrollToEnd();
-  }
-
-  async finish() {
-    await this.markdown.finish();
-    this.item.classList.remove("running");
-    if (this.usage || this.markdown.text) this.item.append(this.foot());
-    scrollToEnd();
-  }
-
-  fail(message) {
-    this.item.classList.add("error");
-    const words = document.createElement("p");
-    words.textContent = message;
-    this.item.append(words);
-  }
-
-  stopped() {
-    const words = document.createElement("p");
-    words.className = "quiet";
-    words.textContent = "Stopped.";
-    this.item.append(words);
-  }
-
-  foot() {
-    const foot = document.createElement("footer");
-    if (this.usage) foot.append(reuseBar(this.usage), figures(this.usage, this.first));
-    if (this.markdown.text) {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.className = "plain copy";
-      button.textContent = "Copy answer";
-      copies(button, () => this.markdown.text);
-      foot.append(button);
-    }
-    return foot;
-  }
-
-  get turn() {
-    const { reasoning } = this;
-    return { role: "assistant", content: this.markdown.text, ...(reasoning && { reasoning_content: reasoning }) };
-  }
-}
-
-const reusedOf = (usage) => usage.prompt_tokens_details?.cached_tokens ?? 0;
-const shareOf = (usage) => (usage.prompt_tokens ? (100 * reusedOf(usage)) / usage.prompt_tokens : 0);
-
-function reuseBar(usage) {
-  const bar = document.createElement("span");
-  bar.className = "fill whole";
-  const part = document.createElement("i");
-  part.className = "reused";
-  part.style.width = `${shareOf(usage)}%`;
-  const rest = document.createElement("i");
-  rest.className = "computed";
-  rest.style.width = `${100 - shareOf(usage)}%`;
-  bar.append(part, rest);
-  return bar;
-}
-
-function figures(usage, first) {
-  const text = document.createElement("span");
-  text.className = "figures";
-  const wait = first === null ? "" : `, first token after ${Math.round(first)} ms`;
-  text.textContent =
-    `${usage.prompt_tokens} prompt tokens, ${reusedOf(usage)} reused (${Math.round(shareOf(usage))} %), ` +
-    `${usage.completion_tokens} generated${wait}`;
-  return text;
-}
-
 function bodyOf() {
   const system = element("system").value.trim();
   const first = system ? [{ role: "system", content: system }] : [];
@@ -265,7 +148,7 @@ async function send(text) {
   notice("");
   turns.push({ role: "user", content: contentOf(text, images) });
   showQuestion(text, images);
-  const view = new AnswerView();
+  const view = new AnswerView(bubble("assistant", card()?.id ?? "Model"), scrollToEnd);
   running = new AbortController();
   toggle();
   const timer = setInterval(refresh, RUNNING_POLL_MS);
