@@ -1,6 +1,7 @@
 """The pages: links lead somewhere, commands exist, generated parts are what the code says."""
 
 import functools
+import itertools
 import re
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ from tests.cli.terminal import CLI, Shell
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+ANCHOR = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SOURCE = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)*/[a-z_0-9]+\.py)`")
 INLINE = re.compile(r"`mlx-stack ([a-z][^`]*)`")
@@ -69,6 +71,25 @@ def test_l2_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def anchor_of(heading: str) -> str:
+    """Anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    return {anchor_of(heading) for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_l2_anchors_lead_to_headings(page: Path) -> None:
+    linked = ANCHOR.findall(page.read_text(encoding="utf-8"))
+    targets = [((page.parent / file if file else page).resolve(), name) for file, name in linked]
+    assert [link for link in targets if link[1] not in anchors(link[0])] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_l2_every_command_exists_with_its_options(page: Path) -> None:
     wrong = {line: why for line in commands(page) if (why := refused(line))}
@@ -85,6 +106,58 @@ def test_l2_the_index_leads_to_every_page_and_the_readme_to_the_index() -> None:
     assert index in linked(ROOT / "README.md")
     pages = {page for page in PAGES[1:] if page.parent.name != "decisions"}
     assert pages - linked(index) - {index} == set()
+
+
+ANSWERS = {
+    "API key": ("remote-access.md", "`mlx-stack key` makes a key"),
+    "TLS proxy": ("remote-access.md#tls", "reverse_proxy 127.0.0.1:7109"),
+    "model that fits": ("capacity.md", "Which model on which Mac"),
+    "idle": ("slots-and-agents.md#unloading-an-idle-model", "server.idle_unload_s: 1800"),
+    "KV is stored": ("caching.md#on-disk", "prefix_cache.disk.max_bytes"),
+    "back it up": ("maintenance.md#backup-and-restore", "tar -xzf mlx-stack-home.tar.gz"),
+    "VS Code": ("clients/editors.md", "chatLanguageModels.json"),
+    "JetBrains": ("clients/editors.md#jetbrains", "not tried"),
+    "at login": ("running-as-a-service.md", "mlx-stack install"),
+    "upgrade?": ("maintenance.md#upgrade", "What becomes of stored KV"),
+    "uninstall?": ("maintenance.md#uninstall", "saved agents"),
+    "read again": ("caching.md#headers-of-a-response", "mlx-stack cache why AGENT"),
+    "preset of my own": ("presets.md#every-key", "slots.count"),
+    "Prometheus": ("running-as-a-service.md#prometheus-and-grafana", "scrape_configs"),
+    "Rerank": ("modes.md#embeddings", "Reranking is not served"),
+    "GGUF": ("models.md#gguf-files-and-models-of-lm-studio-or-ollama", "GGUF is not read"),
+    "thinking": ("models.md#thinking-on-or-off", "sampling.thinking=false"),
+    "images": ("images.md", "chat --image FILE"),
+    "license": ("../README.md", "Not licensed yet"),
+}
+"""Questions of people who run it: words of the row, its link, and a part of the answer there."""
+
+
+def section(page: Path, anchor: str) -> str:
+    """A page from the heading of an anchor to the next one of its level; all of it without one."""
+    text = page.read_text(encoding="utf-8")
+    if not anchor:
+        return text
+    parts = re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+    at = [anchor_of(part.partition("\n")[0]) for part in parts].index(anchor)
+    level = parts[at].partition(" ")[0]
+    below = itertools.takewhile(lambda part: part.startswith(f"{level}#"), parts[at + 1 :])
+    return parts[at] + "".join(below)
+
+
+@pytest.mark.parametrize("words", ANSWERS)
+def test_l2_the_index_answers_in_one_hop(words: str) -> None:
+    link, answer = ANSWERS[words]
+    index = ROOT / "docs" / "README.md"
+    rows = [row for row in index.read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
+    (row,) = [row for row in rows if words in row.split("|")[1]]
+    assert f"]({link})" in row
+    file, _, anchor = link.partition("#")
+    assert answer in section(index.parent / file, anchor)
+
+
+def test_the_readme_says_that_there_is_no_license_as_long_as_there_is_none() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert ("Not licensed yet" in readme) is not any(ROOT.glob("LICENSE*"))
 
 
 def test_l2_the_table_of_capacity_is_what_plan_prints() -> None:

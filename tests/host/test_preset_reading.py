@@ -20,6 +20,9 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Anticipation, ServiceKind, Speculation
 from mlxstack.host.home import Home
 
+SOURCES = ("Shape: ", "Sampling: ", "Switches of its template: ", "real weights")
+"""Texts in the comment at the top of a shipped preset."""
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
@@ -189,7 +192,7 @@ def test_every_shipped_model_names_the_sources_of_its_shape_and_sampling(home: H
         assert config["excerpt_of"] == preset.model.id
         assert "https://" in config["source"]
         head = "\n".join(line for line in file.read_text().splitlines() if line.startswith("#"))
-        for text in ("Shape: ", "Sampling: ", "Switches of its template: ", "real weights"):
+        for text in SOURCES:
             assert text in head, f"the comment at the top of presets/{name}.yaml lacks `{text}`"
         for switch in preset.template:
             assert f"`{switch}`" in head
