@@ -1,4 +1,4 @@
-"""Markdown of answers as trees of elements, from which the web page builds its nodes.
+"""Markdown of answers as trees of elements for the web page.
 
 The page parses no HTML: a text is a string, an element is a list of tag, attributes and children.
 """
@@ -78,7 +78,7 @@ def _leaf(node: SyntaxTreeNode) -> Node | None:
 
 
 def _attributes(node: SyntaxTreeNode) -> dict[str, str]:
-    """Address of a link to another site, and first number of a list."""
+    """Address of a link, first number of a list."""
     href = str(node.attrs.get("href", ""))
     if node.tag == "a" and ADDRESS.match(href):
         return {"href": href}

@@ -1,4 +1,4 @@
-"""Markdown of a streamed answer in a terminal: finished blocks, and the end of the last one."""
+"""Markdown of a streamed answer in a terminal."""
 
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ class AnswerText(Markdown):
 
 
 class MarkdownStream:
-    """Prints each block once it is finished; the lines at the end of the last block are redrawn."""
+    """Prints finished blocks, and redraws the end of the last one."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

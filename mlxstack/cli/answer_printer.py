@@ -1,4 +1,4 @@
-"""Printer of streamed answers: Markdown in a terminal, unchanged text in a pipe."""
+"""Printer of streamed answers: Markdown in a terminal, else text."""
 
 import sys
 from typing import TYPE_CHECKING

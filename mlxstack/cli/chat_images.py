@@ -1,4 +1,4 @@
-"""Images of `chat`: files given by option or command, and paths in a prompt."""
+"""Images of `chat`: files, and their paths in a prompt."""
 
 import base64
 import re
@@ -42,7 +42,7 @@ class ChatImage(Struct, frozen=True):
 
 
 class PromptPaths(Struct, frozen=True):
-    """Text of a prompt with file names for paths, and the files that it names."""
+    """Files that a prompt names, and its text without folders."""
 
     text: str
     files: tuple[Path, ...] = ()
@@ -75,7 +75,7 @@ def read_image(file: Path) -> ChatImage:
 
 
 def named_files(text: str) -> list[Path]:
-    """Files of `/image`: one path with spaces, or several in a shell's form."""
+    """One path with spaces, or several in a shell's form."""
     whole = Path(text).expanduser()
     if _is_file(whole):
         return [whole]
@@ -86,7 +86,7 @@ def named_files(text: str) -> list[Path]:
 
 
 def paths_in(text: str) -> PromptPaths:
-    """Find paths of image files, as a terminal pastes a file that is dropped on it."""
+    """Find paths of image files as a terminal pastes them."""
     files: list[Path] = []
     missing: list[str] = []
 
@@ -116,7 +116,7 @@ def _path(match: re.Match[str]) -> Path | None:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is such a file; False for a name that no file can have."""
+    """Whether it is a file; False for impossible names."""
     try:
         return path.is_file()
     except (OSError, ValueError):

@@ -278,7 +278,7 @@ def is_large_enough(client: str, n_ctx: int) -> bool:
 
 
 def least_context(client: str) -> int:
-    """Tokens of a slot that hold the client's prompts and a task; 0 where they are small."""
+    """Least tokens of a slot for the client; 0 for any."""
     n_first = FIRST_PROMPT_TOKENS.get(client, 0)
     return n_first + WORK_TOKENS if n_first else 0
 

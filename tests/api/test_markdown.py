@@ -38,8 +38,8 @@ def elements(nodes: list[Node]) -> Iterator[tuple[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_texts_become_text_and_harmless_elements(text: str) -> None:
-    found = rendered(text)
-    for tag, attributes in elements([*found.finished, *found.last]):
+    blocks = rendered(text)
+    for tag, attributes in elements([*blocks.finished, *blocks.last]):
         assert tag in TAGS
         assert set(attributes) <= {"href", "start", "language"}
         assert attributes.get("href", "https://").startswith(("http://", "https://"))
@@ -60,37 +60,37 @@ def test_html_is_text() -> None:
     ],
 )  # fmt: skip
 def test_every_text_ends_in_a_tree_of_bounded_depth(text: str) -> None:
-    found = rendered(text)
+    blocks = rendered(text)
 
     def depth(node: Node) -> int:
         return 0 if isinstance(node, str) else 1 + max(map(depth, node[2:]), default=0)
 
-    assert max(map(depth, [*found.finished, *found.last]), default=0) < 100
+    assert max(map(depth, [*blocks.finished, *blocks.last]), default=0) < 100
 
 
 def test_a_text_that_grows_is_parsed_once_by_block() -> None:
     text = "# A 😀\n\nfirst *block*\n\n- one\n- two\n\n```python\na < b\n"
-    found = rendered(text)
-    assert found.finished == [
+    blocks = rendered(text)
+    assert blocks.finished == [
         ["h1", {}, "A 😀"],
         ["p", {}, "first ", ["em", {}, "block"]],
         ["ul", {}, ["li", {}, "one"], ["li", {}, "two"]],
     ]
-    assert found.last == [["pre", {"language": "python"}, "a < b\n"]]
+    assert blocks.last == [["pre", {"language": "python"}, "a < b\n"]]
     units = text.encode("utf-16-le")
-    rest = units[2 * found.n_finished :].decode("utf-16-le")
+    rest = units[2 * blocks.n_finished :].decode("utf-16-le")
     assert rest == "```python\na < b\n"
-    assert rendered(rest).last == found.last
-    assert msgspec.json.encode(found)
+    assert rendered(rest).last == blocks.last
+    assert msgspec.json.encode(blocks)
 
 
 def test_other_elements() -> None:
-    found = rendered(
+    blocks = rendered(
         "3. c\n\n| a |\n|---|\n| ~~b~~ |\n\n> q\n\n[x](https://a.b/c) ![alt](x.png)\\\nend"
     )
-    assert found.finished[0] == ["ol", {"start": "3"}, ["li", {}, "c"]]
-    assert found.finished[1][0] == "table" and ["s", {}, "b"] in found.finished[1][3][2][2]
-    assert found.finished[2] == ["blockquote", {}, ["p", {}, "q"]]
-    assert found.last == [
+    assert blocks.finished[0] == ["ol", {"start": "3"}, ["li", {}, "c"]]
+    assert blocks.finished[1][0] == "table" and ["s", {}, "b"] in blocks.finished[1][3][2][2]
+    assert blocks.finished[2] == ["blockquote", {}, ["p", {}, "q"]]
+    assert blocks.last == [
         ["p", {}, ["a", {"href": "https://a.b/c"}, "x"], " ", "[image: alt]", ["br", {}], "end"]
     ]

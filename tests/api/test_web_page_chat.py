@@ -211,17 +211,17 @@ def test_images_are_removed_and_sent_without_words(page: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "words"),
+    ("file", "sentence"),
     [
         ("new File(['no picture'], 'a.png', {type: 'image/png'})", "no picture that can be read"),
         ("new File(['<svg/>'], 'a.svg', {type: 'image/svg+xml'})", "is no PNG, JPEG, WebP or GIF"),
         ("new File([new Uint8Array(9 << 20)], 'a.png', {type: 'image/png'})", "than 8 MiB"),
     ],
 )
-def test_a_file_that_is_no_image_is_one_sentence(page: Browser, file: str, words: str) -> None:
+def test_a_file_that_is_no_image_is_one_sentence(page: Browser, file: str, sentence: str) -> None:
     done(page, WAYS["chosen"].replace("await picture('a.png')", file))
     wait_for(page, "!document.getElementById('notice').hidden")
-    assert words in value(page, "document.getElementById('notice').textContent")
+    assert sentence in value(page, "document.getElementById('notice').textContent")
     assert value(page, "document.getElementById('attachments').hidden")
 
 

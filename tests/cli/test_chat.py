@@ -205,11 +205,11 @@ def test_sigterm_ends_an_answer_in_silence(slow: Running, shell: Shell) -> None:
 
 
 def test_sigterm_ends_a_chat_in_silence(slow: Running, shell: Shell) -> None:
-    for words in ("", "tell me everything"):
+    for prompt in ("", "tell me everything"):
         chat = Terminal(shell, "chat", "--url", slow.url, **XTERM)
         chat.until(chat.prompt)
-        if words:
-            chat.type(words)
+        if prompt:
+            chat.type(prompt)
             chat.until("1 2 3")
         chat.process.terminate()
         assert chat.process.wait(PATIENCE_S) == 143

@@ -36,14 +36,14 @@ def picture(file: Path, color: str = "teal") -> Path:
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("seeing"), SCRIPT, sees=True) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("seeing"), SCRIPT, sees=True) as live:
+        yield live
 
 
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("blind"), SCRIPT) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("blind"), SCRIPT) as live:
+        yield live
 
 
 @pytest.mark.mlx
@@ -65,13 +65,13 @@ def test_options_send_images_with_one_prompt(seeing: Running, shell: Shell, tmp_
 def test_a_file_that_is_no_image_is_one_sentence(
     seeing: Running, shell: Shell, tmp_path: Path
 ) -> None:
-    words, large = tmp_path / "words.png", tmp_path / "large.png"
-    words.write_text("no picture")
+    no_image, large = tmp_path / "words.png", tmp_path / "large.png"
+    no_image.write_text("no picture")
     large.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(MAX_BYTES))
     for file, sentence in (
         (tmp_path / "none.png", "there is no file .*none.png; give the path of an image"),
         (tmp_path, "there is no file .*; give the path of an image"),
-        (words, "words.png is no PNG, JPEG, WebP or GIF; convert it to PNG first"),
+        (no_image, "words.png is no PNG, JPEG, WebP or GIF; convert it to PNG first"),
         (large, "large.png is larger than 8 MiB, the most of an image; scale it down"),
     ):
         done = shell.run("chat", "--url", seeing.url, "-p", "hi", "--image", str(file))
@@ -136,9 +136,9 @@ def test_paths_as_terminals_paste_them(tmp_path: Path, typed: str) -> None:
     text = typed.format(
         path=path, escaped=path.replace(" ", "\\ "), quoted=path.replace(" ", "%20")
     )
-    found = paths_in(text)
-    assert found.files == (file,) and found.missing == ()
-    assert found.text in ("Screen Shot.PNG", "what is Screen Shot.PNG?")
+    paths = paths_in(text)
+    assert paths.files == (file,) and paths.missing == ()
+    assert paths.text in ("Screen Shot.PNG", "what is Screen Shot.PNG?")
     assert named_files(path) == [file]
 
 
@@ -150,5 +150,5 @@ def test_paths_as_terminals_paste_them(tmp_path: Path, typed: str) -> None:
     ],
 )  # fmt: skip
 def test_other_words_name_no_image(text: str) -> None:
-    found = paths_in(text)
-    assert (found.text, found.files, found.missing) == (text, (), ())
+    paths = paths_in(text)
+    assert (paths.text, paths.files, paths.missing) == (text, (), ())

@@ -159,7 +159,7 @@ def _attach(session: "ChatSession", image: "ChatImage") -> None:
 
 
 def _with_dropped_files(session: "ChatSession", text: str) -> str:
-    """Attach the image files that a prompt names; the prompt with their names."""
+    """Attach the files that a prompt names; its text without folders."""
     from mlxstack.cli.chat_images import paths_in, read_image
 
     paths = paths_in(text)
