@@ -43,9 +43,13 @@ Stylesheet._parse_cache = property(parsed_rules, lambda *_: None)  # type: ignor
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Other versions of Python lay some characters out differently."""
-    if config.getoption("--snapshot-update", False) and sys.version_info[:2] != PICTURES_BY:
+    """Refuse updates that break pictures: of another Python's layout, or without `--soak`."""
+    if not config.getoption("--snapshot-update", False):
+        return
+    if sys.version_info[:2] != PICTURES_BY:
         raise pytest.UsageError(f"pictures are drawn by Python {PICTURES_BY} only")
+    if not config.getoption("--soak"):
+        raise pytest.UsageError("add --soak: the pictures of tests that do not run are deleted")
 
 
 @pytest.fixture(autouse=True)
