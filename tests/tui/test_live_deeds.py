@@ -194,7 +194,7 @@ async def test_drilling_into_an_agent_shows_the_turns_that_the_service_tells(
             assert row[2] == f"{100 * turn['n_cached'] // n_prompt}%"
             assert row[3] == str(n_prompt + turn["n_generated"])
             parts = [turn[part] > 0 for part in ("n_cached", "n_computed", "n_generated")]
-            assert [sign in row[4] for sign in "█▓░"] == parts
+            assert [sign in row[4] for sign in "▓█░"] == parts
             assert row[5] == (turn["reason"] or "-")
         states = app.screen.query_one("#states PatchedTable", PatchedTable)
         await until(pilot, lambda: states.row_count == len(told["states"]) == 1)
