@@ -18,7 +18,8 @@ from prompt_toolkit.completion import (
 )
 from prompt_toolkit.document import Document
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.output import create_output
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
@@ -45,7 +46,7 @@ class PromptReader:
             completer=CommandCompleter(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
-            output=None if is_dumb_terminal() else create_output(always_prefer_tty=True),
+            output=_output(),
         )
 
     async def read(self) -> str | None:
@@ -80,6 +81,17 @@ class CommandCompleter(Completer):
             yield from self._files.get_completions(Document(text.removeprefix(IMAGE)), event)
         elif text.startswith("/") and " " not in text:
             yield from self._names.get_completions(document, event)
+
+
+def _output() -> Output | None:
+    """Output that asks the terminal nothing; None where it is dumb."""
+    if is_dumb_terminal():
+        return None
+    output = create_output(always_prefer_tty=True)
+    if isinstance(output, Vt100_Output):
+        # Menus alone need the place of the cursor, and some terminals do not tell it.
+        output.enable_cpr = False
+    return output
 
 
 def _keys() -> KeyBindings:

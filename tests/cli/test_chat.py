@@ -20,8 +20,7 @@ from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-# No terminal answers the question for the place of its cursor here.
-XTERM = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+XTERM = {"TERM": "xterm-256color"}
 REMEMBER = "Remember the magic word: tutorialdemo."
 SUMMARY = re.compile(
     r"\[prompt: (\d+) tokens reused, (\d+) new; first token after [\d.]+ s; "
@@ -251,6 +250,7 @@ def test_piped_input_that_is_not_utf8_is_refused_with_the_place(demo: Shell) -> 
     assert len(done.stderr) < 200
 
 
+CURSOR_POSITION = "\x1b[6n"
 PASTE, PASTED = b"\x1b[200~", b"\x1b[201~"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 LONG = " ".join(f"word{n}" for n in range(40))
@@ -326,6 +326,18 @@ def test_code_has_colors_in_a_terminal_and_none_in_a_pipe(scripted: Running, she
     assert "import os" in ESCAPES.sub("", shown)
     plain = shell.run("chat", "--url", scripted.url, "-p", "code")
     assert plain.stdout == f"{CODE}\n"
+
+
+def test_the_terminal_is_asked_nothing_that_it_may_not_answer(
+    scripted: Running, shell: Shell
+) -> None:
+    chat = Terminal(shell, "chat", "--url", scripted.url, **XTERM)
+    shown = chat.until(chat.prompt)
+    chat.type("/help")
+    shown += chat.until("A paste is one prompt.") + chat.until(chat.prompt)
+    chat.press(b"\x04")
+    assert CURSOR_POSITION not in shown + chat.rest()
+    assert chat.process.wait(PATIENCE_S) == 0
 
 
 def test_thoughts_stand_before_the_rendered_answer(scripted: Running, shell: Shell) -> None:
