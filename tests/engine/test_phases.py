@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.engine_events import KVSource, TTFTPhase, RequestTimings, TokenSampled
+from mlxstack.core.engine_events import KVSource, RequestTimings, TokenSampled, TTFTPhase
 from mlxstack.core.preset import PrefillSpec
 from mlxstack.engine.slots.request_state import PhaseTimer
 from mlxstack.engine.stats import BULK, EngineStats
