@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.cli.commands.tui import WEB_PORT
 from mlxstack.config import presets
-from mlxstack.host.home import Home
+from mlxstack.host.home import HOME_VARIABLE, Home
 from tests import environment, user_home
 from tests.ports import unused_port
 
@@ -155,6 +155,12 @@ def test_tests_that_leave_the_users_environment_do_not(tmp_path: Path) -> None:
     code, output, _ = suite(tmp_path, "-n", "2")
     assert code == 0, output
     assert "what is not their own" not in output
+
+
+def test_a_test_process_has_a_home_of_its_own() -> None:
+    assert HOME_VARIABLE not in os.environ
+    assert Path.home().parent == Path(os.environ[environment.HOMES])
+    assert not environment.default_home().exists()
 
 
 def test_a_port_of_another_program_is_told(tmp_path: Path) -> None:
