@@ -90,7 +90,7 @@ class OllamaRenderer(streaming.Renderer):
             done=True,
             done_reason=finish_reason(ended, has_calls=False),
             total_duration=nanoseconds(time.perf_counter() - self._began),
-            load_duration=nanoseconds(work.queued_s),
+            load_duration=nanoseconds(work.queued_s + work.others_s + work.restore_s),
             prompt_eval_count=work.n_prompt,
             prompt_eval_duration=nanoseconds(work.prefill_s),
             eval_count=work.n_generated,
