@@ -55,7 +55,7 @@ def test_the_column_of_the_walk_goes_where_the_page_says() -> None:
 
 def test_the_call_format_of_the_walk_is_read() -> None:
     row, _ = blocks("A call format", "python")
-    (family,) = eval(f"({row})", vars(families))
+    family = eval(row, vars(families))
     written = re.findall(r"Example: `(.+?)`", PAGE)[0]
     assert written.startswith(family.format.calls.opens)
     message = read_answer(family.format, written, TOOLS)
