@@ -43,7 +43,7 @@ async def test_h1_a_tape_plays_in_a_terminal_and_q_leaves(tmp_path: Path) -> Non
     assert len(read_recording(tape)) == 3
     code, seen = in_terminal(["--replay", str(tape), "--speed", "50"], tmp_path)
     assert code == 0
-    for text in ("Overview", "claude-main", "has ended", r"[red]rm -rf[/"):
+    for text in ("Overview", "claude-main", "has ended", r"[red]rm -r"):
         assert text in seen
 
 
