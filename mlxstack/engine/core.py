@@ -74,6 +74,7 @@ from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.compiled_experts import compile_experts
 from mlxstack.engine.model.length_rope import exact_ropes, keyed_by_length
 from mlxstack.engine.model.padded_linear import pad_linear_layers
 from mlxstack.engine.model.runner import ModelParts, ModelRunner, kv_bytes_per_token
@@ -85,7 +86,7 @@ from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.hardware import memory_of, this_memory
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.policy.attention_kernels import PrefillAttention
-from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
+from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)
@@ -387,7 +388,7 @@ class EngineCore:
         bytes_per_token = kv_bytes_per_token(alone, factory)
         if self._ranks is not None:
             plan = self._ranks.agree(check, plan, bytes_per_token, is_measured=is_drafting)
-        costs = measure_widths(alone, factory) if is_drafting else UNMEASURED
+        costs = self._width_costs(alone, factory, is_drafting)
         target = drafts.model.target if drafts.model else None
         n_beside = drafts.model.bytes_beside if drafts.model else 0
         parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
@@ -425,6 +426,12 @@ class EngineCore:
         self._device_memory.wire(preset.device.wired, plan.planned_bytes)
         self._publish()
         return facts
+
+    def _width_costs(self, alone: ModelRunner, made: CacheFactory, is_drafting: bool) -> WidthCosts:
+        """Costs of passes by width, once experts are compiled where that pays."""
+        if self._ranks is None:
+            compile_experts(alone.model, made, self._preset.slots.count, is_drafting=is_drafting)
+        return measure_widths(alone, made) if is_drafting else UNMEASURED
 
     def _rules(self, plan: MemoryPlan, alone: ModelRunner, made: CacheFactory) -> SchedulerLimits:
         attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)

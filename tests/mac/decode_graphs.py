@@ -21,6 +21,7 @@ from mlxstack.bench.dev.in_process.contestants import Ours, Theirs, filled
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode import attention_patch, batch
 from mlxstack.engine.model import cpu_attention
+from mlxstack.engine.model.compiled_experts import expert_blocks
 from tests.mac.dispatch_counts import Operation, graph_of, tape_of
 
 PRESETS = Path(__file__).parents[2] / "presets"
@@ -141,25 +142,12 @@ def step_of(
     return [op for tape in tapes for op in tape]
 
 
-class CompiledBlock(nn.Module):
-    """A block of experts behind `mx.compile`."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self._compute = mx.compile(block)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """Output of the block."""
-        output: mx.array = self._compute(x)
-        return output
-
-
-def compile_experts(model: TinyModel) -> bool:
-    """Compile the blocks of experts, whose weights have no names then; False if there are none."""
-    layers = [layer for layer in model.model.layers if hasattr(layer.mlp, "switch_mlp")]
-    for layer in layers:
-        layer.mlp = CompiledBlock(layer.mlp)
-    return bool(layers)
+def compile_experts(model: TinyModel, n_rows: Sequence[int]) -> bool:
+    """Compile the blocks of experts for steps of so many rows; False if there are none."""
+    blocks = expert_blocks(model.model)
+    for block in blocks:
+        block.compile_for(frozenset((mx.float32, (n, 1)) for n in n_rows))
+    return bool(blocks)
 
 
 def rows_of(model: TinyModel, n_rows: int) -> list[list[Any]]:

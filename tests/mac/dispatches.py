@@ -79,7 +79,7 @@ def main() -> None:
             model = build(real)
             ours = counts_by_rows(model, BY_ROW)
             theirs = counts_by_rows(model, Theirs)
-            has_experts = compile_experts(model)
+            has_experts = compile_experts(model, ROWS)
             compiled = counts_by_rows(model, BY_ROW) if has_experts else [None] * len(ROWS)
             for n_rows, own, in_blocks, other in zip(ROWS, ours, compiled, theirs, strict=True):
                 launches = map(_launches, (own, in_blocks, other))

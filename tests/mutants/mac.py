@@ -11,6 +11,7 @@ AHEAD = "tests/mac/test_step_ahead.py::"
 LAUNCHD = "tests/mac/test_launchd.py::"
 COMMAND_BUFFERS = "tests/mac/test_command_buffers.py::"
 FORCED = "tests/mac/test_forced_kernels.py::"
+COMPILED = "tests/mac/test_compiled_experts.py::"
 SAMPLING = "tests/engine/test_sampling.py::"
 CHECK = "tests/mac/test_self_check.py::"
 KEEP_WARM = "tests/policy/test_keep_warm.py::"
@@ -307,6 +308,16 @@ MAC = (
         "a kernel that cannot be loaded is refused", "engine/decode/kernel_choice.py",
         "KERNEL_FAULTS = (ValueError, RuntimeError)", "KERNEL_FAULTS = (ValueError,)",
         FORCED + "test_a_kernel_that_cannot_be_loaded_is_not_forced",
+    ),
+    Mutant(
+        "compiled blocks give the same bits", "engine/model/compiled_experts.py",
+        " or not mx.array_equal(_bits(plain), _bits(compiled))", "",
+        COMPILED + "test_a_pass_whose_compiled_bits_differ_is_not_compiled",
+    ),
+    Mutant(
+        "blocks are compiled for a gain only", "engine/model/compiled_experts.py",
+        "if gain >= LEAST_GAIN:", "if gain > 0:",
+        COMPILED + "test_only_passes_that_gain_enough_are_compiled",
     ),
     Mutant(
         "no kernel is forced in float32", "policy/attention_kernels.py",
