@@ -135,9 +135,13 @@ def scene(driver: Driver) -> list[list[int]]:
     """Greedy answers in batches, after forks, with drafts, and in a later turn."""
     draft_freely(driver)
     head = prompt(140)
-    asks = [driver.submit(head + prompt(9, seed=n), 12, agent=str(n)) for n in range(1, 4)]
+    shared = {"checkpoint_positions": (len(head),)}
+    asks = [driver.submit(head + prompt(9, seed=n), 12, agent=str(n), **shared) for n in (1, 2, 3)]
     for ask in asks:
         driver.finish(ask)
+    asks.append(driver.submit(head + prompt(9, seed=4), 12, agent="4", **shared))
+    driver.finish(asks[-1])
+    assert driver.seated(asks[-1]).n_cached
     answers = [driver.tokens(ask) for ask in asks]
     predicted = {"prediction": tuple(answers[0]), "use_cache": False}
     drafted = [driver.submit(head + prompt(9, seed=1), 12, **predicted) for _ in range(3)]
