@@ -144,12 +144,12 @@ def section(page: Path, anchor: str) -> str:
     return parts[at] + "".join(below)
 
 
-@pytest.mark.parametrize("words", ANSWERS)
-def test_l2_the_index_answers_in_one_hop(words: str) -> None:
-    link, answer = ANSWERS[words]
+@pytest.mark.parametrize("question", ANSWERS)
+def test_l2_the_index_answers_in_one_hop(question: str) -> None:
+    link, answer = ANSWERS[question]
     index = ROOT / "docs" / "README.md"
     rows = [row for row in index.read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
-    (row,) = [row for row in rows if words in row.split("|")[1]]
+    (row,) = [row for row in rows if question in row.split("|")[1]]
     assert f"]({link})" in row
     file, _, anchor = link.partition("#")
     assert answer in section(index.parent / file, anchor)

@@ -152,7 +152,7 @@ def macos(
 
 
 def power(state: PowerState) -> Iterator[CheckResult]:
-    """Power source and mode, heat, memory pressure: any of them may slow the model."""
+    """Power source and mode, heat, memory pressure, which slow a model."""
     remedies = []
     if state.source is PowerSource.BATTERY:
         remedies.append("plug in the charger")

@@ -31,9 +31,9 @@ class KeyCommand(Struct, frozen=True):
 
 
 def choose() -> tuple[str, ...]:
-    """Arguments of the command that the user picks by a key; Enter picks the first.
+    """Arguments of the command that the user picks by a key.
 
-    Raises typer.Exit for any other key.
+    Enter picks the first. Raises typer.Exit for any other key.
     """
     home = home_from(os.environ)
     show(surveyed(None, False), False)
@@ -80,7 +80,7 @@ def _of_idle(home: Home) -> tuple[KeyCommand, ...]:
 
 
 def _pressed(prompt: str) -> str:
-    """The next key, of those that are pressed once the prompt is there."""
+    """The next key that is pressed after the prompt."""
     keyboard = sys.stdin.fileno()
     attributes = termios.tcgetattr(keyboard)
     try:

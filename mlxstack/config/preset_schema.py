@@ -229,7 +229,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
 
 
 def allowed(keys: Keys) -> str:
-    """Values of a key in words: `a number above 0, such as 15m`."""
+    """Values of a key in words, with an example."""
     short = short_form(str(keys[-1]))
     return meaning(at(keys)) + (f", such as {short.example}" if short is not None else "")
 

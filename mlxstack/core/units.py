@@ -12,18 +12,18 @@ Unit = Callable[[str], float | None]
 
 
 def tokens_in(text: str) -> int | None:
-    """Tokens of `32768`, `32k` (1,024 each) or `1m`; None for other texts."""
+    """Tokens of `32768`, `32k` (1,024 each) or `1m`, else None."""
     match = TOKENS.fullmatch(text.strip().lower())
     return int(match[1]) * 1024 ** " km".index(match[2] or " ") if match else None
 
 
 def bytes_in(text: str) -> int | None:
-    """Bytes of `500MB`, `20GB`, `1.5 GiB` (1,024 each) or a number; None for other texts."""
+    """Bytes of `20GB`, `1.5 GiB` (1,024 each) or a number, else None."""
     match = BYTES.fullmatch(text.strip().lower())
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " ")) if match else None
 
 
 def seconds_in(text: str) -> float | None:
-    """Seconds of `90s`, `15m`, `36h`, `30d` or `2w`; None for other texts."""
+    """Seconds of `90s`, `15m`, `36h`, `30d` or `2w`, else None."""
     match = TIME.fullmatch(text.strip().lower())
     return float(match[1]) * SECONDS[match[2]] if match else None

@@ -101,7 +101,9 @@ class IdleWork:
         return seconds_to_pass(state, self._keep_warm_s)
 
     def _make_pass(self) -> None:
-        """Keep the weights warm; after an error only the next request resumes it.
+        """Keep the weights warm.
+
+        After an error only the next request resumes it.
 
         Nothing else was in flight: an error is that of the pass, which has written no KV.
         """

@@ -287,7 +287,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def gguf_refusal(path: Path) -> SetupError:
-    """Refusal of a GGUF file, or of a folder with some, with the remedy."""
+    """Refusal of a GGUF file or folder, with the remedy."""
     what = "is a GGUF file" if path.is_file() else "holds GGUF files"
     return SetupError(
         f"{path} {what}, which llama.cpp reads; get the MLX version of this model, "

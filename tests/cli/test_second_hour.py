@@ -56,11 +56,11 @@ class Person:
         assert "Traceback" not in done.stderr
         return str(done.stdout + done.stderr)
 
-    def says(self, agent: str, *turns: str, system: str = RULES) -> httpx.Response:
+    def says(self, agent: str, *texts: str, system: str = RULES) -> httpx.Response:
         """A turn of an agent that a client sends with its whole history."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
-        for i, turn in enumerate(turns):
-            messages.append({"role": "assistant" if i % 2 else "user", "content": turn})
+        for i, text in enumerate(texts):
+            messages.append({"role": "assistant" if i % 2 else "user", "content": text})
         answer = httpx.post(
             f"{self.url}/v1/chat/completions",
             json={"messages": messages, "max_tokens": 4, "temperature": 0, "agent": agent},

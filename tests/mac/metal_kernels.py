@@ -112,8 +112,8 @@ def header() -> Path:
         if wheel is None:
             reason = (done.stderr.strip().splitlines() or ["no reason"])[-1]
             raise MissingKernelsError(f"mlx-metal cannot be downloaded: {reason}")
-        with zipfile.ZipFile(wheel) as archive:
-            text = archive.read(HEADER)
+        with zipfile.ZipFile(wheel) as package:
+            text = package.read(HEADER)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_bytes(text)

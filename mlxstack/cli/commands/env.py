@@ -125,7 +125,10 @@ def _check(client: str) -> None:
 
 
 def _check_context(client: str, endpoint: "Endpoint") -> None:
-    """Ask whether to start a client that cannot work; raise SetupError in a pipe or for a no."""
+    """Ask whether to start a client that cannot work.
+
+    Raises SetupError in a pipe, or for a no.
+    """
     from mlxstack.core.errors import SetupError
     from mlxstack.host.coding_clients import too_small
 
@@ -221,7 +224,10 @@ def _write(setup: "ClientSetup") -> None:
 
 
 def _path_of(argv: list[str]) -> str:
-    """Path of the program. Raises Misuse without one, NotFound where it is not installed."""
+    """Path of the program.
+
+    Raises Misuse without a program, NotFound where it is not installed.
+    """
     from mlxstack.core.errors import NotFound
 
     if not argv:
