@@ -493,8 +493,8 @@ def test_an_agent_moves_with_its_kv(tmp_path: Path) -> None:
         args = ["agents", "move", "bob", "--to", there.url, "--url", here.url]
         moved = CliRunner().invoke(app, args)
         assert moved.exit_code == 0, moved.output
-        told = re.search(r"bob is at .* KV of (\d+) tokens; (\d+) bytes were sent", moved.stdout)
-        assert told is not None and int(told[1]) > 300 and int(told[2]) > 0
+        told = re.search(r"bob is at .* KV of (\d+) tokens; ([\d.]+) [KM]iB were sent", moved.stdout)
+        assert told is not None and int(told[1]) > 300 and float(told[2]) > 0
         assert http.get("/v1/agents/bob").status_code == 404
         same = turn(http, "twin", "And why?", cache_prompt=False)
     with (
@@ -522,7 +522,7 @@ def test_an_agent_is_moved_once_and_only_to_a_peer(pair: Pair) -> None:
     assert move(pair, "nobody", "--to", pair.helper).exit_code
     pair.there.delete("/v1/agents/eve")
     back = move(pair, "eve", "--to", pair.helper)
-    assert back.exit_code == 0 and "; 0 bytes were sent" in back.output
+    assert back.exit_code == 0 and "; 0 B were sent" in back.output
 
 
 def test_the_presets_of_the_page_are_valid(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from mlxstack.cli.service_request import ServiceOptions, path_of
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbApp, VerbResult
+from mlxstack.core import formatting
 from mlxstack.core.errors import NotFound
 from mlxstack.core.formatting import age, count, printable_lines, share, short_time
 
@@ -111,7 +112,9 @@ def move(
     """Move an agent to a peer, with its history and its KV."""
     agent, done = _post(agent, "move", {"to": to, "is_kept": keep}, service)
     kv = f"KV of {count(done['n_tokens'])} tokens" if done["n_tokens"] else "no KV"
-    return VerbResult(done, f"{agent} is at {to}, with {kv}; {size(done['n_sent'])} were sent")
+    return VerbResult(
+        done, f"{agent} is at {to}, with {kv}; {formatting.size(done['n_sent'])} were sent"
+    )
 
 
 @app.command()
