@@ -148,8 +148,8 @@ def files_of(preset: Preset) -> ModelFiles:
         if files.config["excerpt_of"] == preset.model.id:
             return replace(files, weights=None)
     raise LookupError(
-        f"no file of presets/configs is an excerpt of the config of {preset.model.id}: "
-        f"put it into presets/configs/{preset.name}.json, then `make docs`"
+        f"there is no excerpt of the config of {preset.model.id}: "
+        f"put the config into presets/configs/{preset.name}.json, then `make docs`"
     )
 
 

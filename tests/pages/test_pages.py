@@ -37,7 +37,7 @@ def test_the_benchmarks_page_shows_three_charts_of_its_own_figures() -> None:
 
 def test_a_preset_without_an_excerpt_is_told_where_to_put_it() -> None:
     preset = Preset(ModelSpec("org/New-4bit"), name="new")
-    remedy = "put it into presets/configs/new.json, then `make docs`"
+    remedy = "put the config into presets/configs/new.json, then `make docs`"
     with pytest.raises(LookupError, match=f"org/New-4bit: {remedy}"):
         files_of(preset)
 
