@@ -90,7 +90,7 @@ def test_a_refused_preset_shows_nothing_of_a_file(here: Running, home: Path) -> 
     secret = home / "secret"
     secret.write_text("root:*:20228:0:99999:7::: x\n")
     (home / "presets").mkdir(exist_ok=True)
-    (home / "presets" / "wrong.yaml").write_text("model: {id: demo}\nserver: {api_keys: pear}\n")
+    (home / "presets" / "wrong.yaml").write_text("model: {id: demo}\nkv: {bits: pear}\n")
     told = load(here, preset=str(secret), prepare=True)
     assert told.status_code == 400 and "20228" not in told.text
     told = load(here, preset="wrong", prepare=True)

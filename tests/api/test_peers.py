@@ -493,7 +493,9 @@ def test_an_agent_moves_with_its_kv(tmp_path: Path) -> None:
         args = ["agents", "move", "bob", "--to", there.url, "--url", here.url]
         moved = CliRunner().invoke(app, args)
         assert moved.exit_code == 0, moved.output
-        told = re.search(r"bob is at .* KV of (\d+) tokens; ([\d.]+) [KM]iB were sent", moved.stdout)
+        told = re.search(
+            r"bob is at .* KV of (\d+) tokens; ([\d.]+) [KM]iB were sent", moved.stdout
+        )
         assert told is not None and int(told[1]) > 300 and float(told[2]) > 0
         assert http.get("/v1/agents/bob").status_code == 404
         same = turn(http, "twin", "And why?", cache_prompt=False)

@@ -230,7 +230,7 @@ def test_slots_list_and_erase(shell: Shell) -> None:
     assert shell.up().returncode == 0
     listed = shell.run("slots")
     assert listed.returncode == 0
-    assert listed.stdout.count("1024") == 3
+    assert listed.stdout.count(" 1k ") == 3
     found = json.loads(shell.run("slots", "list", "--json").stdout)["slots"]
     assert json.loads(shell.run("slots", "--json").stdout)["slots"] == found
     assert [one["id"] for one in found] == [0, 1, 2]

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 AGENTS = ("ann", "bob", "cyd", "dan", "eve")
-ROW = re.compile(r"^ +\d  +(\w+) +writing, .* (\d\S*)/4.1k", re.M)
+ROW = re.compile(r"^ +\d  +(\w+) +writing, .* (\d[\d.]*k?) +\d+%", re.M)
 
 
 @pytest.fixture

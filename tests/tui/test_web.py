@@ -30,6 +30,9 @@ from tests.api.running import running, tiny_preset
 from tests.patience import PATIENCE_S, until
 from tests.tui.browser import CHROMIUM, chromium
 
+# textual-serve leaves pipes open, which the collector may find in the middle of a test.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 KEY = "sk-of-the-dashboard"
 AGENTS = ("ann", "bob", "cyd", "dan", "eve")
 
