@@ -43,7 +43,7 @@ FIRST_PROMPT_TOKENS = {
     "codex": 8_000,
     "opencode": 7_000,
     "aider": 2_000,
-    "pi": 1_500,
+    "pi": 2_500,
     "qwen": 13_500,
 }
 """Tokens of each client's instructions and tools, as the refusals of a small slot count them."""
