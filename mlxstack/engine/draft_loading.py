@@ -63,7 +63,8 @@ def load_drafts(
     factory = CacheFactory(draft.model, KVSpec())
     draft_check = self_check(draft, factory)
     device.release()
-    is_batching, is_ragged = draft_check.is_batching, draft_check.is_ragged
-    runner = ModelRunner(draft.model, is_batching=is_batching, is_ragged=is_ragged)
+    runner = ModelRunner(
+        draft.model, is_batching=draft_check.is_batching, is_ragged=draft_check.is_ragged
+    )
     n_vocab = min(loaded.facts.n_vocab, draft.facts.n_vocab)
     return LoadedDrafts(DraftModel(spec.draft, runner, factory, n_vocab), draft.facts.n_bytes)

@@ -65,7 +65,7 @@ class InterruptedRun(Struct, frozen=True):
 
 
 class ReportFile:
-    """Report on disk, written anew with each result."""
+    """Report on disk, rewritten after each result."""
 
     def __init__(self, home: Home, wanted: str, conditions: Conditions) -> None:
         process = identify(os.getpid())

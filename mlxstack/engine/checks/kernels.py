@@ -126,7 +126,8 @@ def _attend(
 ) -> Iterator[KernelCheck]:
     """Compare attention of the last queries of `n_keys`."""
     attend: Any = mx.fast.scaled_dot_product_attention
-    n_kv, n_heads = shape.n_kv_heads, shape.n_heads
+    n_kv = shape.n_kv_heads
+    n_heads = shape.n_heads
     if not shape.is_decode and n_heads > MAX_PREFILL_HEADS:
         n_kv = max(1, n_kv * MAX_PREFILL_HEADS // n_heads)
         n_heads = n_kv * (shape.n_heads // shape.n_kv_heads)
@@ -325,7 +326,7 @@ def _unchecked(shapes: ModelShapes) -> Iterator[KernelCheck]:
             shape=f"{count} layers of class {name}",
             dtype=_name(shapes.dtype),
             outcome=KernelOutcome.UNAVAILABLE,
-            detail="no check knows this class",
+            detail="this class has no check",
         )
 
 

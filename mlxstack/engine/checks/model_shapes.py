@@ -98,7 +98,7 @@ class ModelShapes(Struct, frozen=True):
     linear: dict[LayerShape, Any]
     experts: dict[LayerShape, Any]
     n_unchecked: dict[str, int]
-    """Quantized layers of other classes, which no check knows, by class."""
+    """Quantized layers without a check, by class."""
 
 
 def shapes_of(model: Any) -> ModelShapes:

@@ -149,15 +149,18 @@ def read_weights(model: Any, progress: LoadProgress) -> None:
     """Evaluate the weights, some of them at a time."""
     arrays = [array for _, array in tree_flatten(model.parameters())]
     n_total = sum(array.nbytes for array in arrays)
-    n_read, at_once = 0, list[mx.array]()
+    n_read = 0
+    pending: list[mx.array] = []
+    n_pending = 0
     for array in arrays:
-        at_once.append(array)
-        if sum(each.nbytes for each in at_once) < READ_AT_ONCE and array is not arrays[-1]:
-            continue
-        mx.eval(at_once)
-        n_read += sum(each.nbytes for each in at_once)
-        at_once.clear()
-        progress.report_seldom(f"reading the weights: {size(n_read)} of {size(n_total)}")
+        pending.append(array)
+        n_pending += array.nbytes
+        if n_pending >= READ_AT_ONCE or array is arrays[-1]:
+            mx.eval(pending)
+            n_read += n_pending
+            progress.report_seldom(f"reading the weights: {size(n_read)} of {size(n_total)}")
+            pending.clear()
+            n_pending = 0
 
 
 def check_context(facts: ModelFacts, n_ctx: int, key: str = "") -> None:

@@ -1,9 +1,9 @@
 """Blocks of experts behind `mx.compile`, for passes that are measured to gain.
 
-Compilation fuses element-wise operations and builds a step in less time. How much that gains
-depends on the number of tokens in a pass, and each shape is traced anew, so each is measured. A
-block keeps its names and arrays: a subclass replaces its class. Its arrays are inputs of its
-traces, which hold none.
+Compilation fuses element-wise operations and builds a step in less time. The gain depends on the
+number of tokens in a pass, so each shape is measured; each has a trace of its own. A block keeps
+its names and arrays: a subclass replaces its class. The arrays are inputs of the traces, which
+hold none.
 """
 
 import inspect
