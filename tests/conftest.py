@@ -28,7 +28,7 @@ LENGTHS = {"slow": 4.0, "mlx": 2.0, "net": 2.0}
 UNMARKED = 0.1
 """Seconds that a test is expected to take by its marker, to order the files."""
 
-MOST_NAMED = 200
+MAX_NAMED = 200
 """Characters of a parameter that is a part of a test's name."""
 
 DEVICE = os.environ.get("MLX_STACK_TEST_DEVICE", "cpu")
@@ -109,7 +109,7 @@ def homes_of_their_own() -> Iterator[None]:
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name a long value by its length: each worker tells the names of all tests."""
-    if isinstance(val, str | bytes) and len(val) > MOST_NAMED:
+    if isinstance(val, str | bytes) and len(val) > MAX_NAMED:
         return f"{argname}-{len(val)}"
     return None
 

@@ -64,7 +64,7 @@ SHELL_DETECTION = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
 OF_HUB = ("HF_", "HOME", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE_HOME")
 """Variables that the hub's client reads when it is imported."""
 HUB_USERS = {"huggingface_hub", "mlx_lm", "mlxstack", "transformers"}
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 N_STREAMS = 3
 PR_SET_CHILD_SUBREAPER = 36
 TITLE = 45, 46
@@ -265,7 +265,7 @@ def _ask(server: socket.socket, program: Program, streams: Sequence[int]) -> int
             fds = [own if fd == -1 else fd for own, fd in enumerate(streams)]
             args = program.args, program.cwd, program.env, program.is_leader, program.group
             socket.send_fds(server, [json.dumps(args).encode()], fds)
-            return max(int(server.recv(MOST_BYTES)) for _ in range(2))
+            return max(int(server.recv(MAX_BYTES)) for _ in range(2))
         finally:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
@@ -295,7 +295,7 @@ def _start(env: Mapping[str, str]) -> tuple[socket.socket, "subprocess.Popen[byt
 def _pair() -> tuple[socket.socket, socket.socket]:
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
     return pair
 
 
@@ -317,7 +317,7 @@ def serve() -> None:
 def _fork_for(connection: socket.socket) -> None:
     """Fork what is asked for, as orphans, until the other end is closed."""
     while True:
-        data, streams, _, _ = socket.recv_fds(connection, MOST_BYTES, N_STREAMS)
+        data, streams, _, _ = socket.recv_fds(connection, MAX_BYTES, N_STREAMS)
         if not data:
             return
         middle = os.fork()

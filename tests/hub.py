@@ -87,8 +87,10 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer(is_head=False)
 
     def _answer(self, is_head: bool) -> None:
-        files, address = self.hub.files, urlsplit(self.path)
-        path, name = address.path, address.path.rpartition("/")[2]
+        files = self.hub.files
+        address = urlsplit(self.path)
+        path = address.path
+        name = address.path.rpartition("/")[2]
         if path == "/api/models":
             wanted = parse_qs(address.query).get("search", [""])[0].lower()
             found = [self.hub.name] if wanted in self.hub.name.lower() else []

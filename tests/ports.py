@@ -12,9 +12,9 @@ from mlxstack.host.process import refusal
 HOST = "127.0.0.1"
 FIRST = 10_000
 N_PER_WORKER = 500
-MOST_WORKERS = 20
+MAX_WORKERS = 20
 
-_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MOST_WORKERS
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MAX_WORKERS
 _first = FIRST + _worker * N_PER_WORKER
 _own = itertools.cycle(range(_first, _first + N_PER_WORKER))
 # Other runs at the same time begin elsewhere.

@@ -27,7 +27,7 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 Tree = Sequence[ast.AST]
 """All nodes of a module, the module first."""
 
-MOST_WORDS = 12
+MAX_WORDS = 12
 """Words of the first line of a docstring, by the style page of docs/contributing.md."""
 
 HEADLESS = re.compile(r"(What|Who|How|Which|Those|Of) ")
@@ -85,7 +85,7 @@ def measure(root: Path = ROOT) -> Signature:
             f"{_name(root, file)}: {summary}"
             for file, tree in trees.items()
             for summary in _summaries(tree)
-            if len(summary.split()) > MOST_WORDS
+            if len(summary.split()) > MAX_WORDS
         ),
         badly_worded=tuple(
             f"{_name(root, file)}: {text}"
@@ -267,9 +267,7 @@ def main() -> None:
     console.print(
         f"public functions annotated: {found.n_public - len(found.bare)}/{found.n_public}"
     )
-    console.print(
-        f"first lines of docstrings above {MOST_WORDS} words: {len(found.long_summaries)}"
-    )
+    console.print(f"first lines of docstrings above {MAX_WORDS} words: {len(found.long_summaries)}")
     console.print(f"class names of two classes: {', '.join(found.same_class_names) or 'none'}")
     console.print(f"import cycle: {' -> '.join(found.cycle) or 'none'}")
     console.print(f"rooms that import each other: {'; '.join(found.circles) or 'none'}")

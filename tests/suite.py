@@ -18,7 +18,7 @@ import pytest
 from tests import user_home
 from tests.user_home import User
 
-MOST_RERUNS = 5
+MAX_RERUNS = 5
 """More failures than this are a fault of the code, not of a busy machine."""
 FLAKY = Path(sys.prefix, "flaky")
 
@@ -62,9 +62,10 @@ def run(
 
 
 def _run(arguments: Sequence[str], flaky: Path, user: User) -> int:
-    reports, env = Reports(user), dict(os.environ)
+    reports = Reports(user)
+    env = dict(os.environ)
     code = pytest.main(list(arguments), plugins=[reports])
-    if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(reports.failed) <= MOST_RERUNS:
+    if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(reports.failed) <= MAX_RERUNS:
         return int(code)
     passed = [test for test in reports.failed if _passes_alone(test, env)]
     flaky.write_text("".join(f"flaky: {test} failed, and passed alone\n" for test in passed))

@@ -11,7 +11,7 @@ import mlxstack
 PACKAGE = Path(mlxstack.__file__).parent
 NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)`")
 WORD = re.compile(r"[A-Za-z_]\w*")
-MOST_TEXT = 200
+MAX_TEXT = 200
 """Longer texts of a module are prose, whose words are no names."""
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -57,7 +57,7 @@ def used(tree: ast.Module) -> set[str]:
                 names.add(name)
             case ast.alias():
                 names |= {*node.name.split("."), node.asname or ""}
-            case ast.Constant(value=str(text)) if len(text) < MOST_TEXT and text not in prose:
+            case ast.Constant(value=str(text)) if len(text) < MAX_TEXT and text not in prose:
                 names |= set(WORD.findall(text))
     return names
 

@@ -25,8 +25,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_FILES_OF_A_CHAT = 65
-MOST_FILES_OF_A_PARKED_TURN = 73
+MAX_FILES_OF_A_CHAT = 65
+MAX_FILES_OF_A_PARKED_TURN = 73
 
 PACKAGE = Path(mlxstack.__file__).parent
 
@@ -100,7 +100,7 @@ def test_one_streamed_chat_runs_few_files(http: httpx.Client, counter: FileCount
         assert stream(http, "/v1/chat/completions", messages=user("Hello, who are you?"))
     files = counter.ours()
     assert {"api/guards.py", "engine/core.py"} <= set(files), "a thread was not counted"
-    assert len(files) <= MOST_FILES_OF_A_CHAT, report(files, MOST_FILES_OF_A_CHAT)
+    assert len(files) <= MAX_FILES_OF_A_CHAT, report(files, MAX_FILES_OF_A_CHAT)
 
 
 def test_a_parked_agents_next_turn_runs_few_files(http: httpx.Client, counter: FileCounter) -> None:
@@ -112,4 +112,4 @@ def test_a_parked_agents_next_turn_runs_few_files(http: httpx.Client, counter: F
     files = counter.ours()
     cached = http.get("/v1/agents/bob").json()["n_cached"]
     assert cached > 100, "the turn was not resumed from parked KV"
-    assert len(files) <= MOST_FILES_OF_A_PARKED_TURN, report(files, MOST_FILES_OF_A_PARKED_TURN)
+    assert len(files) <= MAX_FILES_OF_A_PARKED_TURN, report(files, MAX_FILES_OF_A_PARKED_TURN)

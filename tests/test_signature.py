@@ -15,7 +15,7 @@ from tests.signature import (
     percentile,
 )
 
-MOST_LONG_SUMMARIES = 112
+MAX_LONG_SUMMARIES = 112
 """First lines of docstrings that are longer than the style page allows."""
 
 
@@ -43,7 +43,7 @@ def test_no_two_classes_share_a_name(house: Signature) -> None:
 
 def test_docstrings_begin_with_a_short_line(house: Signature) -> None:
     # The limit only ever falls.
-    assert len(house.long_summaries) <= MOST_LONG_SUMMARIES, "\n".join(house.long_summaries)
+    assert len(house.long_summaries) <= MAX_LONG_SUMMARIES, "\n".join(house.long_summaries)
 
 
 def test_docstrings_name_things_in_american_english(house: Signature) -> None:

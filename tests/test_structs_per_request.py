@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_STRUCTS_OF_A_REQUEST = 8
-MOST_STRUCTS_OF_A_TOKEN = 6
+MAX_STRUCTS_OF_A_REQUEST = 8
+MAX_STRUCTS_OF_A_TOKEN = 6
 
 STATE = {
     "AgentTitle",
@@ -67,5 +67,5 @@ def test_a_chat_makes_few_structs() -> None:
     per_request = set(made["before"]) - per_token - STATE - EVENTS
     assert {"ChatBody", "Request"} <= per_request
     assert {"TokenSampled", "Chunk"} <= per_token
-    assert len(per_request) <= MOST_STRUCTS_OF_A_REQUEST, sorted(per_request)
-    assert len(per_token) <= MOST_STRUCTS_OF_A_TOKEN, sorted(per_token)
+    assert len(per_request) <= MAX_STRUCTS_OF_A_REQUEST, sorted(per_request)
+    assert len(per_token) <= MAX_STRUCTS_OF_A_TOKEN, sorted(per_token)

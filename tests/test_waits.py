@@ -11,7 +11,7 @@ import pytest
 TESTS = Path(__file__).parent
 PROGRAMS = {"endurance", "fuzz", "matrix", "mutants", "pages"}
 """Rooms of programs that run for a given time; no test is in them."""
-LEAST_LIMIT_S = 5.0
+MIN_LIMIT_S = 5.0
 """A literal limit from here on is the patience of a wait; below, it is part of the scene."""
 LIMITS = {"timeout", "patience_s"}
 POSITIONS = {"timeout": 0, "wait": 0, "result": 0, "join": 0, "exception": 0, "wait_for": 1}
@@ -88,7 +88,7 @@ def limits(tree: ast.Module) -> Iterator[ast.Call]:
             at = POSITIONS.get(called(node).rpartition(".")[2])
             values = [one.value for one in node.keywords if one.arg in LIMITS]
             values += node.args[at : at + 1] if at is not None else []
-            if any(seconds(value, named) >= LEAST_LIMIT_S for value in values):
+            if any(seconds(value, named) >= MIN_LIMIT_S for value in values):
                 yield node
 
 

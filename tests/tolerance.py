@@ -21,7 +21,8 @@ def distance(values: Any, reference: Any) -> float:
     0.1 and more. The limits lie between. Numbers twice as large round twice as much, hence the
     standard deviation.
     """
-    found, expected = _floats(values), _floats(reference)
+    found = _floats(values)
+    expected = _floats(reference)
     assert found.shape == expected.shape
     largest = float(np.abs(found - expected).max())
     return largest / float(expected.std()) if largest else 0.0

@@ -133,7 +133,8 @@ class User:
 
     def look(self, moment: str) -> None:
         """Note what was done since the last look; `moment` is now, such as `the end of x`."""
-        before, self._states = self._states, states(self._home)
+        before = self._states
+        self._states = states(self._home)
         found = changes(before, self._states)
         while self._calls:
             found.append(self._calls.pop())
@@ -198,7 +199,8 @@ def beside(home: Path, ports: Sequence[int] = PORTS) -> Iterator[User]:
 
 def _claim(home: Path, pid: int, port: int) -> None:
     """Write the state of the user's service, as its supervisor would."""
-    root, supervisor = Home(home / ".mlx-stack"), identify(pid)
+    root = Home(home / ".mlx-stack")
+    supervisor = identify(pid)
     assert supervisor is not None
     make_home(root)
     url = f"http://{HOST}:{port}"

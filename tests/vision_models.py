@@ -245,7 +245,8 @@ def build(
     For Qwen, an image of 64 x 64 pixels has 4 features, and one of 128 x 64 has 8. `vision`
     replaces `vision_config`.
     """
-    config, family = {**CONFIGS[kind]}, FAMILIES[CONFIGS[kind]["model_type"]]
+    config = {**CONFIGS[kind]}
+    family = FAMILIES[CONFIGS[kind]["model_type"]]
     config["vision_config"] = vision or config["vision_config"]
     config.update({key: models.VOCAB + i for i, key in enumerate(family.tokens)})
     models.write(folder, config, seed, dtype)
@@ -262,7 +263,9 @@ def build(
 
 def qwen_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     """Random weights of Qwen's tower, with the patch layout of MLX."""
-    n, wide, out = config["hidden_size"], config["intermediate_size"], config["out_hidden_size"]
+    n = config["hidden_size"]
+    wide = config["intermediate_size"]
+    out = config["out_hidden_size"]
     merged = n * config["spatial_merge_size"] ** 2
     patch = config["patch_size"]
     shapes: dict[str, tuple[int, ...]] = {
@@ -288,12 +291,10 @@ def qwen_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
 
 def pixtral_tower(config: dict[str, Any], seed: int = 0, dim: int = 64) -> dict[str, mx.array]:
     """Random weights of Pixtral's tower and of a projector to `dim` dimensions."""
-    n, wide, patch, tower = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["patch_size"],
-        "vision_tower",
-    )
+    n = config["hidden_size"]
+    wide = config["intermediate_size"]
+    patch = config["patch_size"]
+    tower = "vision_tower"
     shapes: dict[str, tuple[int, ...]] = {
         f"{tower}.patch_conv.weight": (n, patch, patch, 3),
         f"{tower}.ln_pre.weight": (n,),
@@ -325,8 +326,11 @@ def beside(folder: Path, dim: int) -> dict[str, Any]:
 
 def siglip_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     """Random weights of SigLIP's tower and of Gemma's projector to 64 dimensions."""
-    n, wide, patch = config["hidden_size"], config["intermediate_size"], config["patch_size"]
-    tower, projector = "vision_tower.vision_model", "multi_modal_projector"
+    n = config["hidden_size"]
+    wide = config["intermediate_size"]
+    patch = config["patch_size"]
+    tower = "vision_tower.vision_model"
+    projector = "multi_modal_projector"
     embeddings = f"{tower}.embeddings"
     shapes: dict[str, tuple[int, ...]] = {
         f"{embeddings}.patch_embedding.weight": (n, patch, patch, 3),
@@ -347,7 +351,9 @@ def siglip_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
 
 def gemma4_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     """Random weights of Gemma 4's tower and of its projector to 64 dimensions."""
-    n, wide, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    n = config["hidden_size"]
+    wide = config["intermediate_size"]
+    head = config["head_dim"]
     tower = "vision_tower"
     sizes = {
         "self_attn.q_proj": (config["num_attention_heads"] * head, n),

@@ -28,14 +28,14 @@ log = logging.getLogger("mlxstack.connections")
 
 # Request head; its longest lines are keys and cookies.
 MAX_HEAD_BYTES = 64 * 1024
-MOST_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096
 # The other descriptors are for files, and for accepted connections that are not counted yet.
 SHARE_OF_DESCRIPTORS = 0.75
 # A request whose path is not known yet is answered as OpenAI would.
 UNREAD = "/v1/"
 HEAD_S = 30.0
 BODY_S = 300.0
-MOST_HELD_BYTES = 64 * 1024
+MAX_HELD_BYTES = 64 * 1024
 STALLED_S = 300.0
 """Seconds in which a client that is behind must take something."""
 MAX_TAKE_S = 1800.0
@@ -51,7 +51,11 @@ UNREAD_STEP = 2**20
 PROBE_S = 0.5
 """Seconds between writes to a client that has closed its sending side."""
 
-HEAD, BODY, OUTPUT, WAIT, PROBE = "head", "body", "output", "wait", "probe"
+HEAD = "head"
+BODY = "body"
+OUTPUT = "output"
+WAIT = "wait"
+PROBE = "probe"
 """Timers of a connection: parts of a request, unread output, an answer that waits, a probe."""
 
 BAD_REQUEST = 400
@@ -84,7 +88,8 @@ def normalize(scope: Any) -> None:
             target = urlsplit(scope["raw_path"].decode("latin-1"))
         except ValueError:  # an unreadable host; no route has such a path
             return
-        host, path = target.netloc.rpartition("@")[2], unquote(target.path) or "/"
+        host = target.netloc.rpartition("@")[2]
+        path = unquote(target.path) or "/"
         others = [header for header in scope["headers"] if header[0] != b"host"]
         scope["headers"] = [*others, (b"host", host.encode("latin-1"))]
     scope["path"] = canonical_path(path)
@@ -108,8 +113,8 @@ def connection_limit() -> int:
     """Most connections at a time, well below the limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
 
 
 class BoundedParser(h11.Connection):
@@ -151,7 +156,8 @@ class JoinedWrites:
         loop: asyncio.AbstractEventLoop,
         before_write: Callable[[], None],
     ) -> None:
-        self._transport, self._loop = transport, loop
+        self._transport = transport
+        self._loop = loop
         self._before_write = before_write
         self._held: list[bytes] = []
         self._n_bytes = 0
@@ -178,7 +184,7 @@ class JoinedWrites:
             self._loop.call_soon(self.flush)
         self._held.append(data)
         self._n_bytes += len(data)
-        if self._n_bytes > MOST_HELD_BYTES:
+        if self._n_bytes > MAX_HELD_BYTES:
             self.flush()
 
     def flush(self) -> None:

@@ -50,7 +50,8 @@ class InputDecoder:
     """Decoder of a call's arguments, in pieces of JSON, to the input."""
 
     def __init__(self) -> None:
-        self._arguments, self._n_read = "", 0
+        self._arguments = ""
+        self._n_read = 0
 
     def add(self, piece: str) -> str:
         """New text of the input."""

@@ -67,7 +67,8 @@ def anthropic_error(error: errors.StackError, request: str) -> dict[str, Any]:
 
 def llama_error(error: errors.StackError, _: str) -> dict[str, Any]:
     """Error envelope, of a response as of an event inside a stream."""
-    row, message = row_of(error), error.message
+    row = row_of(error)
+    message = error.message
     if isinstance(error, errors.TooLong):
         # Clients match this exact text.
         message = (

@@ -20,7 +20,8 @@ from mlxstack.core import errors
 log = logging.getLogger("mlxstack.api")
 
 INVALID = "invalid_request_error"
-AUTHENTICATION, PERMISSION = "authentication_error", "permission_error"
+AUTHENTICATION = "authentication_error"
+PERMISSION = "permission_error"
 
 
 class ErrorRow(NamedTuple):
@@ -187,7 +188,8 @@ def _validation(problem: ValidationException) -> errors.BadRequest:
     faults = problem.extra if isinstance(problem.extra, list) else []
     if not faults or not isinstance(faults[0], dict):
         return errors.BadRequest(problem.detail)
-    message, key = str(faults[0].get("message", "")), str(faults[0].get("key", ""))
+    message = str(faults[0].get("message", ""))
+    key = str(faults[0].get("key", ""))
     if message == repr(BODY):
         return errors.BadRequest("the body is empty; a JSON object is needed")
     path = "" if key == BODY else key

@@ -34,10 +34,11 @@ TRIMMED_BYTES = 32 * 1024 * 1024
 """Bytes of bodies after which freed memory is returned to the system."""
 
 
-MOST_PARTS = 1000
+MAX_PARTS = 1000
 """Members or frames of one compressed body; each costs a copy of what follows it."""
 
-_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # An escape begins after an even number of backslashes; only halves without the other are replaced.
 _ESCAPES = re.compile(
     rb"(?<!\\)((?:\\\\)*)(?:(%b%b)|%b|%b)|\xed[\xa0-\xbf][\x80-\xbf]" % (_HIGH, _LOW, _HIGH, _LOW)
@@ -52,7 +53,7 @@ _MARKS = (
 _REPLACEMENT = "\ufffd"
 
 
-MOST_CODINGS = 2
+MAX_CODINGS = 2
 
 
 class BodyBudget:
@@ -89,7 +90,8 @@ class RequestBody:
         self.connection_receive = receive
         """`receive` of the connection, for what follows the body."""
         self._scope = scope
-        self._max_bytes, self._budget = max_bytes, budget
+        self._max_bytes = max_bytes
+        self._budget = budget
         self._n_taken = 0
         self._data: bytes | None = None
         self._is_replayed = False
@@ -121,18 +123,21 @@ class RequestBody:
     def close(self) -> None:
         """Give the bytes back to the budget."""
         self._budget.give_back(self._n_taken)
-        self._n_taken, self._data = 0, None
+        self._n_taken = 0
+        self._data = None
 
     async def _read(self, decoders: "list[Decoder]") -> bytes:
         announced = _header(self._scope, b"content-length")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise TooLarge(errors.TOO_LARGE)
-        data, has_more = bytearray(), True
+        data = bytearray()
+        has_more = True
         while has_more:
             message = await self.connection_receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
-            sent, has_more = message.get("body", b""), message.get("more_body", False)
+            sent = message.get("body", b"")
+            has_more = message.get("more_body", False)
             for decoder in decoders:
                 sent = decoder.decode(sent, self._max_bytes - len(data) + 1)
             if len(data) + len(sent) > self._max_bytes:
@@ -153,13 +158,16 @@ class Decoder:
     """
 
     def __init__(self, coding: str, begin: Callable[[bytes], Any], fault: type[Exception]) -> None:
-        self._coding, self._begin, self._fault = coding, begin, fault
+        self._coding = coding
+        self._begin = begin
+        self._fault = fault
         self._inner: Any = None
         self._n_parts = 0
 
     def decode(self, data: bytes, max_bytes: int) -> bytes:
         """Decoded body, cut after `max_bytes`."""
-        found, rest = b"", data
+        found = b""
+        rest = data
         try:
             while rest and len(found) < max_bytes:
                 if self._inner is None or self._inner.eof:
@@ -177,8 +185,8 @@ class Decoder:
 
     def _next(self, data: bytes) -> Any:
         self._n_parts += 1
-        if self._n_parts > MOST_PARTS:
-            raise EOFError(f"it has more than {MOST_PARTS} parts")
+        if self._n_parts > MAX_PARTS:
+            raise EOFError(f"it has more than {MAX_PARTS} parts")
         return self._begin(data)
 
 
@@ -208,7 +216,7 @@ def decoders_of(coding: str) -> list[Decoder]:
     """Decoders of a `Content-Encoding`, for the last coding first. Raises UnknownCoding."""
     names = [one.strip() for one in coding.lower().split(",")]
     names = [name for name in names if name not in {"", "identity"}]
-    if len(names) > MOST_CODINGS or not set(names) <= DECODERS.keys():
+    if len(names) > MAX_CODINGS or not set(names) <= DECODERS.keys():
         raise UnknownCoding(coding, KNOWN)
     return [DECODERS[name]() for name in reversed(names)]
 

@@ -30,22 +30,22 @@ T = TypeVar("T")
 AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
 AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not . or .."
 
-MOST_STOPS = 64
-LONGEST_STOP = 1000
-MOST_MESSAGES = 20_000
-MOST_PARTS = 100_000
-MOST_CALLS = 20_000
-MOST_TOOLS = 4_000
-MOST_BIASES = 300_000
+MAX_STOPS = 64
+MAX_STOP = 1000
+MAX_MESSAGES = 20_000
+MAX_PARTS = 100_000
+MAX_CALLS = 20_000
+MAX_TOOLS = 4_000
+MAX_BIASES = 300_000
 """More than any vocabulary has tokens."""
 
 BUDGETS = (
     "thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget", "thinking_budget",
 )  # fmt: skip
 """Fields of llama-server, of vLLM and of Qwen's cloud."""
-LEAST_TOP_P = 1e-6
-MOST_BIAS_TEXTS = 1000
-LONGEST_BIAS_TEXT = 1000
+MIN_TOP_P = 1e-6
+MAX_BIAS_TEXTS = 1000
+MAX_BIAS_TEXT = 1000
 TOKEN_ID = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -149,7 +149,8 @@ def options(
     Raises BadRequest with the name of the field that cannot work, Forbidden for what the caller's
     key does not give.
     """
-    max_tokens, biases = limit(body), _biases(body.logit_bias)
+    max_tokens = limit(body)
+    biases = _biases(body.logit_bias)
     options = GenerationOptions(
         id=request,
         max_tokens=max_tokens,
@@ -216,7 +217,8 @@ def _shape(body: Fields) -> ResponseConstraint | None:
 def _structured(given: Mapping[str, Any], prefix: str) -> ResponseConstraint | None:
     """Constraint of the first field that is given. Raises BadRequest."""
     kind = next((name for name, value in given.items() if value not in (None, False)), "")
-    value, param = given.get(kind), f"{prefix}{kind}"
+    value = given.get(kind)
+    param = f"{prefix}{kind}"
     match kind:
         case "":
             return None
@@ -282,7 +284,7 @@ def sampling(
     has_penalties = window != 0
     return SamplingParams(
         temperature=max(0.0, _given(body.temperature, defaults.temperature)),
-        top_p=max(_given(body.top_p, defaults.top_p), LEAST_TOP_P),
+        top_p=max(_given(body.top_p, defaults.top_p), MIN_TOP_P),
         top_k=max(0, _given(body.top_k, defaults.top_k)),
         min_p=_given(body.min_p, defaults.min_p),
         seed=_seed(body.seed),
@@ -309,9 +311,9 @@ def _seed(seed: int | None) -> int | None:
 def stops(stop: Stop, name: str) -> tuple[str, ...]:
     """Stop strings. Raises BadRequest for too many, or for one too long."""
     sequences = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
-    bound(len(sequences), MOST_STOPS, name, "sequences")
+    bound(len(sequences), MAX_STOPS, name, "sequences")
     longest = max(map(len, sequences), default=0)
-    bound(longest, LONGEST_STOP, name, "characters per sequence")
+    bound(longest, MAX_STOP, name, "characters per sequence")
     return sequences
 
 
@@ -344,12 +346,12 @@ def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
         ]
     else:
         pairs = list(bias or ())
-    bound(len(pairs), MOST_BIASES, "logit_bias", "entries")
+    bound(len(pairs), MAX_BIASES, "logit_bias", "entries")
     biases = [_one_bias(pair) for pair in pairs]
     texts = [key for key, _ in biases if isinstance(key, str)]
-    if len(texts) > MOST_BIAS_TEXTS or max(map(len, texts), default=0) > LONGEST_BIAS_TEXT:
+    if len(texts) > MAX_BIAS_TEXTS or max(map(len, texts), default=0) > MAX_BIAS_TEXT:
         raise BadRequest(
-            f"logit_bias may have {MOST_BIAS_TEXTS} texts of {LONGEST_BIAS_TEXT} characters each; "
+            f"logit_bias may have {MAX_BIAS_TEXTS} texts of {MAX_BIAS_TEXT} characters each; "
             "give token ids",
             "logit_bias",
         )

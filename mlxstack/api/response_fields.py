@@ -70,8 +70,10 @@ def timings(work: RequestTimings) -> Timings:
 
     The first token comes with the prompt, so the rate of n tokens is that of n - 1 steps.
     """
-    n_prompt, prompt_ms = work.n_prompt - work.n_cached, work.prefill_s * 1000
-    n_predicted, predicted_ms = work.n_generated, work.decode_s * 1000
+    n_prompt = work.n_prompt - work.n_cached
+    prompt_ms = work.prefill_s * 1000
+    n_predicted = work.n_generated
+    predicted_ms = work.decode_s * 1000
     n_steps = max(0, n_predicted - 1)
     return Timings(
         cache_n=work.n_cached,

@@ -250,8 +250,11 @@ def _of_cache(
     generation: Generation, first: SlotAssigned, work: RequestTimings
 ) -> dict[str, str | None]:
     """Values of the cache headers, None for those that are left out."""
-    images, n_replayed = generation.request.images, generation.prompt.n_replayed
-    early, miss, n_new = first.early, first.miss, first.n_prompt - first.n_cached
+    images = generation.request.images
+    n_replayed = generation.prompt.n_replayed
+    early = first.early
+    miss = first.miss
+    n_new = first.n_prompt - first.n_cached
     values = {
         "cache-hit": "true" if first.n_cached else "false",
         "cache-prefix-tokens": str(first.n_cached),

@@ -63,7 +63,8 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     waiting: set[RelayedResponse] = set()
     server = service.preset.server
     budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
-    check_host, check_key = guards.host_check(server), guards.key_check(server)
+    check_host = guards.host_check(server)
+    check_key = guards.key_check(server)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
@@ -129,7 +130,8 @@ def early_head(path: str, body: bytes) -> EarlyHead | None:
     White space may stand before JSON (RFC 8259, 2). Raises NoThreads, since clients go on without a
     thread only after a response of status 400.
     """
-    dialect, fields = dialect_of(path), _early_fields(body)
+    dialect = dialect_of(path)
+    fields = _early_fields(body)
     if dialect is ANTHROPIC and fields is not None and fields.thread is not None:
         raise NoThreads
     if fields is not None and _wants_stream(fields, path in dialect.streaming_paths):
@@ -147,7 +149,8 @@ class RelayedResponse:
         self.is_begun = False
         self.is_blank = True
         self.media_type = ""
-        self._scope, self._send = scope, send
+        self._scope = scope
+        self._send = send
         self._early: EarlyHead | None = None
         self._failure: bytes | None = None
 

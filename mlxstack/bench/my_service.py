@@ -156,7 +156,8 @@ class Trial:
         """Stream one answer of exactly `n_answer` tokens."""
         began = time.monotonic()
         first = last = 0.0
-        usage, text = CallUsage(), ""
+        usage = CallUsage()
+        text = ""
         stream = self._client.chat_stream(
             list(messages),
             agent=agent,
@@ -191,7 +192,8 @@ class Trial:
 async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> list[PromptSpeed]:
     """Measure the first length, then all that slots and time allow."""
     found: list[PromptSpeed] = []
-    longest, tps = 0, 0.0
+    longest = 0
+    tps = 0.0
     for wanted in LENGTHS:
         n_tokens = min(wanted, n_ctx - max(RESERVE, n_ctx // 8))
         expected_s = n_tokens / tps if tps else 0.0
@@ -203,7 +205,8 @@ async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> lis
         else:
             say(f"a prompt of {n_tokens} tokens, cold and warm")
             found.append(await _prompt_speed(trial, wanted, n_tokens))
-            longest, tps = n_tokens, found[-1].prefill_tps
+            longest = n_tokens
+            tps = found[-1].prefill_tps
     return found
 
 
@@ -246,7 +249,8 @@ def _agents_speed(answers: Sequence[Answer]) -> AgentsSpeed:
     theirs is that of all tokens from the first to the last.
     """
     rates = [answer.decode_tps for answer in answers]
-    start, end = max(a.first for a in answers), min(a.last for a in answers)
+    start = max(a.first for a in answers)
+    end = min(a.last for a in answers)
     if len(answers) > 1 and start >= end:
         seconds = max(a.last for a in answers) - min(a.first for a in answers)
         total = sum(a.usage.completion_tokens for a in answers) / seconds

@@ -6,7 +6,7 @@ from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core.agent_labels import agent_label
 from mlxstack.core.errors import NotFound
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 Found = dict[str, Any]
 
@@ -36,7 +36,7 @@ def id_of(text: str, agents: list[Found]) -> str:
     shown = found or list(labels)
     names = ", ".join(
         agent if labels[agent] == agent else f"{labels[agent]} ({agent})"
-        for agent in shown[:MOST_NAMED]
+        for agent in shown[:MAX_NAMED]
     )
     if found:
         raise Misuse(f"several agents begin with `{text}`: {names}")

@@ -66,7 +66,8 @@ class MarkdownStream:
             self._live.stop()
         self._live = None
         self._print(self._rest)
-        self._rest, self._is_first = "", True
+        self._rest = ""
+        self._is_first = True
 
     def _print(self, blocks: str) -> None:
         if not blocks.strip():

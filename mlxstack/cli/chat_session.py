@@ -55,8 +55,10 @@ class ChatTurn(Struct, frozen=True):
             )
         if self.is_stopped:
             return "[stopped]"
-        usage, cached = self.usage, self.usage.cached_tokens
-        new, made = usage.prompt_tokens - cached, usage.completion_tokens
+        usage = self.usage
+        cached = self.usage.cached_tokens
+        new = usage.prompt_tokens - cached
+        made = usage.completion_tokens
         rate = f", {self.tps:.1f} tok/s" if self.tps else ""
         cut = "; cut there, --max-tokens N allows more" if self.is_cut else ""
         return (
@@ -104,7 +106,8 @@ class ChatSession:
         """Forget the messages, the text, the images and the agent."""
         self._text = ""
         self._images = []
-        self._system, self._agent = system or self._system, None
+        self._system = system or self._system
+        self._agent = None
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     async def continue_agent(self, agent: str) -> str:
@@ -171,7 +174,8 @@ class ChatSession:
     ) -> ChatTurn:
         began = time.monotonic()
         first = tps = 0.0
-        usage, is_cut = CallUsage(), False
+        usage = CallUsage()
+        is_cut = False
         watch = RepetitionWatch()
         async with aclosing(self._chunks(messages, prompt)) as chunks:
             async for chunk in chunks:
@@ -196,7 +200,8 @@ class RepetitionWatch:
     """Looks for repetition in a stream, now and then."""
 
     def __init__(self) -> None:
-        self._text, self._n_unseen = "", 0
+        self._text = ""
+        self._n_unseen = 0
 
     def feed(self, piece: str) -> str:
         """The phrase that the text repeats by now, or ""."""

@@ -49,7 +49,7 @@ from mlxstack.planner import fit
 from mlxstack.text.images.families import has_pillow
 
 REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
-LONGEST_S = 60.0
+MAX_S = 60.0
 WEIGHTS_SHARE = 0.9
 """Maximum weights share of the working set, for KV and activations."""
 HALF_DOWNLOADS = "*/blobs/*.incomplete"
@@ -241,7 +241,8 @@ def _home(home: Home) -> Iterator[CheckResult]:
         yield warn("home", detail, f"chmod 700 {home.root}")
     else:
         yield ok("home", str(home.root))
-    free, remedy = shutil.disk_usage(home.root).free, "free some space for saved agents"
+    free = shutil.disk_usage(home.root).free
+    remedy = "free some space for saved agents"
     yield warn_if(free < LOW_DISK_BYTES, "disk", f"{size(free)} free", remedy)
 
 
@@ -312,7 +313,7 @@ def _port(home: Home) -> Iterator[CheckResult]:
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """MLX's device, read in a child process, since MLX may crash."""
     try:
-        facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], LONGEST_S, env=env)
+        facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], MAX_S, env=env)
     except CHILD_FAULTS as why:
         remedy = f"{REINSTALL}, and read what MLX says"
         yield bad("device", f"MLX does not start: {last_line(why)}", remedy)
@@ -401,8 +402,11 @@ def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
 def images(home: Home) -> Iterator[CheckResult]:
     """Whether the downloaded models take images, by preset."""
     for folder, preset, name in _downloaded(home):
-        why_not, bits = why_text_only(folder, preset.kv.bits), preset.kv.bits
-        level, detail, remedy = CheckLevel.OK, f"{name}: text only, {why_not}", ""
+        why_not = why_text_only(folder, preset.kv.bits)
+        bits = preset.kv.bits
+        level = CheckLevel.OK
+        detail = f"{name}: text only, {why_not}"
+        remedy = ""
         if not why_not:
             detail = f"{name}: takes images"
         elif not has_pillow() and vision_files(folder) is not None:
@@ -442,7 +446,7 @@ def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[st
     if known is not None:
         return known
     command = ["-m", "mlxstack.cli.main", "template", str(folder), "--json"]
-    notes = tuple(ask_mlx(command, dict[str, Any], LONGEST_S, env=env)["notes"])
+    notes = tuple(ask_mlx(command, dict[str, Any], MAX_S, env=env)["notes"])
     if home.run.is_dir():
         make_private(kept.parent)
         write_json(kept, notes)

@@ -26,8 +26,9 @@ from mlxstack.policy.memory.capacity import Division, ModelShape
 
 REACH_S = 30.0
 """Seconds for a process on another machine to start and connect."""
-HELLO_S, POLL_S = 2.0, 0.1
-MOST_CLOCK_S = 2.0
+HELLO_S = 2.0
+POLL_S = 0.1
+MAX_CLOCK_S = 2.0
 SSH_FAILED = 255
 NETWORK = "name each machine by its address on the fastest link, and let Python through firewalls"
 
@@ -140,17 +141,19 @@ def _clock(host: str, ahead_s: float) -> CheckResult:
     """Difference of the clocks, up to the delay of a message."""
     detail = f"{host}: {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
     remedy = "set both clocks by the network; logs and ages of KV files go by them"
-    return warn_if(abs(ahead_s) > MOST_CLOCK_S, "clock", detail, remedy)
+    return warn_if(abs(ahead_s) > MAX_CLOCK_S, "clock", detail, remedy)
 
 
 def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed]) -> CheckResult:
     """Measure the connection to `address`, and add it to `links`."""
-    why, remedy = listener.problem, NETWORK
+    why = listener.problem
+    remedy = NETWORK
     if not why:
         try:
             link = rank_probe.measure_link(address, listener.port)
         except OSError as error:
-            why, remedy = f"{address} cannot be reached: {error}", network_remedy(error)
+            why = f"{address} cannot be reached: {error}"
+            remedy = network_remedy(error)
         else:
             links.append(link)
             speed = f"{link.bytes_per_s / 1e9:.2f} GB/s, {link.round_trip_s * 1e6:.0f} us"

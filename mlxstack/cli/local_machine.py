@@ -53,7 +53,8 @@ def _describe(home: Home, names: tuple[str, ...]) -> dict[str, str]:
 
     A child process computes the sizes of models that are not downloaded: it takes seconds.
     """
-    fits, found = preset_fits(home, names, this_memory(os.environ)), {}
+    fits = preset_fits(home, names, this_memory(os.environ))
+    found = {}
     for name in names:
         try:
             model = presets.load(name, home).preset.model.id

@@ -5,7 +5,7 @@ from typing import Any
 from mlxstack.cli.output import note
 from mlxstack.cli.target import ServiceTarget
 
-LONGEST_S = 7200.0
+MAX_S = 7200.0
 """A model may have to be downloaded before it is loaded."""
 
 LOADED = "loaded"
@@ -23,4 +23,4 @@ def start_member(where: ServiceTarget) -> None:
     if health.get("members", {}).get(member) != LOADED:
         note(f"starting {member} ...")
         body = {"model": member}
-        where.ask(lambda client: client.post("/v1/models/load", body), timeout_s=LONGEST_S)
+        where.ask(lambda client: client.post("/v1/models/load", body), timeout_s=MAX_S)

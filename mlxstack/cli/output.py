@@ -136,7 +136,8 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.text import Text
 
-    console, began_at = Console(stderr=True), time.monotonic()
+    console = Console(stderr=True)
+    began_at = time.monotonic()
 
     def line(now: str) -> str:
         return f"{what} ({span(time.monotonic() - began_at)}): {now}"
@@ -157,7 +158,8 @@ def seldom(
     def report(now: str) -> None:
         nonlocal told_at, line
         if now != line and time.monotonic() - told_at >= every_s:
-            told_at, line = time.monotonic(), now
+            told_at = time.monotonic()
+            line = now
             show(now)
 
     return report
@@ -231,7 +233,8 @@ def _line(cells: "list[Text]", widths: list[int], width: int) -> "list[Text]":
     ]
     lines = []
     for at in range(max(len(cell) for cell in wrapped)):
-        line, column = Text(), 0
+        line = Text()
+        column = 0
         for cell, wide in zip(wrapped, widths, strict=True):
             part = cell[at].copy() if at < len(cell) else Text()
             part.rstrip()

@@ -93,7 +93,8 @@ def outcome(scenario: Scenario) -> Outcome:
 
 def show_outcome(found: Outcome) -> None:
     """The waits by priority, and the totals."""
-    report, scenario = found.report, found.scenario
+    report = found.report
+    scenario = found.scenario
     say(
         f"{scenario.workload.n_agents} agents, {scenario.machine.n_slots} slots: "
         f"{report.n_asks} requests in {report.span_s:.0f} s, "

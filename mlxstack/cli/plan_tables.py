@@ -44,7 +44,8 @@ def show_spec(spec: Spec) -> None:
 
 def show_forecast(found: Forecast) -> None:
     """Show the sum; of a model with slots also contexts by precision, and slots by context."""
-    spec, memory = found.spec, found.memory
+    spec = found.spec
+    memory = found.memory
     keeps_kv = found.kind is not ServiceKind.EMBEDDING
     title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
     context = f", up to {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
@@ -80,9 +81,11 @@ def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list
     """KV of every model, at 16 bit, for these contexts."""
     rows = []
     for one in candidates:
-        spec, geometry = spec_of(one), one.geometry()
+        spec = spec_of(one)
+        geometry = one.geometry()
         kv_bytes = {n: geometry.n_bytes(n) for n in contexts}
-        growth, window = spec.growth_bytes, spec.window_bytes
+        growth = spec.growth_bytes
+        window = spec.window_bytes
         rows.append(PlanRow(one.preset.name, _geometry(spec), growth, window, kv_bytes))
     return rows
 
@@ -100,14 +103,16 @@ def show_table(rows: Sequence[PlanRow]) -> None:
 
 
 def _weights(found: Forecast) -> str:
-    stored, held = found.spec.weights_bytes, found.here.weights_bytes
+    stored = found.spec.weights_bytes
+    held = found.here.weights_bytes
     wider = f"; {size(held)} in memory" if held != stored else ""
     head = f"; {size(found.spec.head_bytes)} of them an MTP head" if found.spec.head_bytes else ""
     return f"{size(stored)}, {found.spec.weights_from}{wider}{head}"
 
 
 def _growth(found: Forecast) -> str:
-    stored, held = found.spec.growth_bytes, found.here.growth_bytes
+    stored = found.spec.growth_bytes
+    held = found.here.growth_bytes
     wider = f", {size(held)} in memory" if held != stored else ""
     return f"{size(stored)} a token{wider}; windows {size(found.spec.window_bytes)}"
 
@@ -163,7 +168,8 @@ def _geometry(spec: Spec) -> str:
 
 
 def _fit_text(found: Forecast) -> str:
-    fit, memory = found.wanted, found.memory
+    fit = found.wanted
+    memory = found.memory
     if found.kind is ServiceKind.EMBEDDING:
         asked = f"texts of up to {tokens(fit.n_ctx)} tokens: {size(fit.n_bytes)}"
         most = f"{fit.max_ctx} tokens"

@@ -83,7 +83,8 @@ def recommended(home: Home) -> StartOffer:
     """Preset that `plan` recommends for coding agents. Raises SetupError."""
     from mlxstack.planner import ranking
 
-    candidates, memory = ranking.agent_presets(home), this_memory(os.environ)
+    candidates = ranking.agent_presets(home)
+    memory = this_memory(os.environ)
     for n_agents in (ranking.N_AGENTS, 1):
         for one in ranking.ranked(candidates, memory, n_agents, AGENT_TOKENS):
             if one.command:

@@ -123,7 +123,8 @@ def gateway_spec(home: Home, state: ServiceState) -> "GatewaySpec | None":
 def _target_of(
     home: Home, state: ServiceState, given: str | None, member: str | None
 ) -> ServiceTarget:
-    plan, spec = state.plan, gateway_spec(home, state)
+    plan = state.plan
+    spec = gateway_spec(home, state)
     served = spec or read_json(home.preset_file(plan.name), ServedAt)
     key = given or (usable_key(served.server) if served is not None else None)
     if spec is not None:

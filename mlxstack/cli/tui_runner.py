@@ -16,7 +16,7 @@ from mlxstack.tui.recording import RecordingWriter, new_recording
 from mlxstack.tui.text_pages import pages
 from mlxstack.tui.theme import ThemeChoice
 
-LONGEST_S = 7200.0
+MAX_S = 7200.0
 """A model may have to be fetched before it can be changed."""
 
 
@@ -30,7 +30,7 @@ class Setting(Struct, frozen=True):
 
 async def attach(where: ServiceTarget, record: Path | None, setting: Setting) -> int:
     """Run the dashboard until the user quits; the exit code."""
-    async with Client(where.url, where.api_key, LONGEST_S, where.member) as client:
+    async with Client(where.url, where.api_key, MAX_S, where.member) as client:
         live: Feed = LiveFeed(client)
         with new_recording(record) if record else nullcontext() as file:
             feed = RecordingWriter(live, file) if file else live

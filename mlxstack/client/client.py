@@ -127,7 +127,8 @@ class Client:
         """
         delay = RECONNECT_FIRST_S
         while True:
-            reason, needs_key = "the service ended the feed", False
+            reason = "the service ended the feed"
+            needs_key = False
             try:
                 async with (
                     self._stream("GET", path, timeout_s=silence_s) as answer,
@@ -137,7 +138,8 @@ class Client:
                         delay = RECONNECT_FIRST_S
                         yield one
             except (Unreachable, StackError) as why:
-                reason, needs_key = str(why), isinstance(why, Unauthorized)
+                reason = str(why)
+                needs_key = isinstance(why, Unauthorized)
             yield FeedLost(reason, delay, needs_key)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RECONNECT_LONGEST_S)

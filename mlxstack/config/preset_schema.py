@@ -368,7 +368,8 @@ def _hosts(preset: Preset) -> Iterator[Violation]:
 
 
 def _sizes(preset: Preset) -> Iterator[Violation]:
-    n_ctx, block = preset.slots.n_ctx, preset.prefix_cache.block_size
+    n_ctx = preset.slots.n_ctx
+    block = preset.prefix_cache.block_size
     if block % 16:
         yield ("prefix_cache", "block_size"), f"is {block}, but must be a multiple of 16"
     if preset.kv.quantized_start > n_ctx:

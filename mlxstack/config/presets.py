@@ -19,7 +19,7 @@ from mlxstack.host.home import Home
 
 T = TypeVar("T")
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """A few aliases of aliases make more than any memory holds."""
 
 ENDINGS = (".yaml", ".yml")
@@ -104,9 +104,9 @@ def _document(text: str, top: SourceLocation) -> SourcedDocument:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise SetupError(f"{top}: a preset is a mapping such as `model: {{id: demo}}`")
-        locations = {(): top} | dict(islice(_state(node, (), top), MOST_VALUES + 1))
-        if len(locations) > MOST_VALUES:
-            raise SetupError(f"{top}: there are too many values, more than {MOST_VALUES}")
+        locations = {(): top} | dict(islice(_state(node, (), top), MAX_VALUES + 1))
+        if len(locations) > MAX_VALUES:
+            raise SetupError(f"{top}: there are too many values, more than {MAX_VALUES}")
         return SourcedDocument(loader.construct_document(node), locations)
     finally:
         loader.dispose()
@@ -269,7 +269,8 @@ def unread_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def _near(name: str, known: list[str]) -> str:
     """Suggestion of the key without its section, else of a similar word."""
-    word, rests = name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known]
+    word = name.removeprefix(PREFIX)
+    rests = [one.removeprefix(PREFIX) for one in known]
     near = next((one for one in rests if one.endswith(f"_{word}")), None)
     near = near or schema.nearest(word, rests)
     return f"; did you mean `{PREFIX}{near}`?" if near else ""

@@ -66,7 +66,8 @@ IDLE_UNLOAD_S = 1800.0
 READY_S = 60.0
 """Seconds in which a gateway must answer; its members have their own."""
 
-LEAST_PCT, MOST_PCT = 1, 90
+MIN_PCT = 1
+MAX_PCT = 90
 
 
 class MemberPlan(Struct, frozen=True):
@@ -281,7 +282,8 @@ def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) ->
 
 def running_members(home: Home, name: str) -> list[str]:
     """Members that run, of a gateway that runs or was killed."""
-    state, spec = read_state(home, name), read_json(home.gateway_file(name), GatewaySpec)
+    state = read_state(home, name)
+    spec = read_json(home.gateway_file(name), GatewaySpec)
     if state is None or spec is None or state.phase is Phase.STOPPED:
         return []
     return [
@@ -331,7 +333,7 @@ def _with_shares(
         own = one
         if one.name in kv:
             n_kv = kv[one.name] + spare * kv[one.name] // sum(kv.values())
-            pct = min(MOST_PCT, max(LEAST_PCT, 100 * n_kv / memory.total))
+            pct = min(MAX_PCT, max(MIN_PCT, 100 * n_kv / memory.total))
             own = replace(one, prefix_cache=replace(one.prefix_cache, memory_budget_pct=pct))
         shared.append((own, _n_bytes(own, found, memory)))
     kept = sum(n or 0 for one, n in shared if one.server.resident is Residency.ALWAYS)
@@ -384,7 +386,8 @@ def _member(
     n_same: Mapping[str, int],
 ) -> GatewayMember:  # fmt: skip
     """Member; its preset names it first where others share its model."""
-    model, server = preset.model, preset.server
+    model = preset.model
+    server = preset.server
     names = (model.served_name, model.plain_id, preset.name)
     return GatewayMember(
         names=tuple(dict.fromkeys(names if n_same[names[0]] == 1 else names[::-1])),

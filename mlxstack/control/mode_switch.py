@@ -80,7 +80,8 @@ def switch(name: str, home: Home, say: Say) -> ModeChange:
 
 
 def _switch(name: str, home: Home, say: Say) -> ModeChange:
-    before, active = _running(home), modes.active(home)
+    before = _running(home)
+    active = modes.active(home)
     former = [one.served for one in before if isinstance(one.served, GatewaySpec)]
     presets = _presets(former, home)
     wanted = gateway.plan(

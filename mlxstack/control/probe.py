@@ -200,9 +200,11 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
     worker = state.worker if is_owned else None
     # What is served may have been changed since the start.
     served = read_json(home.preset_file(plan.name), Preset)
-    n_slots, n_ctx = plan.n_slots, plan.n_ctx
+    n_slots = plan.n_slots
+    n_ctx = plan.n_ctx
     if served is not None:
-        n_slots, n_ctx = served.slots.count, served.slots.n_ctx
+        n_slots = served.slots.count
+        n_ctx = served.slots.n_ctx
         serves = f"serves {served.name}" if served.name != plan.name else ""
         detail = "; ".join(filter(None, (serves, detail)))
     props = NO_PROPS

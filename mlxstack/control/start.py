@@ -305,7 +305,8 @@ def worker(plan: ServiceSpec) -> Iterator[Wait]:
 
     The wait raises Broken.
     """
-    began, process = time.monotonic(), services.start(plan)
+    began = time.monotonic()
+    process = services.start(plan)
 
     def wait(timeout_s: float, progress: Progress) -> Started:
         why_ended = partial(_why_ended, plan, process)
@@ -327,7 +328,8 @@ def start(plan: ServiceSpec, timeout_s: float, progress: Progress) -> Started:
 
 def wait_for(state: ServiceState, timeout_s: float) -> Started:
     """Wait until a service of another start is healthy. Raises Broken."""
-    plan, began = state.plan, time.monotonic()
+    plan = state.plan
+    began = time.monotonic()
 
     def why_ended() -> str:
         if owner(plan.home, plan.name) is not None:
@@ -352,7 +354,8 @@ def _abandon(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> None:
 
 def _why_ended(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> str:
     """Reason for the end of a start; "" while it goes on."""
-    code, state = process.poll(), state_of(plan, process)
+    code = process.poll()
+    state = state_of(plan, process)
     if state is not None and state.n_crashes:
         return _why_crashed(plan, state)
     if state is not None and state.phase is Phase.STOPPED:

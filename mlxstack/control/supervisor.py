@@ -198,7 +198,8 @@ class Supervisor:
 
     async def _until_stuck(self) -> str:
         """Probe until the worker counts as stuck; returns the reason."""
-        every, pulse = self._plan.patience.look_s, LivenessMonitor(self._plan.patience)
+        every = self._plan.patience.look_s
+        pulse = LivenessMonitor(self._plan.patience)
         while True:
             await asyncio.sleep(every)
             why = pulse.observe(await asyncio.to_thread(probe, self._plan.url, every))

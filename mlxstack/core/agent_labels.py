@@ -9,7 +9,7 @@ from mlxstack.core.formatting import NONE, clipped, printable
 if TYPE_CHECKING:
     from mlxstack.core.status import PrefixView
 
-MOST_CHARS = 60
+MAX_CHARS = 60
 LEARNED = "learned-"
 """Beginning of the names that a service gives to prefixes itself."""
 UNNAMED = "(no name)"
@@ -19,11 +19,11 @@ def agent_label(agent: str, titles: Mapping[str, str]) -> str:
     """Title of an agent, numbered among equal ones; else its id."""
     title = titles.get(agent)
     if not title:
-        return printable(agent, MOST_CHARS)
+        return printable(agent, MAX_CHARS)
     if Counter(titles.values())[title] == 1:
-        return printable(title, MOST_CHARS)
+        return printable(title, MAX_CHARS)
     namesakes = sorted(name for name, other in titles.items() if other == title)
-    return clipped(printable(f"{title} {namesakes.index(agent) + 1}"), MOST_CHARS)
+    return clipped(printable(f"{title} {namesakes.index(agent) + 1}"), MAX_CHARS)
 
 
 def agent_name(agent: str | None, titles: Mapping[str, str]) -> str:
@@ -35,10 +35,10 @@ def prefix_label(prefix: "PrefixView", titles: Mapping[str, str]) -> str:
     """Name of a pinned prefix, else first words and last user."""
     is_given = prefix.is_pinned or not prefix.name.startswith(LEARNED)
     if prefix.name and is_given:
-        return printable(prefix.name, MOST_CHARS)
+        return printable(prefix.name, MAX_CHARS)
     owner = agent_label(prefix.agents[0], titles) if prefix.agents else ""
     if prefix.opening:
-        return f"{printable(prefix.opening, MOST_CHARS)}{f' ({owner})' if owner else ''}"
+        return f"{printable(prefix.opening, MAX_CHARS)}{f' ({owner})' if owner else ''}"
     if owner:
         return f"prefix of {owner}"
-    return printable(prefix.name, MOST_CHARS) or UNNAMED
+    return printable(prefix.name, MAX_CHARS) or UNNAMED

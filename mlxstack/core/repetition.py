@@ -6,7 +6,8 @@ LOOK = 4000
 PROBE = 24
 """Characters whose previous occurrence gives the period."""
 
-COPIES, LEAST = 10, 600
+COPIES = 10
+LEAST = 600
 """Equal copies, and characters that they cover."""
 
 

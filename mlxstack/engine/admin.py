@@ -19,9 +19,9 @@ from mlxstack.policy.kv.eviction import MemoryPressure
 from mlxstack.policy.kv.prefix_index import StorageTier
 from mlxstack.policy.kv.retention import PinnedPrefixName
 
-MOST_AGENTS = 8
+MAX_AGENTS = 8
 """Agents named per shared prefix."""
-MOST_HEAD = 96
+MAX_HEAD = 96
 """Tokens of a prefix that are decoded to its first words."""
 
 T = TypeVar("T")
@@ -146,7 +146,8 @@ def _unpin(slot_kv: SlotKVManager, name: str) -> None:
 
 def _release_agent(slot_kv: SlotKVManager, agent: str, is_kept: bool) -> int:
     """Bytes that left memory."""
-    prefix_cache, keys = slot_kv.prefix_cache, slot_kv.lookup.keys_of(agent)
+    prefix_cache = slot_kv.prefix_cache
+    keys = slot_kv.lookup.keys_of(agent)
     prefix_cache.retention.release(agent)
     if is_kept:
         return prefix_cache.release([key for key in keys if prefix_cache.is_on_disk(key)])
@@ -188,5 +189,5 @@ def _prefix(prefix: PrefixView, slot_kv: SlotKVManager) -> PrefixView:
     agents = slot_kv.lookup.sharing(keys)
     nodes = [node for key in keys if (node := slot_kv.prefix_cache.index.nodes.get(key))]
     places = tuple(p.value for p in StorageTier if nodes and all(p in node.tiers for node in nodes))
-    head = slot_kv.lookup.beginning(keys)[:MOST_HEAD]
-    return replace(prefix, agents=agents[:MOST_AGENTS], places=places, head=head)
+    head = slot_kv.lookup.beginning(keys)[:MAX_HEAD]
+    return replace(prefix, agents=agents[:MAX_AGENTS], places=places, head=head)

@@ -54,7 +54,7 @@ from mlxstack.engine.decode.batching_check import (
 from mlxstack.engine.decode.kernel_choice import choose_kernels
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.width_costs import measure_widths
-from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error, raise_device_error
+from mlxstack.engine.device_errors import MAX_DEVICE_ERRORS, device_error, raise_device_error
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.distributed.mirrors import (
@@ -94,7 +94,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Message = Callable[[], None]
 
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Failed steps in a row until the engine itself is broken."""
 LOADING_S = 0.05
 """Seconds without messages between deadline checks while only KV loads."""
@@ -382,7 +382,8 @@ class EngineCore:
             preset, loaded, check, self._self_check, self.load_progress, has_ranks=bool(self._ranks)
         )
         key = facts.identity.key()
-        n_bytes, limits = facts.n_bytes + drafts.n_bytes, self._device_memory.limits()
+        n_bytes = facts.n_bytes + drafts.n_bytes
+        limits = self._device_memory.limits()
         plan = memory_plan(preset, replace(facts, n_bytes=n_bytes), self._memory, limits)
         alone = ModelRunner(loaded.model)
         bytes_per_token = kv_bytes_per_token(alone, factory)
@@ -456,10 +457,14 @@ class EngineCore:
         parts: ModelParts | None,
     ) -> tuple[PrefixCache, list[SlotContext], ModelRunner, KVStore]:
         """Prefix cache, contexts, runner and store, mirrored on other ranks."""
-        spec, budget, ranks = self._preset.prefix_cache, plan.kv_budget, self._ranks
-        each, start = range(self._preset.slots.count), factory.quantized_start
+        spec = self._preset.prefix_cache
+        budget = plan.kv_budget
+        ranks = self._ranks
+        each = range(self._preset.slots.count)
+        start = factory.quantized_start
         if ranks is None:
-            is_batching, is_ragged = check.is_batching, check.is_ragged
+            is_batching = check.is_batching
+            is_ragged = check.is_ragged
             runner = ModelRunner(model, is_batching=is_batching, is_ragged=is_ragged, parts=parts)
             cache = PrefixCache(key, spec, budget, start)
             return cache, [SlotContext(factory) for _ in each], runner, self._store
@@ -500,7 +505,7 @@ class EngineCore:
                 log.exception("engine step failed")
                 self._loop.fail_all(Broken(f"the engine failed and was reset: {error}"))
                 self._loop.flush(self._publish_events)
-                if n_failures >= MOST_FAILURES:
+                if n_failures >= MAX_FAILURES:
                     raise
             self._publish()
         if self.trouble:
@@ -519,7 +524,7 @@ class EngineCore:
         log.error("%s", error.message)
         self._loop.lose_kv(error)
         self._loop.flush(self._publish_events)
-        if self._n_device_errors >= MOST_DEVICE_ERRORS:
+        if self._n_device_errors >= MAX_DEVICE_ERRORS:
             self._failure = error.message
 
     def _handle_messages(self) -> None:
@@ -560,7 +565,8 @@ class EngineCore:
     def _publish(self) -> None:
         self._stepped_at = time.monotonic()
         self._has_work = self._is_busy or not self._inbox.empty()
-        now, ranks = self._loop.snapshot(), self._ranks
+        now = self._loop.snapshot()
+        ranks = self._ranks
         if ranks is not None:
             sent = replace(now.counters, n_rank_records=ranks.n_records, n_rank_bytes=ranks.n_bytes)
             now = replace(now, counters=sent)

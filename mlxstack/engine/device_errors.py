@@ -15,7 +15,7 @@ DEVICE_ERROR = re.compile(
 )
 """Texts of Metal and CUDA in MLX's errors; `[metal::malloc]` is a refused allocation."""
 
-MOST_DEVICE_ERRORS = 2
+MAX_DEVICE_ERRORS = 2
 """Device errors without a successful step between them; then the process must end."""
 
 REMEDIES = (

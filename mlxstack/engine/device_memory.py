@@ -101,7 +101,8 @@ class DeviceMemory:
 
     def log_excess(self) -> None:
         """Log that arrays take more than was planned, and compare no more."""
-        active, planned = int(mx.get_active_memory()), self.planned_bytes
+        active = int(mx.get_active_memory())
+        planned = self.planned_bytes
         self.planned_bytes = 0
         log.warning(
             "arrays take %s, %s were planned; please report it with the model",

@@ -22,8 +22,8 @@ from mlxstack.policy.scheduling.early_history import (
 )
 from mlxstack.policy.scheduling.scheduler_state import EarlyTurn, SchedulerState
 
-MOST_AGENTS = 256
-MOST_HISTORIES = 2 * MOST_AGENTS
+MAX_AGENTS = 256
+MAX_HISTORIES = 2 * MAX_AGENTS
 """Most histories of agents and of their clients."""
 
 
@@ -75,7 +75,8 @@ class EarlyPrefill:
 
     def prepare(self, slot: int) -> int | None:
         """Find the cached prefix; its length, None for a worthless rest."""
-        prompt, slots = self._prompts[slot], self._slot_kv.slots
+        prompt = self._prompts[slot]
+        slots = self._slot_kv.slots
         request = prompt.request
         plan, _ = self._slot_kv.lookup.find(request, slots, slot, may_read=False)
         n_left = len(request.tokens) - 1 - plan.position
@@ -93,14 +94,18 @@ class EarlyPrefill:
 
     def compute(self, slot: int, n_tokens: int, idle: Sequence[int]) -> int:
         """Prefill a chunk; the new position. `idle` slots may be parked."""
-        prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
-        request, start = prompt.request, len(context)
+        prompt = self._prompts[slot]
+        context = self._slot_kv.slots[slot]
+        request = prompt.request
+        start = len(context)
         self._slot_kv.admit_growth(context, self._slot_kv.need(request), idle)
         took = prefill_chunk(self._batch, context, request, n_tokens)
-        prompt.end, prompt.version = len(context), context.version
+        prompt.end = len(context)
+        prompt.version = context.version
         self._slot_kv.note_growth()
         self._stats.begun_early(start, prompt.end - start, took)
-        n_begun, now = prompt.end - start, time.monotonic()
+        n_begun = prompt.end - start
+        now = time.monotonic()
         self._learn(request, partial(note_begun, n_tokens=n_begun, now=now))
         return prompt.end
 
@@ -120,7 +125,7 @@ class EarlyPrefill:
         if name in self.begun:
             self._waste(name)
         self.begun[name] = prompt
-        if len(self.begun) > MOST_AGENTS:
+        if len(self.begun) > MAX_AGENTS:
             self._waste(next(iter(self.begun)))
 
     def _waste(self, name: str) -> None:
@@ -149,7 +154,7 @@ class EarlyPrefill:
         for key, history in learned.items():
             self._histories[key] = history
             self._histories.move_to_end(key)
-        while len(self._histories) > MOST_HISTORIES:
+        while len(self._histories) > MAX_HISTORIES:
             self._histories.popitem(last=False)
 
 

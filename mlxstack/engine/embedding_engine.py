@@ -25,7 +25,7 @@ from mlxstack.core.errors import DeviceError, SetupError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.engine import device
-from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error
+from mlxstack.engine.device_errors import MAX_DEVICE_ERRORS, device_error
 from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.embedding_pooling import Pooler
 from mlxstack.engine.loading import loader
@@ -37,7 +37,7 @@ from mlxstack.models.folder_check import check_folder
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 """Tokens of one forward pass, padding included; a longer text goes alone."""
 
 Tokens = tuple[int, ...]
@@ -126,7 +126,7 @@ class EmbeddingEngine:
         if failure is not None:
             log.error("%s", failure.message)
             self._n_device_errors += 1
-            if self._n_device_errors >= MOST_DEVICE_ERRORS:
+            if self._n_device_errors >= MAX_DEVICE_ERRORS:
                 self.trouble = failure.message
 
     def _load(self) -> ModelFacts:
@@ -143,7 +143,8 @@ class EmbeddingEngine:
             raise SetupError(
                 f"the model {loaded.facts.id} shows no hidden states, so it cannot embed: {error}"
             ) from error
-        self._embedder, self.tokenizer = embedder, loaded.tokenizer
+        self._embedder = embedder
+        self.tokenizer = loaded.tokenizer
         self._device_memory.wire(self._preset.device.wired)
         return replace(loaded.facts, text_prompt=recipe.prompt)
 
@@ -193,10 +194,10 @@ def states_of(model: Any, tokens: mx.array) -> Any:
 
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Batches of text indices by similar length, at most MOST_TOKENS each."""
+    """Batches of text indices by similar length, at most MAX_TOKENS each."""
     made: list[list[int]] = []
     for at in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if not made or (len(made[-1]) + 1) * lengths[at] > MOST_TOKENS:
+        if not made or (len(made[-1]) + 1) * lengths[at] > MAX_TOKENS:
             made.append([])
         made[-1].append(at)
     return made

@@ -57,7 +57,8 @@ class Dense:
 
     def __init__(self, layer: DenseLayer, width: int) -> None:
         tensors: Any = mx.load(str(layer.file))
-        weight, self._bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+        weight = tensors.get("linear.weight")
+        self._bias = tensors.get("linear.bias")
         if weight is None or weight.ndim != 2 or weight.shape[1] != width:
             shape = None if weight is None else tuple(weight.shape)
             raise SetupError(

@@ -28,7 +28,7 @@ from mlxstack.policy.scheduling.scheduler_state import ACTIVE, SchedulerState, S
 BULK = 128
 """Shorter chunks say little about a long prompt: each has its overhead."""
 
-MOST_COLD = 64
+MAX_COLD = 64
 """Number of latest cold prompts whose median speed counts."""
 
 HOUR_S = 3600.0
@@ -102,7 +102,7 @@ class ColdSpeed:
     """Speed of the latest cold prompts: those of which nothing was reused."""
 
     def __init__(self) -> None:
-        self._token_s: deque[float] = deque(maxlen=MOST_COLD)
+        self._token_s: deque[float] = deque(maxlen=MAX_COLD)
         """Seconds per token of each."""
 
     def note(self, n_tokens: int, seconds: float) -> None:
@@ -208,7 +208,8 @@ class EngineStats:
 
 def batch_counters(counters: Counters, batch: Batch) -> Counters:
     """Counters with those of the batch and its draft model."""
-    model, images = batch.draft_model, batch.images
+    model = batch.draft_model
+    images = batch.images
     return replace(
         counters,
         n_decode_calls=batch.n_calls,

@@ -44,11 +44,12 @@ from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, SlotSt
 
 log = logging.getLogger(__name__)
 
-GROWTH_EVERY, GROWTH_EVERY_DRAFTING = 64, 8
+GROWTH_EVERY = 64
+GROWTH_EVERY_DRAFTING = 8
 """Steps between memory checks for growing rows; drafts add up to 17 tokens."""
 GROWTH = 256
 """Tokens admitted ahead per row: the growth of mlx-lm's caches."""
-MOST_LOADS = 3
+MAX_LOADS = 3
 """Maximum disk reads per request; then it starts from memory."""
 
 Events = tuple[Event, ...]
@@ -135,7 +136,8 @@ class EngineLoop:
         if self.slot_kv.need(request) > self.slot_kv.prefix_cache.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
-        now, need = time.monotonic(), self.slot_kv.need
+        now = time.monotonic()
+        need = self.slot_kv.need
         if scheduler.is_full(self._state, request, now, self._limits, need):
             wait = scheduler.retry_after(self._state, self.stats.seconds_per_request)
             n = len(self._state.waiting)
@@ -151,7 +153,8 @@ class EngineLoop:
         Nothing happens when the slot has been used since.
         """
         assert request.slot is not None
-        slot, last = self._state.slot(request.slot), self._last.get(request.slot)
+        slot = self._state.slot(request.slot)
+        last = self._last.get(request.slot)
         is_own = slot.state is SlotState.IDLE and last is not None and last.request.id == after
         if is_own and len(self.slots[slot.id]) and self.slot_kv.prefix_cache.spec.enabled:
             turn = EarlyTurn(request.id, slot.id, len(request.tokens))
@@ -204,7 +207,8 @@ class EngineLoop:
         if any(isinstance(event, TokenSampled) for event in self._events):
             # A first token that needed no pass waits for none.
             self.flush(deliver)
-        speed, policy = self.stats.speed, self._limits.prefill
+        speed = self.stats.speed
+        policy = self._limits.prefill
         images = self.batch.images
         stalled = images.requests_without_pixels if images is not None else ()
         self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy, stalled)
@@ -244,7 +248,8 @@ class EngineLoop:
     def flush(self, deliver: Deliver) -> None:
         """Deliver the events so far."""
         if self._events:
-            events, self._events = tuple(self._events), []
+            events = tuple(self._events)
+            self._events = []
             deliver(events)
 
     def end_all(self, error: StackError) -> None:
@@ -290,7 +295,9 @@ class EngineLoop:
 
     def _schedule(self) -> None:
         now = time.monotonic()
-        shared, promised, need = self._matches.shared, self._matches.promised, self.slot_kv.need
+        shared = self._matches.shared
+        promised = self._matches.promised
+        need = self.slot_kv.need
         self._state, actions = scheduler.schedule(
             self._state, now, self._limits, shared, promised, need
         )
@@ -321,7 +328,7 @@ class EngineLoop:
 
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
         """Reuse known KV; disk reads come first, beside other slots."""
-        may_read = live.n_loads < MOST_LOADS
+        may_read = live.n_loads < MAX_LOADS
         lookup = self.slot_kv.lookup
         plan, miss = lookup.find(live.request, self.slots, slot, may_read=may_read)
         if self._is_fetching(live, slot, plan.position) or self._is_loading(live, slot, plan):
@@ -330,7 +337,8 @@ class EngineLoop:
         self.slot_kv.prepare_slot(live.request, slot, plan)
         from_disk = live.n_loads and plan.source is KVSource.PARKED
         live.source = KVSource.DISK if from_disk else plan.source
-        live.n_cached, live.miss = len(self.slots[slot]), miss
+        live.n_cached = len(self.slots[slot])
+        live.miss = miss
         live.saved_s = self.stats.saved_s(live.n_cached)
         self.stats.count(n_cached_tokens=live.n_cached)
         early = self._early.settle(live.request, plan.position) if self._early.begun else None
@@ -357,7 +365,8 @@ class EngineLoop:
         live.is_fetched = True
         local_s = self.stats.expected_s(n_here, len(live.request.tokens) - 1 - n_here)
         ready = partial(self._kv_fetched, live.request.id, slot)
-        token_bytes, n_decoding = self.slot_kv.bytes_per_token, len(self.batch.rows)
+        token_bytes = self.slot_kv.bytes_per_token
+        n_decoding = len(self.batch.rows)
         if not self._remote.begin(live.request, n_here, local_s, n_decoding, token_bytes, ready):
             return False
         self._state = scheduler_state.start_loading(self._state, slot)
@@ -385,7 +394,7 @@ class EngineLoop:
 
     def _switch(self, live: RequestState, slot: int) -> None:
         """Continue from fetched KV where it is a block ahead."""
-        may_read = live.n_loads < MOST_LOADS
+        may_read = live.n_loads < MAX_LOADS
         plan, _ = self.slot_kv.lookup.find(live.request, self.slots, slot, may_read=may_read)
         n_gained = plan.position - len(self.slots[slot])
         if n_gained < self._limits.prefill.block or self._is_loading(live, slot, plan):
@@ -404,7 +413,8 @@ class EngineLoop:
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), self.idle_slots)
-        start, policy = len(context), self._limits.prefill
+        start = len(context)
+        policy = self._limits.prefill
         free_s = stall_left(self.stats.speed, policy) if self.batch.is_busy else policy.patience_s
         try:
             took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
@@ -467,7 +477,8 @@ class EngineLoop:
             context = self.slots[live.slot]
             if self.is_drafting:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
-            images, drafter = self.batch.images, live.drafter
+            images = self.batch.images
+            drafter = live.drafter
             row = row_of(images, live.request, live.slot, context, self.n_ctx, drafter)
             self.stats.count(n_prompt_tokens=len(live.request.tokens) - len(context))
             for _, first in self.batch.join(row, context.logits_after(live.request.tokens)):
@@ -523,7 +534,8 @@ class EngineLoop:
 
     def _end(self, live: RequestState, last: LastEvent, deliver: Deliver | None = None) -> None:
         """Release the slot; its KV may wait for the step in flight."""
-        now, is_own = time.monotonic(), False
+        now = time.monotonic()
+        is_own = False
         self._live.pop(live.request.id, None)
         self._end_prefill(live)
         self._matches.forget(live.request.id)
@@ -580,7 +592,8 @@ class EngineLoop:
         self._fail(request_id, error)
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        live, plain = self._live[request_id], describe_error(error, "this request")
+        live = self._live[request_id]
+        plain = describe_error(error, "this request")
         if live.slot is not None and live.is_assigned:
             self._clear(live.slot, plain)
         self._end(live, RequestFailed(request_id, plain))

@@ -19,7 +19,7 @@ from mlxstack.store.manifest_file import Envelope
 
 log = logging.getLogger("mlxstack.gateway")
 
-MOST_AGENTS = 10_000
+MAX_AGENTS = 10_000
 
 
 class ManifestModel(Struct):
@@ -37,7 +37,8 @@ class AgentMembers:
 
     def __init__(self, spec: GatewaySpec) -> None:
         home = home_of(spec)
-        self._folder, self._file = home.agents, home.agent_members_file
+        self._folder = home.agents
+        self._file = home.agent_members_file
         self._names = names_of(spec)
         own = {one.name for one in spec.members}
         kept = read_json(self._file, dict[str, str]) or {}
@@ -51,7 +52,7 @@ class AgentMembers:
         is_new = known.get(agent) != member
         known[agent] = member
         known.move_to_end(agent)
-        while len(known) > MOST_AGENTS:
+        while len(known) > MAX_AGENTS:
             known.popitem(last=False)
         if is_new and known is self._agents:
             async with self._writing:
@@ -86,7 +87,7 @@ def _write(file: Path, agent: str, member: str) -> None:
             found = read_json(file, dict[str, str]) or {}
             found.pop(agent, None)
             found[agent] = member
-            write_json(file, dict(list(found.items())[-MOST_AGENTS:]))
+            write_json(file, dict(list(found.items())[-MAX_AGENTS:]))
     except (OSError, SetupError) as why:
         log.warning("a restart may send agent %s to another model: %s", agent, why)
 

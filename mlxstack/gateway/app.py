@@ -37,8 +37,8 @@ from mlxstack.models.reference import HUB_ID
 
 AGENTS = "/v1/agents/"
 AGENT_HEADER = b"x-mlx-stack-agent"
-MOST_WAITING = 256
-MOST_SENT = 2
+MAX_WAITING = 256
+MAX_SENT = 2
 """Times that a request is sent whose member ended before it answered."""
 
 LATEST = ":latest"
@@ -66,7 +66,8 @@ class Gateway:
     """One address for all members: an ASGI application."""
 
     def __init__(self, spec: GatewaySpec, members: Members) -> None:
-        self._spec, self._members = spec, members
+        self._spec = spec
+        self._members = members
         self._agents = AgentMembers(spec)
         self._own = cast(App, own_app(spec, members, self._agents))
         self._check_host = host_rules(spec.server)
@@ -127,11 +128,11 @@ class Gateway:
 
         Raises Broken when it ended twice, or may have changed the history of an agent, and Busy.
         """
-        for n_sent in range(1, MOST_SENT + 1):
+        for n_sent in range(1, MAX_SENT + 1):
             try:
                 if not member.is_open:
-                    if len(self._waiting) >= MOST_WAITING:
-                        raise Busy(f"{MOST_WAITING} requests wait for models, no more are queued")
+                    if len(self._waiting) >= MAX_WAITING:
+                        raise Busy(f"{MAX_WAITING} requests wait for models, no more are queued")
                     await pass_gate(member, app, scope, body, response, self._waiting)
                     return
                 await member.enter()
@@ -147,7 +148,7 @@ class Gateway:
                     await response.fail(problem)
                     return
                 is_safe = not (why.is_sent and scope["path"].startswith(AGENTS))
-                if n_sent == MOST_SENT or not is_safe:
+                if n_sent == MAX_SENT or not is_safe:
                     raise problem from why
 
     def _forwarding(self, member: MemberGate, body: bytes, key: str) -> App:

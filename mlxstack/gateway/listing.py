@@ -39,7 +39,8 @@ from mlxstack.gateway.processes import object_of
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, names_of
 from mlxstack.policy.kv.conversation_id import is_implicit
 
-LM_STUDIO, LM_STUDIO_V1 = "/api/v0/models", "/api/v1/models"
+LM_STUDIO = "/api/v0/models"
+LM_STUDIO_V1 = "/api/v1/models"
 LOAD = "/v1/models/load"
 CONTEXTS = ("max_input_tokens", "max_tokens", "context_length", "max_model_len")
 STARTED = int(time.time())
@@ -275,7 +276,8 @@ async def _gathered(
 
 def _tag(member: GatewayMember) -> OllamaModel:
     """Entry of /api/tags of a member that does not run."""
-    name, model = member.names[0], member.model
+    name = member.names[0]
+    model = member.model
     families = (model.architecture,) if model.architecture else ()
     details = OllamaDetails(
         parent_model="",
@@ -307,7 +309,8 @@ def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
 
 def _listed_model(member: GatewayMember) -> LMStudioListedModel:
     """Entry of /api/v1/models of a member that does not run."""
-    model, name = member.model, member.names[0]
+    model = member.model
+    name = member.names[0]
     is_chat = model.kind is ServiceKind.CHAT
     capabilities = Capabilities("vision" in model.capabilities, "tools" in model.capabilities)
     return LMStudioListedModel(

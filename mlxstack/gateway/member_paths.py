@@ -12,7 +12,9 @@ from mlxstack.core.errors import NotFound, WrongMethod
 CHANGES = frozenset({"/v1/models/load", "/v1/models/unload"})
 """Changes of models, which would break the reservations of a gateway."""
 
-READ, POST, BOTH = frozenset({"GET"}), frozenset({"POST"}), frozenset({"GET", "POST"})
+READ = frozenset({"GET"})
+POST = frozenset({"POST"})
+BOTH = frozenset({"GET", "POST"})
 PROBED = frozenset({"GET", "HEAD"})
 
 METHODS: dict[frozenset[str], str] = {

@@ -53,7 +53,8 @@ class MemberGate:
         self._loaded_at = self._used_at = 0.0
         self._pid: int | None = None
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
-        self._changed, self._left = changed, left
+        self._changed = changed
+        self._left = left
 
     @property
     def n_waiting(self) -> int:
@@ -128,7 +129,8 @@ class MemberGate:
     def lose(self) -> None:
         """Hold requests until the process answers again."""
         if self.phase is MemberPhase.LOADED:
-            self.phase, self.is_lost = MemberPhase.LOADING, True
+            self.phase = MemberPhase.LOADING
+            self.is_lost = True
             self._changed.set()
 
     async def load(self) -> None:
@@ -156,7 +158,8 @@ class MemberGate:
             self._is_known = False
             self._note_unloaded(None)
         elif self.phase is MemberPhase.LOADED and not self.n_active:
-            pid, n_requests = self.process.worker_pid, self.n_requests
+            pid = self.process.worker_pid
+            n_requests = self.n_requests
             status = await self.process.status()
             is_idle = self.phase is MemberPhase.LOADED and self.n_requests == n_requests
             if is_idle and status == MemberPhase.UNLOADED:
@@ -186,7 +189,8 @@ class MemberGate:
 
     async def _answers(self) -> str | None:
         """Status of the process once it answers; None after a failure."""
-        self.phase, self.is_lost = MemberPhase.LOADING, False
+        self.phase = MemberPhase.LOADING
+        self.is_lost = False
         began = time.monotonic()
         try:
             status = await self.process.ensure()
@@ -205,7 +209,8 @@ class MemberGate:
     def _open(self, *, is_wanted: bool) -> None:
         if is_wanted:
             self._loaded_at = self._used_at = time.monotonic()
-        self.phase, self.is_closed = MemberPhase.LOADED, False
+        self.phase = MemberPhase.LOADED
+        self.is_closed = False
         self._admit()
         self._changed.set()
 
@@ -213,7 +218,8 @@ class MemberGate:
         """End its reservation; `pid` is the worker without a model."""
         # Another worker, also the first one after a pause without any, has loaded it again.
         self._pid = pid or 0
-        self.phase, self.is_closed = MemberPhase.UNLOADED, False
+        self.phase = MemberPhase.UNLOADED
+        self.is_closed = False
         log.info("%s is unloaded", self.spec.name)
         self._changed.set()
 
@@ -322,7 +328,8 @@ class Members:
                 await self._changed.wait()
 
     def _load(self, one: MemberGate, change: Coroutine[Any, Any, None]) -> None:
-        one.phase, one.is_lost = MemberPhase.LOADING, False
+        one.phase = MemberPhase.LOADING
+        one.is_lost = False
         self._begin(change)
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:

@@ -74,7 +74,8 @@ class MemberProcess:
         """Take over the address of a process that runs already."""
         state = owner(self._plan.home, self._plan.name)
         if state is not None:
-            self._plan, self.url = state.plan, state.plan.url
+            self._plan = state.plan
+            self.url = state.plan.url
 
     async def ensure(self) -> str:
         """Wait until the member answers, started if needed; its status.
@@ -109,7 +110,8 @@ class MemberProcess:
 
     def _why_ended(self) -> str:
         """Last error of a process that is not restarted any more."""
-        plan, own = self._plan, self._supervisor
+        plan = self._plan
+        own = self._supervisor
         # A supervisor that has just started has not written its state yet.
         state = read_state(plan.home, plan.name) if own is None else services.state_of(plan, own)
         if state is None or state.phase not in {Phase.CRASHED, Phase.STOPPED}:
@@ -183,7 +185,8 @@ class MemberProcess:
 
     def _start(self) -> None:
         """Start the supervisor, on another port where this one was taken meanwhile."""
-        home, name = self._plan.home, self._plan.name
+        home = self._plan.home
+        name = self._plan.name
         try:
             with services.starting(home, name, waits=True) as state:
                 self.adopt()

@@ -14,8 +14,8 @@ from mlxstack.host.macos import local_network_hint
 KEPT_S = 15.0
 """Seconds that an idle connection is kept: well below the limit of the member."""
 
-MOST_KEPT = 64
-MOST_HELD_BYTES = 256 * 1024
+MAX_KEPT = 64
+MAX_HELD_BYTES = 256 * 1024
 """Bytes of a response that wait for the client before the connection is read no further."""
 
 CONNECT_S = 5.0
@@ -119,7 +119,7 @@ class MemberConnection(asyncio.Protocol):
         except HttpParserError as why:
             self._fault = f"the response is no HTTP: {why}"
             self.transport.abort()
-        if self._response.n_bytes > MOST_HELD_BYTES:
+        if self._response.n_bytes > MAX_HELD_BYTES:
             self.transport.pause_reading()
         self._news.set()
 
@@ -140,7 +140,8 @@ class MemberConnection(asyncio.Protocol):
 
         Raises MemberLost.
         """
-        response, is_begun = self._response, False
+        response = self._response
+        is_begun = False
         while True:
             await self._news.wait()
             self._news.clear()
@@ -152,7 +153,8 @@ class MemberConnection(asyncio.Protocol):
                 if not has_body:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     return False
-            more, body = not response.is_complete, response.take()
+            more = not response.is_complete
+            body = response.take()
             if is_begun and (body or not more):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
             # Also after the last piece: a kept connection that is not read answers no more.
@@ -168,7 +170,8 @@ class Upstream:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "", parts.port or 0
+        self._host = parts.hostname or ""
+        self._port = parts.port or 0
         self._kept: list[MemberConnection] = []
         self._is_closed = False
 
@@ -233,7 +236,7 @@ class Upstream:
 
     def _keep(self, connection: MemberConnection) -> None:
         connection.idle_at = time.monotonic()
-        if len(self._kept) < MOST_KEPT and not self._is_closed:
+        if len(self._kept) < MAX_KEPT and not self._is_closed:
             self._kept.append(connection)
         else:
             connection.transport.close()

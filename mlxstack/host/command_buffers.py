@@ -24,7 +24,8 @@ MAX_NUMBERS = "MLX_MAX_MB_PER_BUFFER"
 VARIABLES = (MAX_OPERATIONS, MAX_NUMBERS)
 
 OPERATIONS = 1000
-MILLIONS, MILLIONS_OF_SMALL_MAC = 400, 100
+MILLIONS = 400
+MILLIONS_OF_SMALL_MAC = 100
 """Million numbers of all inputs; those of freed arrays stay in memory until a buffer has ended."""
 SMALL_MAC_BYTES = 20 * 2**30
 

@@ -37,17 +37,21 @@ CPU_VARIABLE = "MLX_STACK_CPU"
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
 MODEL_NAME = re.compile(r"^model name[ \t]*:[ \t]*(\S.*)$", re.MULTILINE)
 POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-LEAST_BYTES, MOST_BYTES = 2**20, 2**50
+MIN_BYTES = 2**20
+MAX_BYTES = 2**50
 """Plausible bounds of a memory amount; beyond is a typo."""
 CUDA_PACKAGES = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 LARGE_MAC_BYTES = 36 * 2**30
-SMALL_MAC_SHARE, LARGE_MAC_SHARE = 2 / 3, 3 / 4
+SMALL_MAC_SHARE = 2 / 3
+LARGE_MAC_SHARE = 3 / 4
 """GPU share of memory on macOS, below and from 36 GiB."""
 
-BUFFER_CACHE_SHARE, MAX_BUFFER_CACHE_BYTES = 0.04, 2 * 2**30
+BUFFER_CACHE_SHARE = 0.04
+MAX_BUFFER_CACHE_BYTES = 2 * 2**30
 """Limit of freed GPU buffers: share of the working set, bytes."""
-FILLED_SHARE, LEAST_WORKSPACE_BYTES = 0.94, 2**30
+FILLED_SHARE = 0.94
+MIN_WORKSPACE_BYTES = 2**30
 """Share of the working set for arrays that stay, and what only a prefill takes beside them."""
 
 LINUX_SHARE = 0.9
@@ -259,7 +263,7 @@ def memory_limit(working_set: int) -> int:
     Above 0.95 of it MLX empties its cache for each new buffer (see MLX's
     `backend/metal/allocator.cpp`). Outside of a prefill the arrays of the workspace are not there.
     """
-    filled = int(working_set * FILLED_SHARE) + LEAST_WORKSPACE_BYTES
+    filled = int(working_set * FILLED_SHARE) + MIN_WORKSPACE_BYTES
     return min(working_set - buffer_cache_limit(working_set), filled)
 
 
@@ -270,7 +274,7 @@ def bytes_of(text: str) -> int:
     """
     found = AMOUNT.fullmatch(text.strip())
     amount = float(found[1]) * 1024 ** POWERS[(found[2] or "G").upper()] if found else 0
-    if not LEAST_BYTES <= amount <= MOST_BYTES:
+    if not MIN_BYTES <= amount <= MAX_BYTES:
         raise SetupError(
             f"`{text}` is not an amount of memory; write it as 24GB or 512MB (a bare number means "
             "GB)"

@@ -57,10 +57,13 @@ def tail(path: Path, n_lines: int) -> list[str]:
 def _last_lines(path: Path, n_lines: int) -> list[str]:
     """Last lines, read from the end, whatever the log's length."""
     with path.open("rb") as file:
-        n_all, n_bytes, end = file.seek(0, os.SEEK_END), BLOCK_BYTES, b""
+        n_all = file.seek(0, os.SEEK_END)
+        n_bytes = BLOCK_BYTES
+        end = b""
         while len(end) < n_all and end.count(b"\n") <= n_lines:
             file.seek(max(0, n_all - n_bytes))
-            end, n_bytes = file.read(n_bytes), 2 * n_bytes
+            end = file.read(n_bytes)
+            n_bytes = 2 * n_bytes
     text = io.TextIOWrapper(io.BytesIO(end), encoding="utf-8", errors="replace")
     return [line.rstrip("\n") for line in text][-n_lines:]
 
@@ -80,7 +83,8 @@ def follow(path: Path, wait: Callable[[], None]) -> Iterator[str]:
             old = path.with_name(f"{path.name}.1")
             if old.exists() and old.stat().st_ino == inode:
                 yield from (line for line, _ in _lines_from(old, position))
-            position, inode = 0, now.st_ino
+            position = 0
+            inode = now.st_ino
         for line, end in _lines_from(path, position):
             position = end
             yield line

@@ -31,12 +31,13 @@ UNREACHED = 3
 """Exit code when `doctor` cannot be reached from here."""
 CONNECT_S = 5.0
 """Seconds for a connection, and for each answer on the link."""
-LONGEST_LINE = 1 << 16
+MAX_LINE = 1 << 16
 LENGTH = struct.Struct("!Q")
 RECEIVED = b"\x06"
 N_TRIPS = 200
 LONG_ENOUGH_S = 0.2
-FIRST_BYTES, MOST_BYTES = 1 << 20, 1 << 26
+FIRST_BYTES = 1 << 20
+MAX_BYTES = 1 << 26
 """Bytes of the first and of the largest transfer; each has four times as many as the last."""
 
 
@@ -91,7 +92,7 @@ def send(stream: BufferedRWPair, message: Struct) -> None:
 
 def receive(stream: BufferedRWPair, kind: type[T]) -> T:
     """The next message. Raises OSError, MsgspecError."""
-    return msgspec.json.decode(stream.readline(LONGEST_LINE), type=kind)
+    return msgspec.json.decode(stream.readline(MAX_LINE), type=kind)
 
 
 def measure_link(address: str, port: int) -> LinkSpeed:
@@ -101,7 +102,7 @@ def measure_link(address: str, port: int) -> LinkSpeed:
         round_trip_s = median(_transfer(connection, 1) for _ in range(N_TRIPS))
         n_bytes = FIRST_BYTES
         seconds = _transfer(connection, n_bytes)
-        while seconds < LONG_ENOUGH_S and n_bytes < MOST_BYTES:
+        while seconds < LONG_ENOUGH_S and n_bytes < MAX_BYTES:
             n_bytes *= 4
             seconds = _transfer(connection, n_bytes)
     return LinkSpeed(n_bytes / seconds, round_trip_s)

@@ -182,7 +182,8 @@ def owner(home: Home, name: str) -> ServiceState | None:
 
 def claim(state: ServiceState) -> None:
     """Claim a service name for the supervisor in `state`. Raises Taken."""
-    home, name = state.plan.home, state.plan.name
+    home = state.plan.home
+    name = state.plan.name
     with _ours(home):
         refuse_other_case(home, name)
         other = owner(home, name)
@@ -405,7 +406,9 @@ async def until_answered(
     after `timeout_s` without one, or with the reason of an end.
     """
     began_at = time.monotonic()
-    deadline, last_line, message = began_at + timeout_s, "", ""
+    deadline = began_at + timeout_s
+    last_line = ""
+    message = ""
     log_file = plan.home.log_file(plan.name)
     while time.monotonic() < deadline:
         if why := why_ended():
@@ -415,7 +418,8 @@ async def until_answered(
         line = next(iter(tail(log_file, 1)), "").strip()
         message = log_lines.read(line).message
         if line != last_line:
-            deadline, last_line = time.monotonic() + timeout_s, line
+            deadline = time.monotonic() + timeout_s
+            last_line = line
         progress(message)
         await asyncio.sleep(PROBE_S)
     elapsed = short_time(time.monotonic() - began_at)

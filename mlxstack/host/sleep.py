@@ -58,7 +58,8 @@ class SleepAssertion:
     def close(self) -> None:
         """Let the computer sleep from now on."""
         self._cancel_release()
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         process.terminate()

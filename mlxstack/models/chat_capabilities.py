@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlxstack.models.model_files import accepts_images
 
-MOST_TEMPLATE_BYTES = 1 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 TOOLS = re.compile(r"\btools\b")
 THINKING = re.compile(r"<think|enable_thinking|reasoning_content|thinking_budget|<\|channel\|>")
@@ -32,6 +32,6 @@ def _beginning(file: Path) -> str:
         if not file.is_file():
             return ""
         with file.open("rb") as opened:
-            return opened.read(MOST_TEMPLATE_BYTES).decode(errors="replace")
+            return opened.read(MAX_TEMPLATE_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -156,7 +156,8 @@ def _growth(rule: Any) -> float:
         inner = rule.get(key)
         for part in inner if isinstance(inner, list) else ():
             growth *= _growth(part)
-    content, pattern = rule.get("content"), rule.get("pattern")
+    content = rule.get("content")
+    pattern = rule.get("pattern")
     if rule.get("type") == "Replace" and isinstance(content, str):
         text = pattern.get("String") if isinstance(pattern, dict) else None
         growth *= max(1.0, len(content) / max(1, len(text or "")))

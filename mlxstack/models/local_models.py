@@ -61,7 +61,8 @@ def delete(model: LocalModel) -> int:
     if model.where == "LM Studio":
         shutil.rmtree(model.path)
         return model.n_bytes
-    folder, cache = Path(model.path), cache_folder().resolve()
+    folder = Path(model.path)
+    cache = cache_folder().resolve()
     repository = cache / folder.relative_to(cache).parts[0]
     sizes = {file: one.st_size for file, one in _stats(_files(repository)).items()}
     none: frozenset[Path] = frozenset()

@@ -41,7 +41,7 @@ SPECIAL_FILES: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 LARGEST = 2**31 - 1
 """Largest value of any other size: the shapes of MLX have 32 bits."""
 LAYERS = re.compile(r"\w*(layers?|blocks)")
@@ -195,7 +195,7 @@ def _check_numbers(config: dict[str, Any], file: Path) -> None:
 
 def _most(key: str) -> int | None:
     if LAYERS.fullmatch(key):
-        return MOST_LAYERS
+        return MAX_LAYERS
     return LARGEST if SIZES.fullmatch(key) else None
 
 
@@ -205,7 +205,8 @@ def too_deep(file: Path) -> SetupError:
 
 
 CONFIG = "config.json"
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 """Index of the weight files, and the file of a repository without one."""
 FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 SHARD = re.compile(r"(.+-)\d+-of-(\d{1,5})\.safetensors")

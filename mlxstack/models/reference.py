@@ -15,7 +15,7 @@ from mlxstack.models.model_files import CONFIG, gguf_refusal
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 REPOSITORY = re.compile(r"models--(.+?)--(.+)")
 UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
-LONGEST_NAME = 64
+MAX_NAME = 64
 
 PUBLISHER = "mlx-community"
 OLLAMA_NAME = re.compile(r"([A-Za-z0-9][\w.-]*):([\w.-]+)", re.ASCII)
@@ -86,7 +86,8 @@ def lm_studio_model(model: str) -> Path | None:
 def _refuse_foreign(given: str, home: Home) -> None:
     """Raise SetupError, with a hub id, for Ollama's spelling or a bare repository name."""
     if match := OLLAMA_NAME.fullmatch(given):
-        family, tag = match[1].lower(), match[2].lower()
+        family = match[1].lower()
+        tag = match[2].lower()
         if (preset := f"{family}-{tag}") in presets.listed(home):
             near = f"use the preset `{preset}`"
         elif (pattern := HUB_NAMES.get(family)) and PARAMETERS.fullmatch(tag):
@@ -139,4 +140,4 @@ def _newest(repository: Path) -> Path:
 
 def service_name(text: str) -> str:
     """A service's name from the name of a model."""
-    return UNFIT.sub("-", text).strip("-._")[:LONGEST_NAME] or "model"
+    return UNFIT.sub("-", text).strip("-._")[:MAX_NAME] or "model"

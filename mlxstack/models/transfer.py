@@ -21,7 +21,8 @@ class Transfer:
 
     def text(self, now: float) -> str:
         """Progress as text: `38 %, 6.2 GiB of 16.4 GiB, 95 MiB/s`."""
-        n_done, elapsed = self.n_done, max(now - self.began, 1e-3)
+        n_done = self.n_done
+        elapsed = max(now - self.began, 1e-3)
         speed = n_done / elapsed
         parts = [f"{100 * n_done // max(self.n_total, 1)} %"]
         parts += [f"{size(n_done)} of {size(self.n_total)}", f"{size(speed)}/s"]

@@ -193,7 +193,8 @@ def _can_quantize(candidate: Candidate) -> bool:
 def _reasons(
     candidate: Candidate, room: MemoryRoom, given: SlotSizes, is_planned: bool, base: str
 ) -> tuple[Reason, ...]:
-    preset, files = candidate.preset, candidate.files
+    preset = candidate.preset
+    files = candidate.files
     weights = candidate.weights.n_bytes(room.memory.half_bytes)
     source = "measured" if files.weights is not None else "from config.json"
     rows = [
@@ -225,7 +226,8 @@ def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
 
 def _sampling(candidate: Candidate, base: str) -> Reason:
     """The sampling of a request that sets nothing, and its source."""
-    preset, card = candidate.preset, sampling_defaults(candidate.files.source.parent)
+    preset = candidate.preset
+    card = sampling_defaults(candidate.files.source.parent)
     sources = [f"preset {base}"] if is_chosen(preset.sampling) else []
     sources += [FILE] if is_chosen(card) else []
     why = ", ".join(sources) or "the model recommends none; llama-server's defaults"

@@ -209,7 +209,8 @@ def _in_memory(candidate: Candidate, half_bytes: int) -> InMemory:
 
 def fit(load: ServiceLoad, usable: int) -> Fit:
     """Fit of a load, or advice to make it fit."""
-    parts, is_fitting = need(load), fits(load, usable)
+    parts = need(load)
+    is_fitting = fits(load, usable)
     others = () if is_fitting else tuple(settings(one, load) for one in nearest(load, usable))
     return Fit(
         n_slots=load.n_slots,

@@ -56,7 +56,7 @@ from mlxstack.text.images.families import FAMILIES, family_of, n_tower_parameter
 
 # The file itself: with `-m` its package would import mlx-lm, and that transformers.
 PROGRAM = Path(__file__).parent.parent / "engine" / "model" / "model_shape.py"
-LONGEST_S = 120.0
+MAX_S = 120.0
 UNKNOWN_GPU = MemoryBudget(0, 0, 2, "a GPU")
 LIMIT_S = 20.0
 """CPU seconds to build a model; the largest published ones take two."""
@@ -84,7 +84,7 @@ def _built(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
         return []
     program = ["-P", str(PROGRAM), str(LIMIT_S * len(configs)), str(MAX_BYTES)]
     try:
-        return ask_mlx(program, list[ShapeReply], LONGEST_S, configs)
+        return ask_mlx(program, list[ShapeReply], MAX_S, configs)
     except CHILD_FAULTS as why:
         if len(configs) > 1:
             return [reply for config in configs for reply in _built([config])]
@@ -208,8 +208,10 @@ class Candidate(Struct, frozen=True):
         Without `has_kv_share` KV is bounded by memory alone. Raises Unsupported.
         """
         half_bytes = machine.half_bytes
-        geometry, slots = self.geometry(half_bytes, kv_bits(self.preset)), self.preset.slots
-        weights, drafts = self._own_weights(half_bytes), Geometry(())
+        geometry = self.geometry(half_bytes, kv_bits(self.preset))
+        slots = self.preset.slots
+        weights = self._own_weights(half_bytes)
+        drafts = Geometry(())
         if self.draft is not None:
             weights += self.draft.weights.n_bytes(half_bytes)
             drafts = self.draft.geometry(half_bytes)
@@ -236,7 +238,8 @@ class Candidate(Struct, frozen=True):
         Of several, each has a share of the layers; embeddings and output stay whole. Of a pipeline
         it is the machine with the most layers.
         """
-        n_bytes, n_ranks = self.weights.n_bytes(half_bytes), max(1, len(self.preset.hosts))
+        n_bytes = self.weights.n_bytes(half_bytes)
+        n_ranks = max(1, len(self.preset.hosts))
         if n_ranks == 1:
             return n_bytes
         ends = min(n_bytes, 2 * self.shape.n_vocab * self.shape.hidden * half_bytes)
@@ -329,16 +332,19 @@ def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
 
 def _head(preset: Preset, files: ModelFiles, shape: ModelShape | None) -> Weights:
     """MTP head of a preset: measured, else by the model's shape."""
-    model, expected = preset.model, head_tensors(files.config)
+    model = preset.model
+    expected = head_tensors(files.config)
     is_drafting = preset.speculation is Speculation.AUTO and preset.kind is ServiceKind.CHAT
     if expected is None or not is_drafting or preset.hosts or model.draft is not None:
         return Weights()
-    source, is_expected = files, files.weights is None and expected.is_expected
+    source = files
+    is_expected = files.weights is None and expected.is_expected
     if model.mtp is not None:
         is_expected = True
         with suppress(SetupError):
             source = model_files.find_model(ModelSpec(id=model.mtp), excerpts())
-    head, table = source.head, files.config.get("quantization")
+    head = source.head
+    table = files.config.get("quantization")
     if head == Weights():
         return shape.head if is_expected and shape is not None else head
     if not isinstance(table, dict) or head.packed:
@@ -446,7 +452,8 @@ def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) ->
 
 def sized(preset: Preset, option: CapacityOption) -> Preset:
     """A preset with the settings of an option."""
-    cache, pct = preset.prefix_cache, option.budget_pct
+    cache = preset.prefix_cache
+    pct = option.budget_pct
     return replace(
         preset,
         slots=replace(preset.slots, count=option.n_slots, n_ctx=option.n_ctx),
@@ -464,7 +471,9 @@ def as_sets(given: SlotSizes) -> tuple[str, ...]:
 def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str]]:
     """Parts of the load: name, bytes, explanation."""
     parts: MemoryNeed = need(load)
-    n_slots, n_ctx, geometry = load.n_slots, load.n_ctx, load.geometry
+    n_slots = load.n_slots
+    n_ctx = load.n_ctx
+    geometry = load.geometry
     return [
         ("weights", parts.weights, "measured" if is_measured else "estimated"),
         ("KV full", parts.kv_full, f"{n_slots} x {n_ctx} tokens x {geometry.growth} bytes"),
@@ -497,7 +506,8 @@ def _refusal(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
 
 def over_budget(load: ServiceLoad) -> str:
     """Sentence on live KV over the engine's budget; "" where it fits."""
-    budget, kv = load.budget, need(load).kv
+    budget = load.budget
+    kv = need(load).kv
     if budget is None or kv <= budget.n_bytes:
         return ""
     return (
@@ -555,7 +565,8 @@ def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
 
 def claim(load: ServiceLoad, name: str = "") -> MemoryClaim:
     """Claim of a service that keeps KV."""
-    parts, share = need(load), load.budget
+    parts = need(load)
+    share = load.budget
     fixed_share = None if share is None else share.n_bytes
     return MemoryClaim(name, parts.total - parts.kv, parts.kv, fixed_share)
 

@@ -23,7 +23,7 @@ NAX_QUERIES = 1024
 
 NAX_MACOS = (26, 2)
 
-LEAST_FORCED = 32
+MIN_FORCED = 32
 """Minimum queries that a kernel is forced for: more than any draft has.
 
 A pass of drafts serves several rows, which could not all begin again where the kernel fails.
@@ -71,7 +71,7 @@ def can_force(dims: Dims, n_queries: int, *, is_causal: bool, is_half: bool, has
     (https://github.com/jundot/omlx/issues/3795). With NAX the default kernel may be fused already.
     """
     is_nax = has_nax and is_causal and dims == NAX_DIMS and n_queries >= NAX_QUERIES
-    return dims in FORCIBLE_DIMS and is_half and n_queries >= LEAST_FORCED and not is_nax
+    return dims in FORCIBLE_DIMS and is_half and n_queries >= MIN_FORCED and not is_nax
 
 
 def is_worth_forcing(default_s: float, forced_s: float) -> bool:

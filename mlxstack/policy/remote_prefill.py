@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-LEAST_TOKENS = 512
+MIN_TOKENS = 512
 """Minimum tokens worth a round trip to a peer."""
 
 STALL_WEIGHT = 2.0
@@ -16,7 +16,7 @@ CLEARLY = 0.8
 PATIENCE = 1.5
 """Times the expected seconds after which a service is too slow."""
 
-LEAST_PATIENCE_S = 2.0
+MIN_PATIENCE_S = 2.0
 
 
 class PrefillSource(StrEnum):
@@ -64,9 +64,9 @@ def choose(facts: PrefillFacts) -> PrefillPlan:
     an unknown speed, or no decoding request that prefill here would delay.
     """
     n_left = facts.n_prompt - 1 - facts.n_here
-    if n_left < LEAST_TOKENS:
+    if n_left < MIN_TOKENS:
         return PrefillPlan()
-    is_fetchable = facts.n_there - facts.n_here >= LEAST_TOKENS
+    is_fetchable = facts.n_there - facts.n_here >= MIN_TOKENS
     if not (is_fetchable or facts.is_remote_idle):
         return PrefillPlan()
     fetch_s = _fetch_s(facts, n_left) if is_fetchable else 0.0
@@ -90,7 +90,7 @@ def choose(facts: PrefillFacts) -> PrefillPlan:
 
 def patience_s(plan: PrefillPlan, local_s: float) -> float:
     """Seconds after which to give the peer up and compute here."""
-    return max(LEAST_PATIENCE_S, PATIENCE * max(plan.expected_s, local_s))
+    return max(MIN_PATIENCE_S, PATIENCE * max(plan.expected_s, local_s))
 
 
 def _fetch_s(facts: PrefillFacts, n_left: int) -> float:

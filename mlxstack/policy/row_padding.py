@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Share of the time that padding has to save."""
 
 
@@ -16,5 +16,5 @@ def padded_counts(seconds: Sequence[float]) -> tuple[int, ...]:
     for n in reversed(range(len(seconds))):
         if seconds[n] <= seconds[best]:
             best = n
-        counts[n] = best if seconds[best] <= (1 - LEAST_GAIN) * seconds[n] else n
+        counts[n] = best if seconds[best] <= (1 - MIN_GAIN) * seconds[n] else n
     return tuple(counts)

@@ -38,7 +38,7 @@ from mlxstack.store.slot_files import SlotFileFolder
 
 log = logging.getLogger("mlxstack.swap")
 
-LONGEST_NAME = 64
+MAX_NAME = 64
 HANDOVER_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -98,7 +98,7 @@ class EngineFactory:
                 f"no preset is called `{reprlib.repr(wanted)[1:-1]}`; a client can only name a "
                 "preset "
                 "that `mlx-stack presets` lists, not a file"
-                f"{preset_schema.suggestion(wanted[:LONGEST_NAME], known)}",
+                f"{preset_schema.suggestion(wanted[:MAX_NAME], known)}",
                 "preset",
             )
         try:

@@ -251,7 +251,8 @@ class Service:
         try:
             return await self._begin()
         except StackError as error:
-            self._health, self.trouble = ServiceHealth.BROKEN, error.message
+            self._health = ServiceHealth.BROKEN
+            self.trouble = error.message
             raise
 
     async def unload_model(self, limit_s: float, *, is_idle: bool = False) -> None:
@@ -278,7 +279,9 @@ class Service:
     def rest(self, preset: Preset, engine: "AnyEngine") -> None:
         """Stay unloaded, with an engine that is not started, until `load_model`."""
         self.stats.add_engine(self.engine.snapshot().counters)
-        self.preset, self.engine, self.name = preset, engine, preset.model.served_name
+        self.preset = preset
+        self.engine = engine
+        self.name = preset.model.served_name
 
     async def load_model(self, preset: Preset, engine: "AnyEngine") -> ModelFacts:
         """Serve a preset by another engine. Raises its load error."""
@@ -287,7 +290,8 @@ class Service:
 
     def give_up(self, why: str) -> None:
         """Mark the service as broken: no engine is left."""
-        self._health, self.trouble = ServiceHealth.BROKEN, why
+        self._health = ServiceHealth.BROKEN
+        self.trouble = why
         self._fail_all(why)
         self.died.set()
 
@@ -312,7 +316,8 @@ class Service:
         text_processor = await asyncio.to_thread(
             _processor_of, self.engine.tokenizer, self.preset, facts
         )
-        self._facts, self._text_processor = facts, text_processor
+        self._facts = facts
+        self._text_processor = text_processor
         self._template = text_processor.facts
         if not self._is_embedding:
             if self.neighbors is not None:

@@ -67,7 +67,8 @@ def name_of(folder: str) -> str | None:
     match = FOLDER.fullmatch(folder)
     if match is None:
         return None
-    stem, bits = match["stem"].replace("=", ":").replace("+", "."), int(match["bits"] or "0", 16)
+    stem = match["stem"].replace("=", ":").replace("+", ".")
+    bits = int(match["bits"] or "0", 16)
     agent = "".join(letter.upper() if bits >> at & 1 else letter for at, letter in enumerate(stem))
     return agent if folder_of(agent) == folder else None
 
@@ -307,7 +308,8 @@ class AgentLock(AbstractContextManager["AgentLock"]):
 
     def release(self) -> None:
         """Release the lock; its file is deleted when nothing holds it."""
-        fd, self._fd = self._fd, None
+        fd = self._fd
+        self._fd = None
         if fd is None:
             return
         if self._doomed is not None:

@@ -25,7 +25,8 @@ class BackgroundWriter:
         max_bytes: int = 1 << 30,
         eased: Callable[[], None] = lambda: None,
     ) -> None:
-        self._max_jobs, self._max_bytes = max_jobs, max_bytes
+        self._max_jobs = max_jobs
+        self._max_bytes = max_bytes
         self._eased = eased
         self._state = Condition()
         self._n_jobs = 0
@@ -64,7 +65,8 @@ class BackgroundWriter:
                 f"the disk is behind: {self._n_jobs} writes of {self._n_bytes} bytes wait, "
                 f"the bound is {self._max_jobs} writes of {self._max_bytes} bytes"
             )
-        self._n_jobs, self._n_bytes = self._n_jobs + 1, n_after
+        self._n_jobs = self._n_jobs + 1
+        self._n_bytes = n_after
 
     def _run(self, job: Callable[[], T], n_bytes: int) -> T:
         try:

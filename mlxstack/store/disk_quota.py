@@ -55,7 +55,8 @@ class QuotaKVStore:
         self._store = store
         self._agents = agents
         self._spec = spec
-        self._clock, self._steady = clock, steady
+        self._clock = clock
+        self._steady = steady
         self._offset_s = clock() - steady()
         self._n_bytes: int | None = None
         self.root = store.root

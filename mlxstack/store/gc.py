@@ -290,7 +290,8 @@ def _agents(
 ) -> Iterator[tuple[StoredContext, str | None]]:
     """Saved contexts, with the KV identity of unreadable ones."""
     for file in agents.manifests():
-        title, opaque = f"agent {file.agent} ({file.model[:8]})", None
+        title = f"agent {file.agent} ({file.model[:8]})"
+        opaque = None
         try:
             refs = _refs(title, partial(agents.peek_manifest, file.agent, file.model))
         except UnknownVersion:

@@ -29,7 +29,7 @@ FORMAT = "mlx-stack.kv"
 VERSION = "1"
 HEAD = f'{{"__metadata__":{{"format":"{FORMAT}","version":"{VERSION}","checksum":"'.encode()
 LENGTH = 8
-LONGEST_HEADER = 1 << 24
+MAX_HEADER = 1 << 24
 DIGITS = slice(LENGTH + len(HEAD), LENGTH + len(HEAD) + 32)
 BLANK = b"0" * 32
 ITEM_BYTES = {
@@ -109,7 +109,7 @@ def read_head(file: BinaryIO) -> KVFileHeader:
     Raises Damaged or UnknownVersion.
     """
     first = file.read(LENGTH)
-    n_header = min(int.from_bytes(first, "little"), LONGEST_HEADER)
+    n_header = min(int.from_bytes(first, "little"), MAX_HEADER)
     metadata, specs, _ = _parse(first + file.read(n_header))
     span = int(metadata.start), int(metadata.end)
     return _head(metadata.key, metadata.kind, span, metadata.meta, specs)
@@ -124,7 +124,7 @@ def read_into(file: ReadableFile, rows: Iterable[memoryview]) -> tuple[str, str]
     """
     header = bytearray(LENGTH)
     _fill(file, memoryview(header))
-    header.extend(bytes(min(int.from_bytes(header, "little"), LONGEST_HEADER)))
+    header.extend(bytes(min(int.from_bytes(header, "little"), MAX_HEADER)))
     _fill(file, memoryview(header)[LENGTH:])
     metadata, specs, _ = _parse(bytes(header))
     if not header.startswith(HEAD, LENGTH):

@@ -176,7 +176,8 @@ class DiskKVStore:
         for path in self.root.glob(f"*/*/*{SUFFIX}"):
             with suppress(FileNotFoundError):
                 about = path.stat(follow_symlinks=False)
-                key, identity = path.name.removesuffix(SUFFIX), path.parent.parent.name
+                key = path.name.removesuffix(SUFFIX)
+                identity = path.parent.parent.name
                 yield KVFileEntry(identity, key, str(path), about.st_size, about.st_mtime)
 
     def path_of(self, identity: str, key: str, error: type[Exception] = NotFound) -> Path:

@@ -48,7 +48,8 @@ def unpack(data: bytes) -> Manifest:
     if not data.startswith(LINE):
         version = data[len(MAGIC) :].split(b"\n")[0][:20].decode(errors="replace")
         raise UnknownVersion(f"it has format version {version}, this release reads {VERSION}")
-    digest, body = data[len(LINE) :][:N_DIGEST], data[len(LINE) + N_DIGEST :]
+    digest = data[len(LINE) :][:N_DIGEST]
+    body = data[len(LINE) + N_DIGEST :]
     if digest != _digest(body):
         raise Damaged(f"its checksum does not match its {len(data)} bytes: altered or truncated")
     try:

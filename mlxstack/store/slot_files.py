@@ -105,7 +105,8 @@ class SlotFileFolder:
         return path if path in same or not same else same[0]
 
     def _path_to_write(self, name: str) -> Path:
-        path, existing = self._path(name), children(self.directory)
+        path = self._path(name)
+        existing = children(self.directory)
         other = next((p for p in existing if folded(p.name) == folded(name)), path)
         if other.name != path.name and path not in existing:
             raise Conflict(

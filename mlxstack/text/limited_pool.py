@@ -26,7 +26,8 @@ _CLIENT = _Client()
 @contextmanager
 def client_of(has_left: threading.Event) -> Iterator[None]:
     """Work of this thread for a client, until it `has_left`."""
-    before, _CLIENT.has_left = _CLIENT.has_left, has_left
+    before = _CLIENT.has_left
+    _CLIENT.has_left = has_left
     try:
         yield
     finally:
@@ -115,7 +116,8 @@ class LimitedPool:
     def close(self) -> None:
         """End the idle processes."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = self._idle
+            self._idle = []
         for process in idle:
             process.close()
 

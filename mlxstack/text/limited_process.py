@@ -25,7 +25,7 @@ LOOK_S = 0.05
 """Seconds between two looks at the size of a child that has not answered."""
 STALL_S = 60.0
 """Seconds for a request in all; a busy computer is no fault of the request."""
-MOST_ANSWERED = 64 * 1024 * 1024
+MAX_ANSWERED = 64 * 1024 * 1024
 """Maximum bytes of an answer."""
 HEADER = struct.Struct(">d")
 """CPU seconds: allowed in a request, used in an answer."""
@@ -34,7 +34,7 @@ LENGTH = struct.Struct("!i")
 CHUNK = 1 << 20
 ENDING_S = 1.0
 """Seconds that a child which closed its pipe has to end."""
-LEAST_S = 0.001
+MIN_S = 0.001
 """Shortest limit; a timer of no time would be none."""
 NICENESS = 5
 """Of children whose work may wait for prompts and tokens."""
@@ -79,7 +79,7 @@ class ChildChannel:
         Raises EOFError, Overrun for a large one, and errors of `waiting`.
         """
         (n_bytes,) = LENGTH.unpack(self._exactly(LENGTH.size, waiting))
-        most = self.max_answered or MOST_ANSWERED
+        most = self.max_answered or MAX_ANSWERED
         if not 0 <= n_bytes <= most:
             raise Overrun(f"makes more than {most >> 20} MB")
         return self._exactly(n_bytes, waiting)
@@ -109,7 +109,7 @@ class LimitedProcess:
     """Child running a module that calls `serve`.
 
     One thread uses it at a time. It is started by the first request, and again after an overrun.
-    It may hold `max_bytes` of memory. An answer has `MOST_ANSWERED` bytes at most, or
+    It may hold `max_bytes` of memory. An answer has `MAX_ANSWERED` bytes at most, or
     `max_answered`. `close` may be called by any thread.
     """
 
@@ -155,7 +155,8 @@ class LimitedProcess:
 
     def close(self) -> None:
         """End the child."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             _kill(process)
 
@@ -268,7 +269,7 @@ def serve(answer: Callable[[bytes], bytes], pipe: Connection) -> None:
             request = pipe.recv_bytes()
             (limit_s,) = HEADER.unpack_from(request)
             began = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, max(limit_s, LEAST_S))
+            signal.setitimer(signal.ITIMER_PROF, max(limit_s, MIN_S))
             result = answer(request[HEADER.size :])
             signal.setitimer(signal.ITIMER_PROF, 0)
             pipe.send_bytes(HEADER.pack(time.process_time() - began) + result)

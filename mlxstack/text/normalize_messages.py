@@ -189,7 +189,8 @@ def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
         if message.role is Role.ASSISTANT:
             if before is not Role.ASSISTANT:
                 _place(paired, places, calls, names)
-                calls, places = [], []
+                calls = []
+                places = []
             message = _with_ids(sent, n_calls)
             n_calls += len(message.tool_calls)
             calls += message.tool_calls

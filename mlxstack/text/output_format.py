@@ -103,7 +103,8 @@ class OutputFormat:
 
     def _call_sequences(self) -> tuple[tuple[int, ...], ...]:
         """Token sequences that only calls begin with, without the opening."""
-        channels, syntax = self.description.channels, self.description.calls
+        channels = self.description.channels
+        syntax = self.description.calls
         if syntax is None:
             return ()
         if channels is not None and not channels.call_head:
@@ -127,7 +128,8 @@ class OutputFormat:
 
     def _free_call_marks(self) -> tuple[CallDelimiters, ...]:
         """Ways to begin a call in a free answer, unambiguously."""
-        forced, syntax = self.call_marks, self.description.calls
+        forced = self.call_marks
+        syntax = self.description.calls
         if forced is None or syntax is None:
             return ()
         if not self.trigger_mark:
@@ -166,7 +168,8 @@ class OutputFormat:
         self, marks: CallDelimiters, rules: Callable[[], LLMatcher | None], tools: Iterable[Tool]
     ) -> CallOpening:
         if self.trigger_mark:
-            tokens, text = self._tokens(marks.forced), marks.forced.encode()
+            tokens = self._tokens(marks.forced)
+            text = marks.forced.encode()
             return CallOpening((text,), len(text), rules, tokens[0] if len(tokens) == 1 else None)
         channels = self.description.channels
         known = marks.forced if channels is None else channels.starts
@@ -176,7 +179,8 @@ class OutputFormat:
 
 def markers_of_format(description: DerivedFormat) -> ModelMarkers:
     """The marks around the calls of a prompt."""
-    syntax, channels = description.calls, description.channels
+    syntax = description.calls
+    channels = description.channels
     if syntax is None:
         return ModelMarkers("", "")
     if channels is not None:
@@ -213,7 +217,8 @@ def trigger_mark(description: DerivedFormat) -> str:
 
 def _shared_marks(description: DerivedFormat) -> set[str]:
     """First marks of what is no call."""
-    marks, channels = description.reasoning, description.channels
+    marks = description.reasoning
+    channels = description.channels
     others = [*description.wrappers, *description.strays, *description.turn_ends]
     others += [] if marks is None else [marks.opens]
     others += [] if channels is None else [channels.answer]
@@ -225,7 +230,8 @@ def named_opening(description: DerivedFormat, name: str) -> str:
 
     The whole opening is needed: an answer may well begin with an object that has a name.
     """
-    syntax, channels = description.calls, description.channels
+    syntax = description.calls
+    channels = description.channels
     if syntax is None or not isinstance(syntax.body, NamedBody | JsonBody):
         return ""
     body = syntax.body
@@ -240,7 +246,8 @@ def named_opening(description: DerivedFormat, name: str) -> str:
 
 def recipient_first(description: DerivedFormat) -> CallSyntax | None:
     """Call syntax with the recipient before the channel, if any."""
-    syntax, channels = description.calls, description.channels
+    syntax = description.calls
+    channels = description.channels
     if syntax is None or channels is None or not isinstance(syntax.body, NamedBody):
         return None
     channel, _, recipient = syntax.opens.partition(" to=")

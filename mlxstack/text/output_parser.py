@@ -179,14 +179,16 @@ class OutputParser:
 
     def _end_block(self, stretch: Calls) -> None:
         self.n_blocks += 1
-        calls, self._calls = tuple(self._calls), []
+        calls = tuple(self._calls)
+        self._calls = []
         block = self._block(calls, stretch)
         if block is not None:
             self.blocks.append(block)
 
     def _block(self, calls: tuple[ToolCall, ...], stretch: Calls) -> Block | None:
         """Tokens of the last text; None where tokens cross its edges."""
-        sampled, self._tokens = self._tokens, []
+        sampled = self._tokens
+        self._tokens = []
         pieces = [self._output_format.pieces.of(token) for token in sampled]
         raw = stretch.raw.encode()
         start = b"".join(pieces).rfind(raw)
@@ -194,7 +196,8 @@ class OutputParser:
         if start not in edges or start + len(raw) not in edges:
             return None
         # A token without text of its own belongs to the token that follows.
-        first, stop = edges.index(start), edges.index(start + len(raw))
+        first = edges.index(start)
+        stop = edges.index(start + len(raw))
         is_closed = stretch.is_closed and bool(self._output_format.model_markers.call_end)
         return Block(calls, tuple(sampled[first:stop]), is_closed)
 

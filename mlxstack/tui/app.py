@@ -128,7 +128,8 @@ class Dashboard(App[None]):
             return True  # The app is closing.
         if event.is_forwarded:
             return False
-        self.app_focus, line = True, self.focused
+        self.app_focus = True
+        line = self.focused
         if self.screen.maximized or (isinstance(line, Input) and not isinstance(line, LineInput)):
             return False
         if isinstance(event, Key) and (found := self.screen.active_bindings.get(event.key)):

@@ -46,7 +46,8 @@ def question(
     pending: PendingAction, model: DashboardState, machine: LocalActions | None
 ) -> Question | None:
     """Dialog before an action; its result is input, or None."""
-    told, wants = pending.action.describe(model, pending.key), pending.action.wants
+    told = pending.action.describe(model, pending.key)
+    wants = pending.action.wants
     match wants:
         case ActionInput.NOTHING:
             return None

@@ -75,7 +75,8 @@ def theme_choice(settings: TuiSettings, kept: Path) -> ThemeChoice:
     if settings.colors:
         below = THEMES.get(look.theme, HOUSE)
         own = {name: getattr(below, name) for name in COLORS} | settings.colors
-        look.own, look.theme = Theme(OWN, **own, dark=below.dark), OWN
+        look.own = Theme(OWN, **own, dark=below.dark)
+        look.theme = OWN
     return look
 
 

@@ -75,7 +75,8 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost | ListedModels) 
         return replace(before, models=news.data)
     base = _base(before, news.snapshot.counters)
     counters = news.snapshot.counters
-    n_prompt, n_generated = counters.n_prompt_tokens, counters.n_generated_tokens
+    n_prompt = counters.n_prompt_tokens
+    n_generated = counters.n_generated_tokens
     here = ThroughputSample(news.at, n_prompt, n_generated, counters.n_cached_tokens)
     now = _above(base, here)
     seen = _remembering(before, news.past, base)
@@ -121,7 +122,8 @@ def _speed(a: CounterSample, b: CounterSample) -> Speeds:
     seconds = b.at - a.at
     if seconds <= 0:
         return 0.0, 0.0, 0.0
-    computed, generated = b.n_prompt - a.n_prompt, b.n_generated - a.n_generated
+    computed = b.n_prompt - a.n_prompt
+    generated = b.n_generated - a.n_generated
     return computed / seconds, generated / seconds, (b.n_cached - a.n_cached) / seconds
 
 
@@ -176,7 +178,8 @@ def _above(base: CounterSample, one: ThroughputSample) -> CounterSample:
 
 def _samples(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:
     """Add a sample, and another where a pause begins."""
-    samples, last = before.samples, before.now
+    samples = before.samples
+    last = before.now
     if not samples:
         return (now,)
     if now.at < samples[-1].at + MARK_S:

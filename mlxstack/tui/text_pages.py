@@ -12,7 +12,7 @@ from mlxstack.tui.views.first_tokens import first_tokens
 from mlxstack.tui.views.table_data import Line, TableData, cell_text
 
 GAP = "  "
-MOST_ROWS = 10
+MAX_ROWS = 10
 
 
 def page(model: DashboardState, width: int) -> str:
@@ -21,7 +21,8 @@ def page(model: DashboardState, width: int) -> str:
     parts = [told] if told else []
     if not model.has_frame:
         return told
-    narrow, frame = min(width, tiles.WIDE - 1), model.frame
+    narrow = min(width, tiles.WIDE - 1)
+    frame = model.frame
     parts += map(_line, overview.health(model, width))
     parts += [_line(line) for draw in tiles.TILES for line in draw(model, narrow)]
     lines = [overview.totals, first_tokens, overview.hint]
@@ -40,7 +41,8 @@ def page(model: DashboardState, width: int) -> str:
 
 async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, None]:
     """Text page every `every_s` seconds, or when the link changes."""
-    model, shown = DashboardState(), DashboardState()
+    model = DashboardState()
+    shown = DashboardState()
     async with aclosing(feed.news()) as stream:
         async for news in stream:
             model = reduce(model, news)
@@ -52,7 +54,8 @@ async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, N
 
 def _begun(table_data: TableData) -> str:
     """First rows; the keys that a heading names mean nothing here."""
-    title, rows = table_data.title[:1], table_data.rows[:MOST_ROWS]
+    title = table_data.title[:1]
+    rows = table_data.rows[:MAX_ROWS]
     return _table(replace(table_data, title=title, rows=rows))
 
 

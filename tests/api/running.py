@@ -112,7 +112,8 @@ def unanswered(url: str, body: dict[str, Any]) -> Iterator[None]:
 @contextmanager
 def busy_engine(live: Running) -> Iterator[None]:
     """Stop the engine's thread between two steps for the time of the block."""
-    is_stopped, may_go_on = threading.Event(), threading.Event()
+    is_stopped = threading.Event()
+    may_go_on = threading.Event()
 
     def stop() -> None:
         is_stopped.set()
@@ -129,7 +130,9 @@ def busy_engine(live: Running) -> Iterator[None]:
 @contextmanager
 def single_steps(live: Running) -> Iterator[Callable[[], None]]:
     """Stop the engine's thread; each call lets it take one step at most, and stops it again."""
-    is_stopped, may_go_on, is_over = threading.Event(), threading.Event(), threading.Event()
+    is_stopped = threading.Event()
+    may_go_on = threading.Event()
+    is_over = threading.Event()
 
     def stop() -> None:
         is_stopped.set()

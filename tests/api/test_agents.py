@@ -190,7 +190,9 @@ def test_an_agent_is_busy_until_its_history_is_written(
     live: Running, http: httpx.Client, bob: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client left while the disk was slow: nobody may change the history before that write."""
-    write, writing, may_write = live.service.agent_store.write, threading.Event(), threading.Event()
+    write = live.service.agent_store.write
+    writing = threading.Event()
+    may_write = threading.Event()
 
     def slow(agent: str, history: History) -> None:
         writing.set()
@@ -230,7 +232,8 @@ def test_e13_agents_run_side_by_side(live: Running) -> None:
             await asyncio.gather(one(client, "left"), one(client, "right"))
 
     asyncio.run(both())
-    left, right = spans["left"][1:], spans["right"][1:]
+    left = spans["left"][1:]
+    right = spans["right"][1:]
     assert max(left[0], right[0]) < min(left[-1], right[-1])
 
 
@@ -347,7 +350,8 @@ def test_persist_modes(model_folder: Path, tmp_path: Path, persist: Persist) -> 
     preset = tiny_preset(
         model_folder, agents=AgentsSpec(persist=persist), slots=SlotSpec(count=1, n_ctx=1024)
     )
-    folder, is_kept = tmp_path / "agents" / "ida", persist is not Persist.NEVER
+    folder = tmp_path / "agents" / "ida"
+    is_kept = persist is not Persist.NEVER
     with (
         running(preset, tmp_path) as found,
         httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,

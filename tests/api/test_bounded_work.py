@@ -97,7 +97,8 @@ def test_health_tells_which_work_is_stuck(
     live: Running, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     monkeypatch.setattr(service_module, "TEXT_STALLED_S", 0.0)
-    may_end, begun = threading.Event(), threading.Semaphore(0)
+    may_end = threading.Event()
+    begun = threading.Semaphore(0)
 
     def work() -> None:
         begun.release()

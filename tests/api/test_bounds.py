@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from mlxstack.api.request_fields import (
-    LONGEST_STOP,
-    MOST_BIASES,
-    MOST_CALLS,
-    MOST_MESSAGES,
-    MOST_PARTS,
-    MOST_STOPS,
-    MOST_TOOLS,
+    MAX_BIASES,
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_STOP,
+    MAX_STOPS,
+    MAX_TOOLS,
 )
 from tests.fuzz.doors import house
 
 HELLO = [{"role": "user", "content": "hello"}]
-CHAT, MESSAGES, TEXTS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+TEXTS = "/v1/completions"
 
 
 def refusal(path: str, **more: Any) -> str | None:
@@ -38,21 +40,21 @@ def refusal(path: str, **more: Any) -> str | None:
     ("path", "name"), [(CHAT, "stop"), (TEXTS, "stop"), (MESSAGES, "stop_sequences")]
 )
 def test_stop_words_are_bounded(path: str, name: str) -> None:
-    many = [f"stop{n}" for n in range(MOST_STOPS)]
+    many = [f"stop{n}" for n in range(MAX_STOPS)]
     assert refusal(path, **{name: [*many, ""]}) is None
-    assert f"{name}: at most {MOST_STOPS} sequences, got {MOST_STOPS + 1}" in str(
+    assert f"{name}: at most {MAX_STOPS} sequences, got {MAX_STOPS + 1}" in str(
         refusal(path, **{name: [*many, "one"]})
     )
-    assert refusal(path, **{name: ["a" * LONGEST_STOP]}) is None
-    assert f"{LONGEST_STOP} characters per sequence, got {LONGEST_STOP + 1}" in str(
+    assert refusal(path, **{name: ["a" * MAX_STOP]}) is None
+    assert f"{MAX_STOP} characters per sequence, got {MAX_STOP + 1}" in str(
         refusal(path, **{name: ["a" * 1001]})
     )
 
 
 def test_biases_are_bounded() -> None:
     assert refusal(CHAT, logit_bias=[[1, 1]] * 1000) is None
-    text = refusal(CHAT, logit_bias=[[1, 1]] * (MOST_BIASES + 1))
-    assert text == f"logit_bias: at most {MOST_BIASES} entries, got {MOST_BIASES + 1}"
+    text = refusal(CHAT, logit_bias=[[1, 1]] * (MAX_BIASES + 1))
+    assert text == f"logit_bias: at most {MAX_BIASES} entries, got {MAX_BIASES + 1}"
 
 
 @pytest.mark.parametrize(
@@ -73,25 +75,25 @@ def test_messages_calls_and_tools_are_bounded() -> None:
     call = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
     tool = {"type": "function", "function": {"name": "a"}}
     many = {
-        "20000 messages, got 20001": {"messages": HELLO * (MOST_MESSAGES + 1)},
+        "20000 messages, got 20001": {"messages": HELLO * (MAX_MESSAGES + 1)},
         "20000 tool calls, got 20001": {
-            "messages": [*HELLO, {"role": "assistant", "tool_calls": [call] * (MOST_CALLS + 1)}]
+            "messages": [*HELLO, {"role": "assistant", "tool_calls": [call] * (MAX_CALLS + 1)}]
         },
         "100000 parts of contents, got 100001": {
-            "messages": [{"role": "user", "content": [{"type": "text"}] * (MOST_PARTS + 1)}]
+            "messages": [{"role": "user", "content": [{"type": "text"}] * (MAX_PARTS + 1)}]
         },
-        "4000 tools, got 4001": {"tools": [tool] * (MOST_TOOLS + 1)},
+        "4000 tools, got 4001": {"tools": [tool] * (MAX_TOOLS + 1)},
     }
     for text, more in many.items():
         assert f"at most {text}" in str(refusal(CHAT, **more))
     assert "at most 20000 messages, got 20001" in str(
-        refusal(MESSAGES, messages=HELLO * (MOST_MESSAGES + 1))
+        refusal(MESSAGES, messages=HELLO * (MAX_MESSAGES + 1))
     )
-    blocks = [{"type": "text", "text": ""}] * (MOST_PARTS + 1)
+    blocks = [{"type": "text", "text": ""}] * (MAX_PARTS + 1)
     said = [{"role": "user", "content": blocks}]
     assert "at most 100000 content blocks, got 100001" in str(refusal(MESSAGES, messages=said))
     assert "at most 4000 tools, got 4001" in str(
-        refusal(MESSAGES, tools=[{"name": "a"}] * (MOST_TOOLS + 1))
+        refusal(MESSAGES, tools=[{"name": "a"}] * (MAX_TOOLS + 1))
     )
     assert "at most 40000 items, got 40001" in str(refusal("/v1/responses", input=HELLO * 40_001))
 

@@ -158,7 +158,8 @@ def staged(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Running]]:
     """A real engine whose model writes the call of one format, and the text of that call."""
-    folder, said = tmp_path_factory.mktemp(request.param), CALLS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    said = CALLS[request.param]
     script = [
         {"when": "twice", "say": f"{said}\n{said}"},
         {"when": "for long", "say": said.replace(WORDS, LONG)},
@@ -197,7 +198,9 @@ def test_each_piece_is_sent_within_three_tokens(
 ) -> None:
     """The engine stands still between two steps while the client gets all that is decided."""
     said, live = staged
-    texts, told, n_amid = sampled(live, said, dialect), Told(live.url, dialect), 0
+    texts = sampled(live, said, dialect)
+    told = Told(live.url, dialect)
+    n_amid = 0
     assert WORDS in "".join(texts)
     with single_steps(live) as step:
         while not told.is_over:
@@ -232,7 +235,9 @@ def test_ollama_sends_a_call_as_soon_as_it_is_whole(staged: tuple[str, Running])
     said, live = staged
     body = {"messages": said_by_user("Edit twice."), "tools": CHAT["tools"], "think": False}
     dialect = Dialect("/api/chat", body, _whole_calls)
-    n_first, told, n_amid = len(sampled(live, said, dialect)), Told(live.url, dialect), 0
+    n_first = len(sampled(live, said, dialect))
+    told = Told(live.url, dialect)
+    n_amid = 0
     with single_steps(live) as step:
         while not told.is_over:
             step()
@@ -315,7 +320,8 @@ def test_the_demo_forced_to_a_call_sends_each_piece_in_time(
     """The same tokens in every dialect, none of whose words is later than three tokens."""
     texts, live = demo
     assert WORDS in "".join(texts)
-    told, n_amid = Told(live.url, forced(name)), 0
+    told = Told(live.url, forced(name))
+    n_amid = 0
     with single_steps(live) as step:
         while not told.is_over:
             step()

@@ -17,7 +17,8 @@ from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks, prompt_of
 from tests.api.test_streams import n_busy, until
 
-CHAT, LEGACY = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+LEGACY = "/v1/completions"
 DRAWN = {"temperature": 1.5, "seed": 7}
 USAGE = {"stream_options": {"include_usage": True}}
 

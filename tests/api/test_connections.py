@@ -40,7 +40,7 @@ def here(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_CONNECTIONS", LIMIT)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", LIMIT)
     monkeypatch.setattr(connection, "HEAD_S", 600.0)
 
 

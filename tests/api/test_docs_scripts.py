@@ -43,7 +43,8 @@ def test_c13_the_script_that_restores_chats_and_saves(tmp_path: Path) -> None:
 
 def _objects(text: str) -> list[str]:
     """JSON objects that follow each other without a separator."""
-    found, decoder = [], json.JSONDecoder()
+    found = []
+    decoder = json.JSONDecoder()
     while text.strip():
         text = text.lstrip()
         _, end = decoder.raw_decode(text)

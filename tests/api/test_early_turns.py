@@ -144,7 +144,8 @@ def test_other_templates_strip_thoughts_too(tmp_path: Path, template: str) -> No
 
 
 def check_pause(live: Running, http: httpx.Client) -> None:
-    turns, before = history("the lake"), n_early(live)
+    turns = history("the lake")
+    before = n_early(live)
     first = chat(http, turns)
     pause(live, before)
     asked = [*turns, message(first), {"role": "user", "content": NEXT}]
@@ -161,7 +162,8 @@ def check_pause(live: Running, http: httpx.Client) -> None:
 
 
 def test_it_is_told(live: Running, http: httpx.Client) -> None:
-    turns, before = history("the pond"), n_early(live)
+    turns = history("the pond")
+    before = n_early(live)
     first = chat(http, turns)
     pause(live, before)
     slot = next(one for one in http.get("/slots").json() if one["n_early"])
@@ -181,7 +183,8 @@ def test_it_is_told(live: Running, http: httpx.Client) -> None:
 
 
 def test_another_turn_than_expected_gets_the_same_words(live: Running, http: httpx.Client) -> None:
-    turns, before = history("the sea"), n_early(live)
+    turns = history("the sea")
+    before = n_early(live)
     chat(http, turns)
     pause(live, before)
     other = [*turns[:4], {"role": "user", "content": NEXT}]
@@ -193,7 +196,8 @@ def test_a_request_in_the_pause_ends_it(
     live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(early_turns, "PAUSE_S", 3600.0)
-    turns, before = history("the river"), n_early(live)
+    turns = history("the river")
+    before = n_early(live)
     first = chat(http, turns)
     assert len(live.service.early_turns.pauses) == 1
     second = [*turns, message(first), {"role": "user", "content": NEXT}]

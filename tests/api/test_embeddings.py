@@ -15,7 +15,7 @@ from mlx_lm import load
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.engine.embedding_engine import MOST_TOKENS, Embedder, batches
+from mlxstack.engine.embedding_engine import MAX_TOKENS, Embedder, batches
 from mlxstack.engine.embedding_pooling import Pooler
 from mlxstack.models.embedding_recipe import EmbeddingRecipe, PoolingMode
 from mlxstack.service.calls.embedding import numbers, shortened
@@ -128,12 +128,14 @@ def test_b16_llama_servers_shape(embedding: Running) -> None:
 def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
     embedding: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, sizes = embedding.service.embedder, list[int]()
-    embed_batch, long = engine.embed, {"input": ["word " * 300] * 400}
+    engine = embedding.service.embedder
+    sizes = list[int]()
+    embed_batch = engine.embed
+    long = {"input": ["word " * 300] * 400}
 
     def seen(texts: tuple[tuple[int, ...], ...]) -> Future[tuple[bytes, ...]]:
         sizes.append(sum(len(text) for text in texts))
-        assert sizes[-1] <= MOST_TOKENS
+        assert sizes[-1] <= MAX_TOKENS
         return embed_batch(texts)
 
     async def scene() -> None:
@@ -211,7 +213,7 @@ def test_b16_batches_hold_every_text_once_and_are_bounded() -> None:
     made = batches(lengths)
     assert sorted(at for batch in made for at in batch) == list(range(7))
     for batch in made:
-        assert len(batch) == 1 or len(batch) * max(lengths[at] for at in batch) <= MOST_TOKENS
+        assert len(batch) == 1 or len(batch) * max(lengths[at] for at in batch) <= MAX_TOKENS
 
 
 def test_b16_a_cut_of_nothing_is_no_division_by_zero() -> None:

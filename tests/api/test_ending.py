@@ -34,7 +34,8 @@ class Stage(Struct):
 async def stage() -> AsyncIterator[Stage]:
     service, engine = standing(ServerSpec(port=0))
     engine.loading.set_result(FACTS)
-    server, leaving = UvicornServer(config(service)), asyncio.Event()
+    server = UvicornServer(config(service))
+    leaving = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, server, listener, leaving))

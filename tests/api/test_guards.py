@@ -304,7 +304,8 @@ def tiered(
         ApiKey(digest, Tier.HIGH),
         ApiKey("slow", Tier.LOW, salt="slow's", agents=("night-*",)),
     )
-    spec, folder = ServerSpec(port=0, api_keys=keys), tmp_path_factory.mktemp("tiered")
+    spec = ServerSpec(port=0, api_keys=keys)
+    folder = tmp_path_factory.mktemp("tiered")
     with standing_behind(request.param, spec, folder) as (found, engine):
         yield Tiered(found.url, engine)
 
@@ -331,7 +332,8 @@ def test_e9_an_agent_is_not_made_more_urgent_than_the_key(tmp_path: Path) -> Non
     keys = ("plain", ApiKey("fast", Tier.HIGH))
     preset = tiny_preset(tmp_path / "model", server=ServerSpec(port=0, api_keys=keys))
     with running(preset, tmp_path / "home") as found:
-        there, change = found.url + "/v1/agents/somebody", {"priority": "high"}
+        there = found.url + "/v1/agents/somebody"
+        change = {"priority": "high"}
         plain, fast = ({"x-api-key": key} for key in ("plain", "fast"))
         httpx.post(found.url + "/v1/agents", json={"id": "somebody"}, headers=plain)
         refused = httpx.post(there, json=change, headers=plain)

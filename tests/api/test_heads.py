@@ -32,7 +32,8 @@ HEADS = {
 def open_house(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    spec, folder = ServerSpec(port=0), tmp_path_factory.mktemp("open")
+    spec = ServerSpec(port=0)
+    folder = tmp_path_factory.mktemp("open")
     with standing_behind(request.param, spec, folder) as (found, _):
         yield found
 

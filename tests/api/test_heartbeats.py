@@ -65,7 +65,8 @@ def test_x20_progress_that_a_door_does_not_tell_stops_no_heartbeat(
     stage: Stage, path: str, body: dict[str, Any], beat: str
 ) -> None:
     wanted = {**body, "stream": True, "return_progress": True}
-    text, is_enough = "", threading.Event()
+    text = ""
+    is_enough = threading.Event()
     with (
         ThreadPoolExecutor(1) as pool,
         httpx.stream("POST", stage.url + path, json=wanted, timeout=PATIENCE_S) as found,

@@ -42,7 +42,8 @@ def recorded(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The name of every generating request of a recording, and what was told in it."""
     names = ConversationNamer()
     for one in json.loads((Path(FOLDER or "") / file).read_text()):
-        body, headers = one["body"], {k.lower(): v for k, v in one["headers"].items()}
+        body = one["body"]
+        headers = {k.lower(): v for k, v in one["headers"].items()}
         if one["path"].split("?")[0] not in PATHS:
             continue
         owner = (body.get("metadata") or {}).get("user_id")

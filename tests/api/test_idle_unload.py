@@ -81,7 +81,8 @@ def test_memory_comes_back(quick: None, tmp_path: Path) -> None:
     models.write(tmp_path / "big", BIG)
     preset = tiny_preset(tmp_path / "big", server=SERVER)
     with running(preset, tmp_path / "home") as here:
-        held, weights = here.service.stats.bytes_before_load, here.service.facts.n_bytes
+        held = here.service.stats.bytes_before_load
+        weights = here.service.facts.n_bytes
         wait_unloaded(here)
         assert device.active_bytes() - held < weights / 100
         assert mx.get_cache_memory() < weights / 100
@@ -349,7 +350,9 @@ def test_a_swap_that_was_refused_does_not_happen_later(
     """It is being prepared when a request finds that the unloaded model is gone."""
     factory = movable.service.engine_factory
     assert factory is not None
-    is_begun, may_end, check = threading.Event(), threading.Event(), factory.check
+    is_begun = threading.Event()
+    may_end = threading.Event()
+    check = factory.check
 
     def slow_check(preset: Preset) -> CheckedModel:
         is_begun.set()
@@ -373,7 +376,9 @@ def test_a_swap_that_was_refused_does_not_happen_later(
 
 
 def test_a_swap_during_a_load_is_refused(movable: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    began, may_end, warm = threading.Event(), threading.Event(), model_swap.warm
+    began = threading.Event()
+    may_end = threading.Event()
+    warm = model_swap.warm
 
     async def slow_warm(service: Service) -> SwapStep:
         began.set()
@@ -394,7 +399,9 @@ def test_a_swap_during_a_load_is_refused(movable: Running, monkeypatch: pytest.M
 def test_a_swap_during_an_unload_is_refused(
     movable: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, may_end, give_back = threading.Event(), threading.Event(), idle_unload.return_free_memory
+    began = threading.Event()
+    may_end = threading.Event()
+    give_back = idle_unload.return_free_memory
 
     async def slow_return(gate: SwapGate) -> None:
         began.set()

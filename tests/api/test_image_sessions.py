@@ -20,7 +20,8 @@ from tests.text.test_image_bounds import bomb, encoded
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-N_SCREENSHOTS, N_TURNS = 15, 40
+N_SCREENSHOTS = 15
+N_TURNS = 40
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ ANTHROPIC = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
 }
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 
 
 def user(*parts: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,8 @@ class Pause:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
         self.begun, self._may_end = threading.Event(), threading.Event()
-        self._work, self._is_first = getattr(owner, name), True
+        self._work = getattr(owner, name)
+        self._is_first = True
         monkeypatch.setattr(owner, name, self)
 
     def __call__(self, *args: object) -> object:
@@ -82,7 +83,8 @@ def test_a_change_during_a_turn_costs_no_turn(
 ) -> None:
     turn(http, "abe", user("one"))
     pause = Late(monkeypatch, live.service.agent_store, "read")
-    there, body = "/v1/agents/abe", {"append": [user("two")], "max_tokens": 2}
+    there = "/v1/agents/abe"
+    body = {"append": [user("two")], "max_tokens": 2}
     change = pool.submit(http.post, there, json={"priority": "low"})
     both = during(pause, change, lambda: pool.submit(http.post, f"{there}/generate", json=body))
     assert both == (200, 200)
@@ -114,7 +116,8 @@ def test_what_was_deleted_or_rewound_stays_so_when_a_turn_comes_meanwhile(
 ) -> None:
     for text in ("one", "two"):
         turn(http, "ben", user(text))
-    pause, there = Pause(monkeypatch, live.service.agent_store, deed.paused), "/v1/agents/ben"
+    pause = Pause(monkeypatch, live.service.agent_store, deed.paused)
+    there = "/v1/agents/ben"
     sent = pool.submit(http.request, deed.method, there + deed.path, json=deed.body)
     more = {"append": [user("three")], "max_tokens": 2}
     both = during(pause, sent, lambda: pool.submit(http.post, f"{there}/generate", json=more))
@@ -236,7 +239,7 @@ def test_there_are_only_so_many_agents(
     live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn(http, "hal", user("one"))
-    monkeypatch.setattr(agents, "MOST_AGENTS", live.service.agent_registry.n_agents)
+    monkeypatch.setattr(agents, "MAX_AGENTS", live.service.agent_registry.n_agents)
     said = {"messages": [user("hi")], "max_tokens": 2, "agent": "ida"}
     for path, body in (
         ("/v1/agents", {"id": "ida"}),

@@ -27,7 +27,8 @@ EMBEDDING = LLM - {"architecture", "capabilities", "description"}
 def demo(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    slots, server = SlotSpec(count=3, n_ctx=1024), ServerSpec(port=0, api_keys=("k",))
+    slots = SlotSpec(count=3, n_ctx=1024)
+    server = ServerSpec(port=0, api_keys=("k",))
     preset = Preset(model=ModelSpec(id="demo"), slots=slots, server=server)
     with running_behind(request.param, preset, tmp_path_factory.mktemp("demo")) as found:
         yield found

@@ -101,7 +101,8 @@ class TrimmedService(NamedTuple):
 def running(
     model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrimmedService]:
-    folder, port = tmp_path_factory.mktemp("service"), unused_port()
+    folder = tmp_path_factory.mktemp("service")
+    port = unused_port()
     preset = tiny_preset(model_folder, server=ServerSpec(port=port))
     (folder / "preset.json").write_bytes(msgspec.json.encode(preset))
     command = [sys.executable, "-c", HOLES, str(folder / "preset.json"), str(folder / "home")]

@@ -135,7 +135,8 @@ def test_tokens_survive_the_way_there_and_back(http: httpx.Client) -> None:
 
 
 def test_vllms_bodies_are_tokenized(http: httpx.Client) -> None:
-    text, chat = "<|im_start|>hé", {"messages": [{"role": "user", "content": "hé"}]}
+    text = "<|im_start|>hé"
+    chat = {"messages": [{"role": "user", "content": "hé"}]}
     by_content = http.post("/tokenize", json={"content": text, "add_special": True}).json()
     by_prompt = http.post("/tokenize", json={"model": "any", "prompt": text}).json()
     assert by_prompt == by_content

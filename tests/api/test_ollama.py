@@ -70,7 +70,8 @@ def strictly(kind: type[BaseModel], sent: dict[str, Any]) -> None:
     known = {field.alias or name for name, field in kind.model_fields.items()}
     assert set(sent) - known <= SENT_TOO
     for name, field in kind.model_fields.items():
-        inner, raw = getattr(parsed, name), sent.get(field.alias or name)
+        inner = getattr(parsed, name)
+        raw = sent.get(field.alias or name)
         pairs = zip(inner, raw, strict=True) if isinstance(raw, list) else [(inner, raw)]
         for one, given in pairs:
             if isinstance(one, BaseModel):
@@ -205,7 +206,8 @@ def test_generate_takes_a_system_prompt_or_a_raw_one(
 
 
 def test_an_empty_prompt_only_loads(client: ollama.Client) -> None:
-    chat, prompt = client.chat("demo", []), client.generate("demo", keep_alive="5m")
+    chat = client.chat("demo", [])
+    prompt = client.generate("demo", keep_alive="5m")
     assert (chat.done, chat.done_reason, chat.message.content) == (True, "load", "")
     assert (prompt.done, prompt.done_reason, prompt.response) == (True, "load", "")
 
@@ -296,7 +298,8 @@ def test_the_commands_of_the_page_work(demo: Running) -> None:
     done = subprocess.run(
         ["bash", "-ec", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
-    chat, listed = done.stdout.splitlines()[:-1], done.stdout.splitlines()[-1]
+    chat = done.stdout.splitlines()[:-1]
+    listed = done.stdout.splitlines()[-1]
     assert all(json.loads(line)["message"]["role"] == "assistant" for line in chat)
     assert json.loads(chat[-1])["done_reason"] == "stop"
     assert json.loads(listed)["models"][0]["name"] == "demo"

@@ -129,7 +129,7 @@ def pair(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer whose speed is known is always waited for; when it pays is the policy's test."""
     monkeypatch.setattr(remote_prefill, "CLEARLY", float("inf"))
-    monkeypatch.setattr(remote_prefill, "LEAST_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(remote_prefill, "MIN_PATIENCE_S", PATIENCE_S)
 
 
 @contextmanager
@@ -160,7 +160,8 @@ def decoding(pair: Pair, n: int) -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager")
 def test_a_cold_prompt_is_computed_by_the_helper_while_others_decode(pair: Pair) -> None:
-    tokens, before = prompt(1, 4000), pair.view()
+    tokens = prompt(1, 4000)
+    before = pair.view()
     engine = pair.here.service.engine
     with decoding(pair, 3):
         first = engine.snapshot().counters
@@ -183,9 +184,11 @@ def test_a_cold_prompt_is_computed_by_the_helper_while_others_decode(pair: Pair)
 
 @pytest.mark.usefixtures("eager")
 def test_cached_kv_is_fetched_and_not_computed_again(pair: Pair) -> None:
-    tokens, before = prompt(2, 900), pair.view()
+    tokens = prompt(2, 900)
+    before = pair.view()
     pair.ask(tokens, pair.there)
-    n_before, n_before_there = pair.n_computed(), pair.n_computed_there()
+    n_before = pair.n_computed()
+    n_before_there = pair.n_computed_there()
     answer = pair.ask([*tokens, *prompt(3, 20)])
     # Its answer there ends inside a block, which is not found; either side computes the rest.
     n_computed = pair.n_computed() - n_before + pair.n_computed_there() - n_before_there
@@ -237,7 +240,8 @@ def test_a_peer_that_does_not_answer_is_given_up(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "MATCH_S", 0.2)
-    n_failures, tokens = pair.view().n_failures, prompt(9, 600)
+    n_failures = pair.view().n_failures
+    tokens = prompt(9, 600)
     os.kill(pair.worker.pid, signal.SIGSTOP)
     try:
         answer = pair.ask(tokens)
@@ -274,7 +278,8 @@ def test_kv_of_a_salt_stays_its_own_on_both_sides(pair: Pair) -> None:
 def test_a_prompt_is_not_passed_on_to_a_third_service(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity, n_prefills = pair.here.service.facts.identity.key(), pair.view().n_prefills
+    identity = pair.here.service.facts.identity.key()
+    n_prefills = pair.view().n_prefills
     query = {"identity": identity, "tokens": prompt(11, 700), "is_computed": True}
     found = pair.http.post("/kv/prefill", json=query).raise_for_status().json()
     assert found["n_tokens"] == 700 and found["segments"]
@@ -294,7 +299,8 @@ def test_layers_that_cannot_be_cut_come_from_the_helper_too(
             pair.ask(prompt(12, 300), pair.there)
             pair.ask(prompt(13, 300))
             here.service.peers._peers[0].succeed(1 << 30, 1.0)
-            tokens, n_before = prompt(14, 800), pair.n_computed()
+            tokens = prompt(14, 800)
+            n_before = pair.n_computed()
             answer = pair.ask(tokens)
             assert pair.n_computed() == n_before + 1
             assert answer["tokens"] == pair.cold(tokens)
@@ -375,7 +381,8 @@ def test_a_broken_transfer_goes_on_and_an_altered_file_is_not_used(
             pair.ask(prompt(20, 300), http)
             peer = here.service.peers._peers[0]
             peer.succeed(1 << 30, 1.0)
-            proxy.n_cuts, proxy.ranges[:] = 2, []
+            proxy.n_cuts = 2
+            proxy.ranges[:] = []
             tokens = prompt(21, 1100)
             cut = pair.ask(tokens, http)
             assert cut["timings"]["cache_n"] == 1099 and not proxy.n_cuts
@@ -439,7 +446,8 @@ def test_bad_requests_of_a_peer_are_refused_in_words(pair: Pair) -> None:
 
 
 def test_a_file_is_served_from_any_byte(pair: Pair) -> None:
-    identity, tokens = pair.here.service.facts.identity.key(), prompt(23, 600)
+    identity = pair.here.service.facts.identity.key()
+    tokens = prompt(23, 600)
     query = {"identity": identity, "tokens": tokens, "is_computed": True}
     offer = pair.there.post("/kv/prefill", json=query).json()
     path = f"/kv/{identity}/{offer['segments'][0]}"
@@ -559,7 +567,8 @@ def test_the_key_of_a_peer_comes_from_its_file(pair: Pair, tmp_path: Path) -> No
 
 def test_files_that_are_not_of_the_tokens_or_the_model_are_not_used(pair: Pair) -> None:
     """A peer that says what is not so: the index here takes nothing of it."""
-    tokens, other = prompt(30, 700), prompt(31, 700)
+    tokens = prompt(30, 700)
+    other = prompt(31, 700)
     identity = pair.here.service.facts.identity.key()
     engine = pair.here.service.generator
     pair.ask(tokens, cache_prompt=True)
@@ -598,7 +607,9 @@ def test_a_prompt_is_computed_here_when_the_helper_dies_meanwhile(
     """The last test here: it kills the helper."""
     monkeypatch.setattr(peers, "FIRST_PAUSE_S", 600.0)
     pair.trust()
-    tokens, before, n_before = prompt(7, 2000), pair.view(), pair.n_computed()
+    tokens = prompt(7, 2000)
+    before = pair.view()
+    n_before = pair.n_computed()
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(pair.ask, tokens)
         until(lambda: any(slot["is_processing"] for slot in pair.there.get("/slots").json()))

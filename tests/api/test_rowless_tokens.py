@@ -14,7 +14,8 @@ from tests import models
 from tests.api.running import Running, running, tiny_preset
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
-TEXT, TOKEN = "<|extra|>", models.VOCAB
+TEXT = "<|extra|>"
+TOKEN = models.VOCAB
 NAMED = f"the token '{TEXT}' ({TOKEN}) has no row"
 
 

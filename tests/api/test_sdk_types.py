@@ -20,7 +20,8 @@ from tests.service.standin import FACTS
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-CHAT, LEGACY = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+LEGACY = "/v1/completions"
 CALL = '<tool_call>\n{"name": "act", "arguments": {"a": [1, null, {"b": "c"}]}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "act", "parameters": {"type": "object"}}}]
 LEGACY_BODY: dict[str, Any] = {"prompt": "once", "max_tokens": 4, "temperature": 0}

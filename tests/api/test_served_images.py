@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 def png(seed: int) -> str:
     """Base64 of a picture of four random colors."""
-    blocks, out = Image.frombytes("RGB", (2, 2), Random(seed).randbytes(12)), BytesIO()
+    blocks = Image.frombytes("RGB", (2, 2), Random(seed).randbytes(12))
+    out = BytesIO()
     blocks.resize((96, 64), Image.Resampling.NEAREST).save(out, "PNG")
     return base64.b64encode(out.getvalue()).decode()
 
@@ -157,7 +158,8 @@ def test_slots_with_images_are_saved_and_restored(client: httpx.Client) -> None:
     wanted = said(answer(client, asked(6), id_slot=1))
     before = counts(client)
     for action in ("save", "erase", "restore"):
-        path, body = f"/slots/1?action={action}", {"filename": "image.bin"}
+        path = f"/slots/1?action={action}"
+        body = {"filename": "image.bin"}
         client.post(path, json=body).raise_for_status()
     again = answer(client, asked(6), id_slot=1)
     assert said(again) == wanted and counts(client) == before

@@ -50,7 +50,8 @@ async def stage(model_folder: Path, tmp_path: Path) -> AsyncIterator[Stage]:
         server=ServerSpec(port=0, drain_s=0.3),
     )
     service = assemble(preset, tmp_path)
-    server, leaving = UvicornServer(config(service)), asyncio.Event()
+    server = UvicornServer(config(service))
+    leaving = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, server, listener, leaving))
@@ -64,11 +65,10 @@ async def stage(model_folder: Path, tmp_path: Path) -> AsyncIterator[Stage]:
 async def test_requests_end_with_the_drain_while_a_step_goes_on(
     stage: Stage, tmp_path: Path
 ) -> None:
-    service, step_ends = stage.service, threading.Event()
-    prompt_maker, make = (
-        service.text_processor.prompt_maker,
-        service.text_processor.prompt_maker.make,
-    )
+    service = stage.service
+    step_ends = threading.Event()
+    prompt_maker = service.text_processor.prompt_maker
+    make = service.text_processor.prompt_maker.make
     turn = await stage.http.post(
         "/v1/agents/ann/generate",
         json={"append": [{"role": "user", "content": "good day " * 99}], "max_tokens": 4},

@@ -22,7 +22,8 @@ from tests.patience import PATIENCE_S, until, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-N_ANSWERS, N_TOKENS = 3, 900
+N_ANSWERS = 3
+N_TOKENS = 900
 LONG = {
     **chat_body(max_tokens=N_TOKENS, ignore_eos=True, n=N_ANSWERS, logprobs=True, top_logprobs=20),
     "stream": True,

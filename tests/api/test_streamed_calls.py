@@ -29,7 +29,7 @@ SCHEMA: dict[str, Any] = {
 TOOL: Any = {"type": "function", "function": {"name": "edit", "parameters": SCHEMA}}
 USER: list[Any] = [{"role": "user", "content": "Edit it."}]
 PLAIN = {"chat_template_kwargs": {"enable_thinking": False}}
-MOST_TOKENS = 40
+MAX_TOKENS = 40
 
 
 class Scripted:
@@ -90,7 +90,7 @@ def test_chat_sends_arguments_in_pieces(scripted: Scripted) -> None:
 
 def test_chat_ends_a_cut_call_with_its_length(scripted: Scripted) -> None:
     scripted.says(CALL)
-    body = {"messages": USER, "tools": [TOOL], "max_tokens": MOST_TOKENS, **PLAIN}
+    body = {"messages": USER, "tools": [TOOL], "max_tokens": MAX_TOKENS, **PLAIN}
     chunks = events_of(scripted, "/v1/chat/completions", {**body, "stream": True})
     deltas = [one for chunk in chunks for choice in chunk["choices"] for one in [choice["delta"]]]
     sent = "".join(
@@ -122,7 +122,7 @@ def test_messages_send_input_in_pieces(scripted: Scripted) -> None:
 
 def test_messages_end_a_cut_call_with_max_tokens(scripted: Scripted) -> None:
     scripted.says(CALL)
-    body: dict[str, Any] = {"messages": USER, "max_tokens": MOST_TOKENS}
+    body: dict[str, Any] = {"messages": USER, "max_tokens": MAX_TOKENS}
     body["thinking"] = {"type": "disabled"}
     body["tools"] = [{"name": "edit", "input_schema": SCHEMA}]
     found = events_of(scripted, "/v1/messages", {**body, "stream": True})
@@ -147,7 +147,7 @@ def test_responses_send_arguments_in_pieces(scripted: Scripted) -> None:
     assert kinds.index("response.output_item.added") < kinds.index(
         "response.function_call_arguments.delta"
     )
-    cut = {**body, "max_output_tokens": MOST_TOKENS, "stream": True}
+    cut = {**body, "max_output_tokens": MAX_TOKENS, "stream": True}
     last = events_of(scripted, "/v1/responses", cut)[-1]["response"]
     assert (last["status"], last["output"][-1]["status"]) == ("incomplete", "incomplete")
 
@@ -168,6 +168,6 @@ def test_ollama_sends_calls_whole(scripted: Scripted) -> None:
     lines = events_of(scripted, "/api/chat", body)
     calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
     assert [call["function"]["arguments"] for call in calls] == [ARGUMENTS]
-    cut = events_of(scripted, "/api/chat", {**body, "options": {"num_predict": MOST_TOKENS}})
+    cut = events_of(scripted, "/api/chat", {**body, "options": {"num_predict": MAX_TOKENS}})
     assert not any(line["message"].get("tool_calls") for line in cut)
     assert cut[-1]["done_reason"] == "length"

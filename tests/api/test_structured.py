@@ -418,7 +418,8 @@ def test_keywords_that_no_answer_is_held_to_are_named(http: httpx.Client) -> Non
     }
     tools: Any = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
     form = {"type": "json_schema", "schema": schema}
-    keywords, header = ("contains", "dependentRequired"), "x-mlx-stack-loose-schemas"
+    keywords = ("contains", "dependentRequired")
+    header = "x-mlx-stack-loose-schemas"
     for path, body, at in (
         (CHAT, asked(schema), "response_format"),
         (CHAT, chat_body(tools=tools, tool_choice="required"), "tools"),

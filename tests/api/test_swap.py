@@ -132,7 +132,8 @@ def test_g9_models_that_are_left_or_fail_free_their_memory(
         for wanted in ("broken", "mute"):
             assert http.post("/v1/models/load", json={"preset": wanted}).status_code == 500
         second = swap(http, "b")
-    held, weights = first["active_bytes"]["before_load"], first["steps"][3]["n_bytes"]
+    held = first["active_bytes"]["before_load"]
+    weights = first["steps"][3]["n_bytes"]
     for seen in (first["active_bytes"]["after_unload"], second["active_bytes"]["before_load"]):
         assert seen <= held * 1.05 + 0.05 * weights
 
@@ -217,7 +218,8 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
     monkeypatch.setattr(swap_middleware, "BEAT_S", 0.02)
     chat = {"messages": [user("hi")], "max_tokens": 4}
 
-    check, is_checked = model_swap.prepare, threading.Event()
+    check = model_swap.prepare
+    is_checked = threading.Event()
 
     async def checked(service: Service, preset: Preset) -> CheckedModel:
         """The check, which ends while the early request is served."""

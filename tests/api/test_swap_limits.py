@@ -65,7 +65,8 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     server = ServerSpec(port=0, drain_s=0.3, startup_timeout_s=LIMIT_S)
     preset = tiny_preset(one, slots=SlotSpec(count=1, n_ctx=512), server=server)
     service = assemble(preset, tmp_path)
-    leaving, web = asyncio.Event(), UvicornServer(config(service))
+    leaving = asyncio.Event()
+    web = UvicornServer(config(service))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, web, listener, leaving))

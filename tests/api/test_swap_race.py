@@ -49,7 +49,8 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are in a thread of the tokenizer, the others wait for one."""
-    prompt_maker, is_changed = here.service.text_processor.prompt_maker, threading.Event()
+    prompt_maker = here.service.text_processor.prompt_maker
+    is_changed = threading.Event()
 
     def slow(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -87,11 +88,9 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
 def test_tokens_are_counted_by_the_model_that_was_asked(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt_maker, is_changed, begun = (
-        here.service.text_processor.prompt_maker,
-        threading.Event(),
-        threading.Event(),
-    )
+    prompt_maker = here.service.text_processor.prompt_maker
+    is_changed = threading.Event()
+    begun = threading.Event()
     make = prompt_maker.make
 
     def slow(*args: Any) -> Any:

@@ -82,7 +82,8 @@ def test_health_tells_that_every_text_thread_is_stuck(
     late: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "TEXT_STALLED_S", 0.0)
-    may_end, begun = threading.Event(), threading.Semaphore(0)
+    may_end = threading.Event()
+    begun = threading.Semaphore(0)
 
     def work() -> None:
         begun.release()

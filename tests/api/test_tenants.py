@@ -83,7 +83,8 @@ def test_a_key_of_some_agents_does_not_own_conversations_without_a_name(house: H
     house.call("claudes", "POST", "/v1/agents", json={"id": "claude-mine"}).raise_for_status()
     listed = house.call("claudes", "GET", "/v1/agents").json()["data"]
     assert {one["id"] for one in listed} == {"claude-mine"}
-    there, hello = f"/v1/agents/{name}", [{"role": "user", "content": "Hello."}]
+    there = f"/v1/agents/{name}"
+    hello = [{"role": "user", "content": "Hello."}]
     tries = [
         house.call("claudes", "GET", there),
         house.call("claudes", "POST", there, json={"is_pinned": True}),
@@ -123,7 +124,8 @@ def test_of_others_slots_a_key_of_some_agents_sees_only_whether_they_are_busy(ho
 
     for slot, (key, agent) in enumerate((("plain", "day"), ("guest", "night-1"), ("guest", None))):
         house.say(key, "Hello.", agent=agent, id_slot=slot)
-    bare, whole = {"id", "n_ctx", "speculative", "is_processing"}, set(seen("plain")[1])
+    bare = {"id", "n_ctx", "speculative", "is_processing"}
+    whole = set(seen("plain")[1])
     assert [set(one) for one in seen("guest")] == [bare, whole, bare]
     assert seen("guest")[1]["agent"] == "night-1"
     raw = {"prompt": WORDS, "n_predict": 1, "id_slot": 0}

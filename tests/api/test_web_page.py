@@ -27,7 +27,8 @@ KEY = "secret"
 
 
 def test_a_browser_gets_the_page_and_a_program_the_facts(http: httpx.Client) -> None:
-    page, facts = http.get("/", headers=BROWSER), http.get("/")
+    page = http.get("/", headers=BROWSER)
+    facts = http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert page.headers["vary"] == facts.headers["vary"] == "accept"
@@ -81,7 +82,8 @@ def test_every_file_of_the_page_is_served_and_parses_no_html(http: httpx.Client)
 def test_markdown_is_for_those_with_a_key(
     demo: Running, headers: dict[str, str], status: int
 ) -> None:
-    url, body = f"{demo.url}/page/markdown", {"text": "# a"}
+    url = f"{demo.url}/page/markdown"
+    body = {"text": "# a"}
     assert httpx.post(url, json=body, headers=headers).status_code == status
     answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"})
     assert answer.json() == {"finished": [], "last": [["h1", {}, "a"]], "n_finished": 0}

@@ -60,7 +60,8 @@ def test_where_the_network_cuts_does_not_matter(cuts: set[int]) -> None:
 
 
 def test_times_are_those_of_the_last_byte() -> None:
-    first, second = said("a"), said("b")
+    first = said("a")
+    second = said("b")
     found = timed(1.0, [(2.0, first + second[:9]), (5.0, second[9:])], 6.0)
     assert found.marks == (2.0, 5.0)
     assert found.ttft_s == 1.0

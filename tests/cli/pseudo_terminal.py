@@ -10,7 +10,8 @@ from tests.cli.terminal import CLI, Shell
 from tests.patience import PATIENCE_S
 
 DUMB = {"TERM": "dumb", "NO_COLOR": "1"}
-PROMPT, BRACKETED_PASTE = "> ", "\x1b[?2004h"
+PROMPT = "> "
+BRACKETED_PASTE = "\x1b[?2004h"
 
 
 class Terminal:

@@ -111,7 +111,8 @@ def test_an_empty_slot_is_not_saved(here: Running) -> None:
 def test_a14_plan_simulates_at_the_speeds_that_a_service_measured(here: Running) -> None:
     args = ["plan", "--agents", "3", "--speeds-of", here.url, "--json"]
     found = json.loads(CliRunner().invoke(app, args).stdout)
-    now, machine = here.service.snapshot().counters, found["scenario"]["machine"]
+    now = here.service.snapshot().counters
+    machine = found["scenario"]["machine"]
     assert machine["prefill_tps"] == pytest.approx(now.n_prompt_tokens / now.prompt_s)
     n_rows = now.n_decode_rows / now.n_decode_calls
     step_s = machine["step_s"] + machine["row_s"] * n_rows

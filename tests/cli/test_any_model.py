@@ -142,7 +142,8 @@ def test_presets_new_writes_down_what_up_would_choose(shell: Shell, model_of: Mo
 def test_a_second_model_of_the_same_name_is_refused_and_leaves_the_first(
     shell: Shell, model_of: ModelOf
 ) -> None:
-    first, second = shell.folder / "a" / "twin", shell.folder / "b" / "twin"
+    first = shell.folder / "a" / "twin"
+    second = shell.folder / "b" / "twin"
     for folder in (first, second):
         shutil.copytree(model_of("tiny"), folder)
     dry = shell.run("up", str(first), "--ctx", "1k", "--dry-run")

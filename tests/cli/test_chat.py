@@ -251,7 +251,8 @@ def test_piped_input_that_is_not_utf8_is_refused_with_the_place(demo: Shell) -> 
 
 
 CURSOR_POSITION = "\x1b[6n"
-PASTE, PASTED = b"\x1b[200~", b"\x1b[201~"
+PASTE = b"\x1b[200~"
+PASTED = b"\x1b[201~"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 LONG = " ".join(f"word{n}" for n in range(40))
 CODE = "Look:\n```python\nimport os\n```\ndone"

@@ -49,7 +49,8 @@ def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.mlx
 @pytest.mark.net
 def test_options_send_images_with_one_prompt(seeing: Running, shell: Shell, tmp_path: Path) -> None:
-    first, second = picture(tmp_path / "a b.png"), picture(tmp_path / "c.png", "red")
+    first = picture(tmp_path / "a b.png")
+    second = picture(tmp_path / "c.png", "red")
     ask = ("chat", "--url", seeing.url, "-p", "What is it?")
     assert shell.run(*ask).stdout == "only words came\n"
     done = shell.run(*ask, "--image", str(first))
@@ -65,7 +66,8 @@ def test_options_send_images_with_one_prompt(seeing: Running, shell: Shell, tmp_
 def test_a_file_that_is_no_image_is_one_sentence(
     seeing: Running, shell: Shell, tmp_path: Path
 ) -> None:
-    no_image, large = tmp_path / "words.png", tmp_path / "large.png"
+    no_image = tmp_path / "words.png"
+    large = tmp_path / "large.png"
     no_image.write_text("no picture")
     large.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(MAX_BYTES))
     for file, sentence in (

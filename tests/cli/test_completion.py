@@ -51,7 +51,8 @@ def listing(agent: str, all_asked: threading.Barrier) -> Iterator[str]:
 def test_agents_of_all_services_are_asked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, own = Home(tmp_path), identify(os.getpid())
+    home = Home(tmp_path)
+    own = identify(os.getpid())
     assert own is not None
     make_home(home)
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))

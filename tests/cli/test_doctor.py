@@ -122,7 +122,8 @@ def test_a_memory_that_makes_no_sense_is_bad() -> None:
 def test_the_template_of_a_model_is_told_and_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, model = Home(tmp_path), tmp_path / "model"
+    home = Home(tmp_path)
+    model = tmp_path / "model"
     shutil.copytree(MODEL_DIR, model)
     turns = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     (model / "chat_template.jinja").write_text(turns)

@@ -43,7 +43,8 @@ def test_commands_are_in_groups_and_none_is_missing() -> None:
     listed = {line.split()[0] for line in lines if re.match(r"  [a-z]", line)}
     verbs = {name for name, verb in get_command(app).commands.items() if not verb.hidden}  # type: ignore[attr-defined]
     assert verbs <= listed
-    run, models = lines.index("Run:"), lines.index("Models:")
+    run = lines.index("Run:")
+    models = lines.index("Models:")
     assert lines[run + 1].split()[0] == "up"
     assert any(line.startswith("  chat ") for line in lines[run:models])
 

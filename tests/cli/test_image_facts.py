@@ -52,7 +52,8 @@ def test_presets_tell_the_modalities_of_what_is_downloaded(tmp_path: Path, folde
 def test_doctor_and_gateway_tell_whether_a_checkpoint_takes_images(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, text = Home(tmp_path), models.build(tmp_path / "words", "tiny")
+    home = Home(tmp_path)
+    text = models.build(tmp_path / "words", "tiny")
     preset(home, folder)
     preset(home, text)
     found = {one.detail.partition(":")[0]: one for one in images(home)}
@@ -69,7 +70,8 @@ def test_doctor_and_gateway_tell_whether_a_checkpoint_takes_images(
 
 
 def test_images_of_gemma_need_kv_of_full_precision(tmp_path: Path) -> None:
-    home, folder = Home(tmp_path / "home"), vision_models.build(tmp_path / "eyes", "gemma4")
+    home = Home(tmp_path / "home")
+    folder = vision_models.build(tmp_path / "eyes", "gemma4")
     make_private(home.root)
     preset(home, folder)
     whole = json.loads(run(home.root, "plan", "eyes", "--json").stdout)["spec"]

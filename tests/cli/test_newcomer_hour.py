@@ -26,7 +26,8 @@ class Person:
     def __init__(self, shell: Shell) -> None:
         self.env = shell.env | {"MLX_STACK_MEMORY": "16GB"}
         del self.env["MLX_STACK_WORKER"]
-        self.folder, self.port = shell.folder, shell.port
+        self.folder = shell.folder
+        self.port = shell.port
         self.url = f"http://127.0.0.1:{self.port}"
 
     def types(

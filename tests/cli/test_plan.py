@@ -20,7 +20,9 @@ from tests.conftest import ModelOf
 from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
 
 SECTION_0 = {
     "gpt-oss-20b": (24 * KIB, 3 * MIB, 99 * MIB),

@@ -114,10 +114,8 @@ def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
     [found] = of_many([(preset, files_of(preset))])
     memory = smallest_mac(found)
     sum_of = need(found.load(memory))
-    share, budget = (
-        preset.prefix_cache.memory_budget_pct,
-        kv_budget(memory.usable, sum_of.weights, sum_of.workspace),
-    )
+    share = preset.prefix_cache.memory_budget_pct
+    budget = kv_budget(memory.usable, sum_of.weights, sum_of.workspace)
     if share != AUTO:
         budget = min(budget, int(memory.total * share / 100))
     assert sum_of.kv_full + sum_of.kv_state <= budget

@@ -24,7 +24,8 @@ from tests.patience import PATIENCE_S, wait_until
 pytestmark = pytest.mark.net
 
 WEIGHTS = "model.safetensors"
-FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+FIRST = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
 
 
 def shard(n_bytes: int) -> bytes:
@@ -126,7 +127,8 @@ def test_a_model_on_another_disk_is_deleted_whole(tmp_path: Path) -> None:
     with hub.serving(model_files()) as here:
         env = here.env(tmp_path / "hf")
         assert run(tmp_path, "pull", hub.MODEL, **env).returncode == 0
-    cache, disk = Path(env["HF_HOME"]) / "hub", tmp_path / "disk"
+    cache = Path(env["HF_HOME"]) / "hub"
+    disk = tmp_path / "disk"
     shutil.copytree(cache / "models--org--tiny", disk, symlinks=True)
     (cache / "models--other--tiny").symlink_to(disk)
     (blob,) = (one for one in (disk / "blobs").iterdir() if one.stat().st_size > 1000)
@@ -378,7 +380,8 @@ def test_a_file_that_is_shorter_than_its_part_is_begun_again(tmp_path: Path) -> 
 
 
 def test_a_file_that_changes_on_the_hub_between_two_pulls_is_fetched_whole(tmp_path: Path) -> None:
-    old, new = shard(1000), shard(1200)
+    old = shard(1000)
+    new = shard(1200)
     part = begun(tmp_path, old, 600)
     past = time.time() - 3600
     os.utime(part, (past, past))

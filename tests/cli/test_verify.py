@@ -168,7 +168,8 @@ def test_half_precision_that_a_cpu_widens_is_told(tmp_path: Path, bits: int) -> 
     for dtype in (mx.float32, mx.bfloat16):
         folder = models.build(tmp_path / f"{dtype}", "tiny", dtype=dtype)
         if bits:
-            plain, folder = folder, tmp_path / f"{dtype}-{bits}"
+            plain = folder
+            folder = tmp_path / f"{dtype}-{bits}"
             name = str(dtype).removeprefix("mlx.core.")
             convert(str(plain), str(folder), quantize=True, q_bits=bits, dtype=name)
         weights = of_preset(Preset(model=ModelSpec(id=str(folder)))).weights

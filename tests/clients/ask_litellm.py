@@ -22,7 +22,8 @@ def main(url: str) -> None:
             model=model, messages=messages, api_base=base, api_key="any", max_tokens=400, **more
         )
 
-    openai, claude = "openai/local-model", "anthropic/local-model"
+    openai = "openai/local-model"
+    claude = "anthropic/local-model"
     stream = ask(openai, "hello there", stream=True)
     called = ask(openai, "the weather in Paris?", tools=[TOOL]).choices[0]
     spoken = {

@@ -87,8 +87,11 @@ class Relay:
         self.sent = bytearray()
         self.n_cut = 0
         self.url = ""
-        self._host, self._port = where.hostname or "", where.port or 80
-        self._to, self._after, self._cuts = to, after, cuts
+        self._host = where.hostname or ""
+        self._port = where.port or 80
+        self._to = to
+        self._after = after
+        self._cuts = cuts
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until either side ends it."""
@@ -143,7 +146,8 @@ class Relay:
 @contextmanager
 def relaying(relay: Relay) -> Iterator[Relay]:
     """Listening on a free port of its own."""
-    started, leaving = threading.Event(), asyncio.Event()
+    started = threading.Event()
+    leaving = asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

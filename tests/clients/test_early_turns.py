@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.policy.kv.prefix_index import common_prefix
-from mlxstack.policy.scheduling.early_history import FEWEST_TOKENS
+from mlxstack.policy.scheduling.early_history import MIN_TOKENS
 from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
 from tests.clients.tapes import Tape, tapes
 from tests.clients.test_recorded import conversation
@@ -23,7 +23,7 @@ from tests.text.stripping import STRIPPING
 from tests.text.test_answer_replay import Model
 
 THOUGHT = "I have to look at the file before I can say what is wrong with it. " * 20
-LEAST_USED = 0.8
+MIN_USED = 0.8
 
 
 class Sums(Struct, frozen=True):
@@ -76,10 +76,11 @@ def replayed(model: Model, tape: Tape) -> Sums:
         cached, said = sampled(model, asked, answer)
         begun = model.prompt_maker.expected(asked, said).tokens[:-1]
         start = common_prefix(cached, begun)
-        if len(begun) - start < FEWEST_TOKENS:
+        if len(begun) - start < MIN_TOKENS:
             begun = begun[:start]
         real = model.prompt_maker.make(later).tokens
-        n_begun, n_shared = len(begun) - start, common_prefix(begun, real)
+        n_begun = len(begun) - start
+        n_shared = common_prefix(begun, real)
         n_cached = common_prefix(cached, real)
         sums = Sums(
             sums.n_turns + 1,
@@ -98,5 +99,5 @@ def test_sessions_use_what_was_begun_early(model: Model) -> None:
     n_used = sum(sums.n_used for sums in found.values())
     sys.stdout.write(f"\nbegun {n_begun}, used {n_used}\n")
     assert sum(sums.n_turns for sums in found.values())
-    assert n_used >= LEAST_USED * n_begun
+    assert n_used >= MIN_USED * n_begun
     assert all(sums.n_late <= sums.n_before for sums in found.values())

@@ -22,7 +22,7 @@ LITELLM = PROGRAMS.with_name("litellm") / "bin" / "litellm"
 """An environment of its own, since aider pins an older version; see litellm.txt."""
 CONFIG = re.compile(r"```yaml\n(model_list:.*?)```", re.DOTALL)
 MASTER_KEY = "sk-2f8c1d7ab04e95630f3e"
-MOST_AGENTS = 64
+MAX_AGENTS = 64
 """New agents until one is sent to the other service; each is by chance of one half."""
 
 
@@ -49,7 +49,8 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("litellm")
     found = CONFIG.search(PAGE.read_text())
     assert found is not None
-    config, port = found[1], unused_port()
+    config = found[1]
+    port = unused_port()
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -89,9 +90,10 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 def test_an_agent_stays_where_its_kv_is(proxy: Proxy) -> None:
     first = {"role": "user", "content": "Tell me about the weather in Paris and in Rome. " * 4}
     agents: dict[str, tuple[str, str, list[dict[str, str]], Any]] = {}
-    for n in range(MOST_AGENTS):
+    for n in range(MAX_AGENTS):
         header = ("x-litellm-session-id", "x-session-id")[n % 2]
-        session, turns = f"session-{n:04}", [{**first, "content": f"{n} {first['content']}"}]
+        session = f"session-{n:04}"
+        turns = [{**first, "content": f"{n} {first['content']}"}]
         service, answer = proxy.say(turns, header, session)
         # The latest one of each service still has its slot.
         agents[service] = header, session, turns, answer

@@ -18,7 +18,9 @@ from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-SEEN, LEFT_OUT, NOTHING_NEW = "I see it.", "It was left out.", "Nothing new."
+SEEN = "I see it."
+LEFT_OUT = "It was left out."
+NOTHING_NEW = "Nothing new."
 SCRIPT = [
     {"when": r"\[IMG\]", "say": SEEN},
     {"when": "image omitted", "say": LEFT_OUT},

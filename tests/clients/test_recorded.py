@@ -37,7 +37,9 @@ NARROW = {
     "head_dim": 16,
     "max_position_embeddings": N_CTX,
 }
-MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 GOES_ON = re.compile("code$|codex|toolsearch|loop|reasoning|subagent|fallback")
 BILLING = re.compile(r"(cc_version=[\d.]+\.)\w+")
 
@@ -87,7 +89,8 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
             sent = http.request(request.method, request.path, json=request.body)
             assert sent.status_code in (200, 501), "only an embedding model embeds"
             continue
-        told, tokens = meaning(meant), wide.service.text_processor.prompt_maker.make(meant).tokens
+        told = meaning(meant)
+        tokens = wide.service.text_processor.prompt_maker.make(meant).tokens
         n_prompt, n_cached = ask(http, request)
         assert n_prompt >= len(tokens), "a forced call adds its opening mark"
         for earlier, before in heard:

@@ -46,8 +46,10 @@ class Wire:
         with self._lock:
             counted = self._n_bytes[True], self._n_bytes[False]
             self._n_bytes = {True: 0, False: 0}
-            self._fault, self.n_met = fault, 0
-            ending, self._open = self._open, set()
+            self._fault = fault
+            self.n_met = 0
+            ending = self._open
+            self._open = set()
             self._released.set()
             self._released = threading.Event()
         for one in ending:
@@ -94,7 +96,9 @@ class Wire:
     def _spoiled(self, data: bytearray, is_up: bool) -> tuple[bytearray, bool]:
         """The bytes to pass on, and whether the connection ends behind them."""
         with self._lock:
-            fault, start, released = self._fault, self._n_bytes[is_up], self._released
+            fault = self._fault
+            start = self._n_bytes[is_up]
+            released = self._released
             self._n_bytes[is_up] += len(data)
             is_met = fault is not None and fault.is_up == is_up
             is_met = is_met and fault is not None and start <= fault.at < start + len(data)

@@ -67,7 +67,8 @@ class Chaos:
         if fate.random() < 0.5:
             deeds.append(partial(self._meddle, fate.random()))
         random.shuffle(deeds)
-        is_killed, patience_s = fate.random() < 0.04, fate.random() * 0.3
+        is_killed = fate.random() < 0.04
+        patience_s = fate.random() * 0.3
         with ThreadPoolExecutor(len(deeds)) as pool:
             done = [pool.submit(deed) for deed in deeds]
             if is_killed:
@@ -93,8 +94,11 @@ class Chaos:
         return lambda: self.stage.hear(*self.stage.wire.stranger(kind, text, leaves))
 
     def _housework(self, random: Random) -> Deed:
-        slot, name, salt = random.randrange(3), f"{random.randrange(4)}.bin", random.randrange(9)
-        file, spoiled = {"filename": name}, {200, 400, 404, 503, 507}
+        slot = random.randrange(3)
+        name = f"{random.randrange(4)}.bin"
+        salt = random.randrange(9)
+        file = {"filename": name}
+        spoiled = {200, 400, 404, 503, 507}
         prefix = {"name": f"p{salt}", "text": f"{WORDS[salt % 8]} " * 150}
         deeds: list[Deed] = [
             lambda: self.stage.ask(f"/slots/{slot}?action=save", {200, 400, 503, 507}, body=file),

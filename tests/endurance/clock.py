@@ -46,7 +46,8 @@ class ClockOutcome(Struct, frozen=True):
 
 def clock(home: Path, seed: int, n_rounds: int) -> ClockOutcome:
     """As many rounds, each with a jump, turns of all agents, a sweep and a look at all ages."""
-    random, outcome = Random(seed), ClockOutcome()
+    random = Random(seed)
+    outcome = ClockOutcome()
     known: dict[str, list[dict[str, str]]] = {}
     with (
         jumping() as offset,
@@ -81,7 +82,9 @@ def clock(home: Path, seed: int, n_rounds: int) -> ClockOutcome:
 @contextmanager
 def jumping() -> Iterator[list[float]]:
     """The wall clock of this process is off by the seconds of this list."""
-    offset, now, now_ns = [0.0], time.time, time.time_ns
+    offset = [0.0]
+    now = time.time
+    now_ns = time.time_ns
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: now() + offset[0])
         patch.setattr(time, "time_ns", lambda: now_ns() + int(offset[0] * 1e9))

@@ -19,7 +19,7 @@ from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_TOKENS = 10
 HEADS = (0, 64, 128, 200)
-LEAST_COMPARED = 40
+MIN_COMPARED = 40
 
 Tokens = tuple[int, ...]
 
@@ -50,8 +50,9 @@ def crowd(model: Path, home: Path, seconds: float, seed: int, n_tails: int = 24)
         alone = {tokens: driver.cold(tokens, N_TOKENS) for tokens in pool}
         _empty(driver)
         before = mx.get_active_memory()
-        play, end = Play(driver, random, alone), time.monotonic() + seconds
-        while time.monotonic() < end or play.n_saved == 0 or play.n_compared <= LEAST_COMPARED:
+        play = Play(driver, random, alone)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or play.n_saved == 0 or play.n_compared <= MIN_COMPARED:
             play.go_on()
         play.wait_for_all()
         check_index(driver.engine._loop.slot_kv.prefix_cache.index)
@@ -99,7 +100,8 @@ class Play:
         self.wait_for(list(self._open))
 
     def _come(self) -> None:
-        tokens, rules = self._random.choice(list(self._alone)), _rules(self._random)
+        tokens = self._random.choice(list(self._alone))
+        rules = _rules(self._random)
         ask = self._driver.submit(tokens, N_TOKENS, sampling=rules, **_extras(self._random))
         self._open[ask] = tokens if rules == SamplingParams() else None
         self.n_asks += 1
@@ -131,7 +133,8 @@ def _extras(random: Random) -> dict[str, object]:
 
 
 def _save(driver: Driver, random: Random) -> int:
-    slot, name = random.randrange(4), f"{random.randrange(3)}.bin"
+    slot = random.randrange(4)
+    name = f"{random.randrange(3)}.bin"
     driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
     if random.random() < 0.5:
         driver.engine.run_slot_command(RestoreSlot(random.randrange(4), name)).result(timeout=60)

@@ -82,7 +82,8 @@ def _record(model: Path, home: Path, n_turns: int, random: Random) -> tuple[list
             agent = turn % N_AGENTS
             tokens = prompt(150, seed=agent) + prompt(random.randrange(20, 90), seed=turn)
             driver.answer(tokens, 4, agent=f"agent-{agent}")
-            slot, name = random.randrange(2), f"{agent}.bin"
+            slot = random.randrange(2)
+            name = f"{agent}.bin"
             with suppress(DiskFull):
                 driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
                 saved.append(Saved(len(ops), name, driver.context(slot)))
@@ -100,11 +101,9 @@ def _age(home: Path) -> None:
 
 def _check(root: Path, saved: list[Saved]) -> int:
     """Every context is whole, and what was said to be saved is not older than that."""
-    vault, shelf, agents = (
-        DiskKVStore(root / "kv"),
-        SlotFileFolder(root / "slots"),
-        AgentFolders(root / "agents"),
-    )
+    vault = DiskKVStore(root / "kv")
+    shelf = SlotFileFolder(root / "slots")
+    agents = AgentFolders(root / "agents")
     slots = {file.name: shelf.peek(file) for file in shelf.list()}
     contexts = [*slots.values()]
     contexts += [agents.peek_manifest(file.agent, file.model) for file in agents.manifests()]

@@ -75,7 +75,8 @@ def disk_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
     cold = _serve(model, home / "sound", sound, n_turns)[0]
     n_met = n_refused = 0
     for number in range(n_faults):
-        at, code = random.randrange(1, sound.n_ops + 1), ERRORS[number % len(ERRORS)]
+        at = random.randrange(1, sound.n_ops + 1)
+        code = ERRORS[number % len(ERRORS)]
         disk = FaultyDisk(at, code, is_lasting=code != errno.EIO)
         answers, saved, n_failed = _serve(model, home / f"{number}", disk, n_turns)
         assert answers == cold, f"operation {at} failed with {errno.errorcode[code]}"
@@ -90,7 +91,10 @@ class FaultyCalls:
     """Call `name` fails at its use `at` below a folder, and at all later ones where lasting."""
 
     def __init__(self, folder: Path, name: str = "", at: int = 0, code: int = 0) -> None:
-        self._folder, self._name, self._at, self._code = str(folder), name, at, code
+        self._folder = str(folder)
+        self._name = name
+        self._at = at
+        self._code = code
         self.n_uses: Counter[str] = Counter()
         self.n_met = 0
 
@@ -124,9 +128,12 @@ def call_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
     used = [name for name in CALLS if sound.n_uses[name]]
     n_met = n_refused = 0
     for number in range(n_faults):
-        name, code = used[number % len(used)], random.choice(ERRORS)
-        folder, at = home / f"{number}", random.randrange(1, sound.n_uses[name] + 1)
-        calls, saved = FaultyCalls(folder, name, at, code), list[str]()
+        name = used[number % len(used)]
+        code = random.choice(ERRORS)
+        folder = home / f"{number}"
+        at = random.randrange(1, sound.n_uses[name] + 1)
+        calls = FaultyCalls(folder, name, at, code)
+        saved = list[str]()
         try:
             with calls.installed():
                 answers, saved, n_failed = _serve(model, folder, FaultyDisk(), n_turns)
@@ -161,7 +168,9 @@ def _serve(
 ) -> tuple[list[list[int]], list[str], int]:
     """Answers of all turns, the acknowledged slot files, and the number of refusals."""
     home.mkdir(parents=True)
-    answers, saved, n_refused = [], list[str](), 0
+    answers = []
+    saved = list[str]()
+    n_refused = 0
     preset = preset_of(model, slots=SlotSpec(count=2, n_ctx=N_CTX))
     with running(preset, home, disk=disk) as driver:
         for turn in range(n_turns):

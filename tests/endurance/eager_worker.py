@@ -14,7 +14,7 @@ PAUSE_S = 0.05
 
 if __name__ == "__main__":
     early_turns.PAUSE_S = PAUSE_S
-    early_history.FEWEST_TOKENS = 1
-    early_history.MOST_WASTED = 1_000_000
+    early_history.MIN_TOKENS = 1
+    early_history.MAX_WASTED = 1_000_000
     sys.argv = ["mlx-stack", "serve", sys.argv[1]]
     main()

@@ -53,7 +53,9 @@ KINDS = ("demo", *WITHOUT_PICTURES, *WITH_PICTURES)
 N_CLIENTS = 4
 N_CTX = 4096
 WAIT_S = 240.0
-SWAP_EVERY_S, RESTART_EVERY_S, LOOK_EVERY_S = 20.0, 90.0, 0.5
+SWAP_EVERY_S = 20.0
+RESTART_EVERY_S = 90.0
+LOOK_EVERY_S = 0.5
 REPLAYED = "x-mlx-stack-replayed"
 BEGUN_EARLY = "x-mlx-stack-begun-early"
 CALM = {200, 409, 503, 529}
@@ -121,7 +123,8 @@ class Differ:
     """Asks both services, and counts. Callable by any thread."""
 
     def __init__(self, hot: Worker, cold: Worker) -> None:
-        self._hot, self._cold = hot, cold
+        self._hot = hot
+        self._cold = cold
         self._lock = threading.Lock()
         self.counts: collections.Counter[str] = collections.Counter()
         self.differences: list[str] = []
@@ -194,7 +197,8 @@ class Differ:
             self.note("other memory")
             return
         self.note(f"compared {name}")
-        expected, found = other.json(), answer.json()
+        expected = other.json()
+        found = answer.json()
         wanted = _said(expected["choices"][0])
         counts = [one["usage"]["prompt_tokens"] for one in (found, expected)]
         for choice in found["choices"]:
@@ -212,7 +216,8 @@ class Counters:
     """Counters of the hot service over its restarts, and whether prefixes were shared live."""
 
     def __init__(self, differ: Differ, url: str) -> None:
-        self._differ, self._url = differ, url
+        self._differ = differ
+        self._url = url
         self._last: dict[str, int] = {}
 
     def look(self) -> None:
@@ -225,7 +230,8 @@ class Counters:
             found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
             if found is None:
                 continue
-            now, before = int(float(found[1])), self._last.get(name, 0)
+            now = int(float(found[1]))
+            before = self._last.get(name, 0)
             self._differ.note(expected, now - before if now >= before else now)
             self._last[name] = now
 
@@ -264,7 +270,8 @@ def fidelity(root: Path, kind: str, seconds: float, seed: int, n_least: int = 0)
         text = msgspec.yaml.encode(replace(_hot_preset(model, n_slots), name=name))
         (hot.home / "presets" / f"{name}.yaml").write_bytes(text)
     cold = Worker(root / "cold", _cold_preset(model))
-    differ, end = Differ(hot, cold), time.monotonic() + seconds
+    differ = Differ(hot, cold)
+    end = time.monotonic() + seconds
     sees = kind not in WITHOUT_PICTURES
     randoms = [Random(seed * 100 + n) for n in range(N_CLIENTS)]
     talkers = [(random, Talks(random, has_pictures=sees)) for random in randoms]
@@ -308,7 +315,8 @@ def _n_compared(differ: Differ) -> int:
 def _disturb(differ: Differ, hot: Worker, random: Random, clients: list[threading.Thread]) -> None:
     """Change the preset, restart and kill while any client asks."""
     began = time.monotonic()
-    next_swap, next_restart = began + SWAP_EVERY_S, began + RESTART_EVERY_S
+    next_swap = began + SWAP_EVERY_S
+    next_restart = began + RESTART_EVERY_S
     presets = itertools.cycle(("two", "one"))
     counters = Counters(differ, hot.url)
     while any(thread.is_alive() for thread in clients):

@@ -32,7 +32,8 @@ LONG_MIN = 6.0
 CHAT = "/v1/chat/completions"
 N_EMBED = 20
 """Of so many visits one embeds a text, for which another member has to leave."""
-N_SCRIPTS, N_TURNS = 3, 3
+N_SCRIPTS = 3
+N_TURNS = 3
 LINGER_S = 2.0
 CALL_S = 240.0
 PAUSE_S = 0.5
@@ -70,7 +71,8 @@ class Crowd:
     """What the agents share: the address, the right answers, the outcome."""
 
     def __init__(self, site: Site, ends: float) -> None:
-        self.site, self.ends = site, ends
+        self.site = site
+        self.ends = ends
         self.outcome = FrontOutcome(n_unloads={}, n_kills={}, faults=[])
         self.truth: dict[tuple[str, int], list[str]] = {}
         self.vector: list[float] = []
@@ -81,7 +83,8 @@ class Crowd:
         with httpx.Client(base_url=self.site.url, timeout=CALL_S) as http:
             for model in CHATS:
                 for script in range(N_SCRIPTS):
-                    messages, said = [], []
+                    messages = []
+                    said = []
                     for turn in range(N_TURNS):
                         messages.append(question(script, turn))
                         answer = self.ask(http, CHAT, body_of(model, messages, cache_prompt=False))
@@ -117,7 +120,8 @@ class Crowd:
 
     def agent(self, number: int) -> None:
         """Take turns in one conversation per model and visit, with pauses; one visit at least."""
-        dice, visit = Random(number), 0
+        dice = Random(number)
+        visit = 0
         try:
             with httpx.Client(base_url=self.site.url, timeout=CALL_S) as http:
                 while not visit or time.monotonic() < self.ends:
@@ -136,7 +140,8 @@ class Crowd:
         left = [model for model in CHATS for _ in range(N_TURNS)]
         dice.shuffle(left)
         for model in left:
-            messages, turn = talks[model], len(talks[model]) // 2
+            messages = talks[model]
+            turn = len(talks[model]) // 2
             messages.append(question(script, turn))
             answer = self.ask(http, CHAT, body_of(model, messages, agent=f"{name}-{model}"))
             said = answer["choices"][0]["message"]["content"]

@@ -55,7 +55,8 @@ def _check_files(home: Path) -> int:
 
     Opening the stores sweeps away what was half written.
     """
-    vault, shelf = DiskKVStore(home / "kv"), SlotFileFolder(home / "slots")
+    vault = DiskKVStore(home / "kv")
+    shelf = SlotFileFolder(home / "slots")
     n_files = 0
     for entry in vault.entries():
         vault.read(entry.identity, entry.key)

@@ -10,7 +10,7 @@ from tests.endurance.stage import Stage
 from tests.endurance.talking import WAIT_S
 
 N_AGENTS = 9
-MOST_MESSAGES = 24
+MAX_MESSAGES = 24
 WORDS = ("pear", "boat", "rain", "stone", "lamp", "river", "glass", "cloud")
 CALM = {200, 409, 503, 529}
 """What a sound request may be answered with: done, busy, a model is being changed."""
@@ -40,10 +40,11 @@ class Agents:
         """What an agent does next."""
         mind = self.minds[name]
         new = [{"role": "user", "content": f"of {random.choice(WORDS)} " * random.randrange(1, 40)}]
-        n_tokens, n_kept = random.randrange(1, 12), random.randrange(len(mind.messages) + 1)
+        n_tokens = random.randrange(1, 12)
+        n_kept = random.randrange(len(mind.messages) + 1)
         if mind.is_spoiled:
             return partial(self._turn, name, new, {"max_tokens": n_tokens}, is_whole=True)
-        if len(mind.messages) > MOST_MESSAGES:
+        if len(mind.messages) > MAX_MESSAGES:
             return partial(self._rewind, name, n_kept)
         streamed = {"max_tokens": 12, "stream": True}
         plain = {"max_tokens": n_tokens, "stream": random.random() < 0.5}
@@ -70,7 +71,8 @@ class Agents:
         mind = self.minds[name]
         sent = {"messages": mind.messages + new} if is_whole else {"append": new}
         body = {**sent, **more, "temperature": 0}
-        mind.new, mind.is_unsure = new, True
+        mind.new = new
+        mind.is_unsure = True
         self._stage.did.append(
             f"{name} {'whole' if is_whole else 'append'} {more} {leaves_after or ''}"
         )
@@ -84,12 +86,14 @@ class Agents:
 
     def _rewind(self, name: str, n_messages: int) -> None:
         mind = self.minds[name]
-        path, body = f"/v1/agents/{name}/rewind", {"n_messages": n_messages}
+        path = f"/v1/agents/{name}/rewind"
+        body = {"n_messages": n_messages}
         told = self._stage.ask(path, {200, 404, 409, 503}, body=body)
         if told.status == 200:
             mind.messages = mind.messages[:n_messages]
         elif told.status is None:
-            mind.is_unsure, mind.new = True, []
+            mind.is_unsure = True
+            mind.new = []
             mind.messages = self._either(name, mind.messages[:n_messages])
 
     def _forget(self, name: str) -> None:
@@ -98,11 +102,13 @@ class Agents:
         if told.status == 200:
             self.minds[name] = Mind()
         elif told.status is None:
-            mind.messages, mind.new = self._either(name, []), []
+            mind.messages = self._either(name, [])
+            mind.new = []
 
     def fork(self, name: str, other: str) -> None:
         """`other`, if there is none, goes on from where `name` is."""
-        path, mind = f"/v1/agents/{name}/fork", self.minds[other]
+        path = f"/v1/agents/{name}/fork"
+        mind = self.minds[other]
         told = self._stage.ask(path, {200, 404, 409, 503}, body={"id": other})
         copied = self.minds[name].messages
         if told.status == 200:
@@ -141,7 +147,8 @@ class Agents:
     def _wait_for(self, name: str) -> None:
         """Until its turn is over on the other side too; an agent that is busy cannot go back."""
         end = time.monotonic() + WAIT_S
-        path, body = f"/v1/agents/{name}/rewind", {"n_messages": -1}
+        path = f"/v1/agents/{name}/rewind"
+        body = {"n_messages": -1}
         while self._stage.wire.ask("POST", path, body).status not in {400, 404}:
             assert time.monotonic() < end, f"{name} is still busy"
             time.sleep(0.01)

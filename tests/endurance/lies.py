@@ -10,8 +10,11 @@ from msgspec.structs import replace
 from mlxstack.store.kv_file_format import decode, encode
 from tests.endurance.bad_wire import Lie, Reply
 
-MATCH, OFFER, MISSING = "POST /kv/match", "POST /kv/prefill", "POST /kv/missing"
-FILE, ADOPT = "GET /kv/", "PUT /v1/agents/"
+MATCH = "POST /kv/match"
+OFFER = "POST /kv/prefill"
+MISSING = "POST /kv/missing"
+FILE = "GET /kv/"
+ADOPT = "PUT /v1/agents/"
 FLOOD = 1 << 29
 """Bytes of a body that a client must not take whole."""
 
@@ -33,7 +36,8 @@ def body(prefix: str, alter: Alter, *, length: int | None = None) -> Lie:
 
     def lie(reply: Reply) -> None:
         if reply.path.startswith(prefix):
-            reply.data, reply.length = alter(reply.data), length
+            reply.data = alter(reply.data)
+            reply.length = length
 
     return lie
 
@@ -57,7 +61,8 @@ def answers(prefix: str, status: int, data: bytes, **headers: str) -> Lie:
 
     def lie(reply: Reply) -> None:
         if reply.path.startswith(prefix):
-            reply.status, reply.data = status, data
+            reply.status = status
+            reply.data = data
             reply.headers |= {name.replace("_", "-"): text for name, text in headers.items()}
 
     return lie

@@ -22,7 +22,9 @@ from tests.endurance.lies import answers, body, fields, flood
 from tests.gateway.in_front import behind, in_front
 from tests.patience import PATIENCE_S, wait_until
 
-CHAT, HEALTH, MODELS = "POST /v1/chat/completions", "GET /health", "GET /v1/models"
+CHAT = "POST /v1/chat/completions"
+HEALTH = "GET /health"
+MODELS = "GET /v1/models"
 PATH = "/v1/chat/completions"
 MAX_GROWTH = 256 << 20
 """Bytes that the process may grow by while floods of 512 MiB pass."""
@@ -98,7 +100,8 @@ def _check(http: httpx.Client, path: str, content: object, lie: str) -> None:
     method = "GET" if content is None else "POST"
     try:
         with http.stream(method, path, json=content) as answer:
-            status, n_bytes = answer.status_code, 0
+            status = answer.status_code
+            n_bytes = 0
             for part in answer.iter_raw():
                 n_bytes += len(part)
     except (httpx.RemoteProtocolError, httpx.ReadError):

@@ -44,15 +44,18 @@ class ManyOutcome(Struct, frozen=True):
 def many_models(root: Path, n_models: int) -> ManyOutcome:
     """Raises AssertionError."""
     with _home(root, n_models) as env:
-        port, began = unused_port(), time.monotonic()
+        port = unused_port()
+        began = time.monotonic()
         listed = run(env, "models", "--json")
         assert listed.returncode == 0, listed.stderr
         assert len(json.loads(listed.stdout)["models"]) >= n_models
-        models_s, began = time.monotonic() - began, time.monotonic()
+        models_s = time.monotonic() - began
+        began = time.monotonic()
         started = run(env, "up", "--any-model", "--port", str(port), "--name", "first")
         assert started.returncode == 0, started.stdout + started.stderr
         up_s = time.monotonic() - began
-        url, list_s = f"http://127.0.0.1:{port}", 0.0
+        url = f"http://127.0.0.1:{port}"
+        list_s = 0.0
         for _ in range(5):
             began = time.monotonic()
             cards = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"]
@@ -64,7 +67,8 @@ def many_models(root: Path, n_models: int) -> ManyOutcome:
         gateway = _gateway_process(env)
         n_bytes = gateway.memory_info().rss
         assert n_bytes < MAX_BYTES, f"{n_bytes >> 20} MiB"
-        before, began = sum(gateway.cpu_times()[:2]), time.monotonic()
+        before = sum(gateway.cpu_times()[:2])
+        began = time.monotonic()
         time.sleep(3)
         share = (sum(gateway.cpu_times()[:2]) - before) / (time.monotonic() - began)
         assert share < 0.5, f"the idle gateway takes {share:.2f} cores"

@@ -28,7 +28,8 @@ def main() -> None:
             watching = pool.submit(_watch, site, end)
             counts = [one.result() for one in talking]
         n_visits, n_warm = (sum(column) for column in zip(*counts, strict=True))
-        highest, budget = watching.result(), site.spec.budget
+        highest = watching.result()
+        budget = site.spec.budget
         n = sum(n_loads(site).values())
         print(f"{n_visits} answers, each from its model; {n} loads, {n_warm} warm returns")
         print(f"memory reserved: {highest / 1e6:.0f} of {budget / 1e6:.0f} MB")
@@ -36,7 +37,9 @@ def main() -> None:
 
 
 def _talk(site: AnySite, at: int, end: float) -> tuple[int, int]:
-    chosen, talker, n_warm = random.Random(at), Talker(site, f"client {at}"), 0
+    chosen = random.Random(at)
+    talker = Talker(site, f"client {at}")
+    n_warm = 0
     while time.monotonic() < end:
         n_warm += talker.visit(chosen.choice(list(site.words))) > 0
     return talker.n_visits, n_warm

@@ -19,7 +19,8 @@ from msgspec import Struct
 from tests import models
 from tests.engine.test_adapters import adapter
 
-SERVED, REFUSED = 0, 3
+SERVED = 0
+REFUSED = 3
 WAIT_S = 120
 MAX_BYTES = 8 << 30
 """Address space of a load: a rank of a billion must not be allocated."""
@@ -151,7 +152,9 @@ def load(model: Path, lora: Path) -> "subprocess.CompletedProcess[str]":
 def odd_adapters(folder: Path, names: frozenset[str] = frozenset()) -> AdapterOutcome:
     """Load each adapter, or those with these names."""
     model = models.write(folder / "model", {**models.CONFIGS["tiny"], "vocab_size": 1024})
-    n_served, n_refused, faults = 0, 0, list[str]()
+    n_served = 0
+    n_refused = 0
+    faults = list[str]()
     for name, lora in cases(folder / "adapters", model).items():
         if names and name not in names:
             continue

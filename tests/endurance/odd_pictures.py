@@ -10,7 +10,10 @@ from PIL import Image
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 MIB = 1 << 20
-GRAY, RGB, PALETTE, RGBA = 0, 2, 3, 6
+GRAY = 0
+RGB = 2
+PALETTE = 3
+RGBA = 6
 """Color types of PNG."""
 
 

@@ -26,7 +26,8 @@ from tests.endurance.talkers import Messages, answer
 from tests.patience import PATIENCE_S
 
 N_AGENTS = 3
-N_LONG, N_SHORT = 3, 2
+N_LONG = 3
+N_SHORT = 2
 """Prompts at once, under the numbers below 0 and from 0 on."""
 FILE = "kept.kv"
 UNLIMITED = -1
@@ -106,7 +107,8 @@ class ShortageRun:
 
     def _limit(self, room_mib: int) -> None:
         """Send long prompts, and short ones, to a worker that gets no more memory."""
-        worker, n_crashes = self._worker(), self.house.state().n_crashes
+        worker = self._worker()
+        n_crashes = self.house.state().n_crashes
         limit = worker.memory_info().vms + room_mib * MIB
         worker.rlimit(psutil.RLIMIT_AS, (limit, UNLIMITED))
         threads = [

@@ -31,9 +31,10 @@ from tests.endurance.lies import HARMLESS, OF_MOVES, OF_PROMPTS
 from tests.ports import unused_port
 
 N_PROMPT = 700
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 """Bytes of a round in one direction, far less than a flood."""
-STALL_S, PATIENT_S = 2.0, 100.0
+STALL_S = 2.0
+PATIENT_S = 100.0
 KINDS = ("cut", "flip", "stall")
 STORY = "Every stone in the harbor has a name and a number. " * 12
 KEY = {"authorization": "Bearer plain"}
@@ -56,7 +57,9 @@ class Two:
     def __init__(
         self, here: Running, wire: Wire, liar: Liar, there: str, patch: pytest.MonkeyPatch
     ) -> None:
-        self.here, self.wire, self.liar = here, wire, liar
+        self.here = here
+        self.wire = wire
+        self.liar = liar
         self._there_url = there
         self.near = httpx.Client(base_url=here.url, timeout=120)
         self.there = httpx.Client(base_url=there, timeout=120, headers=KEY)
@@ -79,7 +82,7 @@ class Two:
         self.wire.arm(fault)
         # A peer that may be silent is given up soon, any other one waited for on a busy machine.
         limit_s = STALL_S if fault is not None and fault.kind != "cut" else PATIENT_S
-        self._patch.setattr(remote_prefill, "LEAST_PATIENCE_S", limit_s)
+        self._patch.setattr(remote_prefill, "MIN_PATIENCE_S", limit_s)
         self._patch.setattr(peers_module, "MATCH_S", limit_s)
         self._patch.setattr(peers_module, "FILE_S", limit_s)
         peer = self.here.service.peers._peers[0]
@@ -137,7 +140,7 @@ class Two:
     def _look(self, about: str) -> None:
         self.count(n_met=self.wire.n_met)
         self.n_bytes = self.wire.arm()
-        assert max(self.n_bytes) < MOST_BYTES, f"{about}: {self.n_bytes} bytes up and down"
+        assert max(self.n_bytes) < MAX_BYTES, f"{about}: {self.n_bytes} bytes up and down"
         until(lambda: not self.here.service.peers._n_fetches)
         root = self.here.service.peers.store.root
         until(lambda: not list(root.rglob("..tmp-*")))
@@ -149,7 +152,9 @@ def peers(root: Path, seed: int, n_wire: int, lies: Iterable[str] | None = None)
     with two(root) as pair:
         sizes = _sound(pair)
         for number in range(n_wire):
-            is_move, is_there, is_up = number % 3 == 2, number % 3 == 1, random.random() < 0.4
+            is_move = number % 3 == 2
+            is_there = number % 3 == 1
+            is_up = random.random() < 0.4
             n_bytes = sizes[is_move, is_there][not is_up]
             fault = WireFault(KINDS[number // 3 % len(KINDS)], is_up, random.randrange(n_bytes))
             pair.begin(fault)

@@ -40,7 +40,8 @@ class RanksOutcome(Struct, frozen=True):
 def ranks_under_faults(folder: Path, seed: int) -> RanksOutcome:
     """Each fault once, in an order by chance; a supervisor gives up after five crashes."""
     folder.mkdir(parents=True, exist_ok=True)
-    random, shell = Random(seed), Shell(folder)
+    random = Random(seed)
+    shell = Shell(folder)
     shell.env.pop("MLX_STACK_WORKER")
     up = shell.up("--hosts", HOSTS)
     assert up.returncode == 0, up.stderr

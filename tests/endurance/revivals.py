@@ -143,7 +143,8 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
 
     The last blow stops the worker instead of killing it; the supervisor has to do that.
     """
-    house, random = House(model, root, n_deaths=n_blows + 1), Random(seed)
+    house = House(model, root, n_deaths=n_blows + 1)
+    random = Random(seed)
     shares: list[float] = []
     house.start()
     try:

@@ -122,7 +122,8 @@ def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outco
     Restarted after a third of the requests, killed after two thirds; `n_requests` is a multiple
     of nine. Raises AssertionError.
     """
-    house, random = House(root), Random(seed)
+    house = House(root)
+    random = Random(seed)
     agents = [Agent(number) for number in range(N_AGENTS)]
     claims: list[Claim] = []
     n_returns = n_swaps = 0
@@ -132,7 +133,8 @@ def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outco
         for n in range(N_SLOTS, n_requests + 1, N_SLOTS):
             wanted = model
             if n // swap_every > (n - N_SLOTS) // swap_every:
-                wanted, n_swaps = "b" if model == "a" else "a", n_swaps + 1
+                wanted = "b" if model == "a" else "a"
+                n_swaps = n_swaps + 1
             speakers = random.sample(agents, N_SLOTS)
             n_returns += sum(model in one.n_prompt for one in speakers)
             claims += _round(house, speakers, n, wanted if wanted != model else None)
@@ -178,7 +180,8 @@ def _turn(house: House, agent: Agent, n: int) -> Claim:
     assert answer.status_code == 200, answer.text
     found = answer.json()
     agent.messages += new
-    model, before = found["model"], agent.n_prompt.get(found["model"])
+    model = found["model"]
+    before = agent.n_prompt.get(found["model"])
     if before is not None:
         least = 1 if agent.is_shaken else (before - OPENING) // BLOCK * BLOCK
         cached = found["agent"]["cached_tokens"]

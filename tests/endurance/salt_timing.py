@@ -20,7 +20,8 @@ from mlxstack.core.preset import SlotSpec
 from tests.api.running import running, tiny_preset
 from tests.patience import PATIENCE_S
 
-N_WORDS, N_CTX = 1200, 4096
+N_WORDS = 1200
+N_CTX = 4096
 N_SLOTS = 2
 
 
@@ -35,7 +36,8 @@ class SaltTiming(Struct, frozen=True):
 
     def __str__(self) -> str:
         """The ratios, for people."""
-        own, others = self.own_s / self.new_s, self.others_s / self.new_s
+        own = self.own_s / self.new_s
+        others = self.others_s / self.new_s
         return (
             f"new {self.new_s * 1000:.1f} ms; again with its salt {own:.3f} of it "
             f"({self.n_own} tokens found), with another salt {others:.3f} ({self.n_others} found)"
@@ -45,7 +47,8 @@ class SaltTiming(Struct, frozen=True):
 def salt_timing(folder: Path, n_rounds: int, seed: int = 1) -> SaltTiming:
     """Medians of `n_rounds`, each with its three requests in an order by chance."""
     preset = tiny_preset(folder / "tiny", slots=SlotSpec(count=N_SLOTS, n_ctx=N_CTX))
-    random, salts = Random(seed), (f"s{n}" for n in count())
+    random = Random(seed)
+    salts = (f"s{n}" for n in count())
     seconds: dict[str, list[float]] = {"new": [], "own": [], "others": []}
     found = dict.fromkeys(seconds, 0)
     with (
@@ -53,7 +56,8 @@ def salt_timing(folder: Path, n_rounds: int, seed: int = 1) -> SaltTiming:
         httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
     ):
         for _ in range(n_rounds):
-            sent, salt = _prompt(random), next(salts)
+            sent = _prompt(random)
+            salt = next(salts)
             _asked(http, sent, salt)
             kinds = {
                 "new": (_prompt(random), next(salts)),

@@ -25,7 +25,7 @@ CHUNK = b"x" * 65536
 WAIT_S = 240.0
 REST_S = 60.0
 """Seconds after a siege until its memory has to be back."""
-MOST_GROWN = 1.1
+MAX_GROWN = 1.1
 """Memory kept at rest, against after the first siege."""
 FAIR = 4.0
 """Who is let into a full queue waits for as long as everybody else; at most so many medians."""
@@ -78,10 +78,11 @@ def siege(root: Path, force: Force, n_times: int = 1) -> list[Outcome]:
         outcomes = [asyncio.run(_Siege(house, force).run()) for _ in range(n_times)]
     finally:
         house.end(signal.SIGTERM)
-    before, first = outcomes[0].bytes_before, outcomes[0].bytes_after
+    before = outcomes[0].bytes_before
+    first = outcomes[0].bytes_after
     for outcome in outcomes:
         assert outcome.bytes_after <= force.most_kept * before, outcomes
-        assert outcome.bytes_after <= MOST_GROWN * first, outcomes
+        assert outcome.bytes_after <= MAX_GROWN * first, outcomes
     return outcomes
 
 
@@ -101,7 +102,8 @@ class _Siege:
         expected = await self._answer()
         await asyncio.gather(*(self._answer() for _ in range(8)))
         await self._calm()
-        before, n_open = self._weigh(), self._process.num_fds()
+        before = self._weigh()
+        n_open = self._process.num_fds()
         watching = asyncio.create_task(self._watch())
         feeds = await asyncio.gather(*(self._feed() for _ in range(self._force.n_feeds)))
         self._waits.clear()

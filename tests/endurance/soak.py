@@ -86,7 +86,8 @@ class Play:
 
     def weigh(self) -> None:
         """Reported and real bytes of KV, live and parked, while nobody speaks."""
-        reported, real = self._look(), mx.get_active_memory() - self._idle
+        reported = self._look()
+        real = mx.get_active_memory() - self._idle
         self.most = max(self.most, reported)
         assert reported <= self._budget, f"{reported} of {self._budget} bytes"
         self.worst = max(self.worst, abs(reported - real) / real)

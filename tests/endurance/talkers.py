@@ -9,7 +9,7 @@ import httpx
 from msgspec import Struct
 
 N_TOKENS = 8
-MOST_MESSAGES = 24
+MAX_MESSAGES = 24
 PATIENCE_S = 60.0
 WORDS = ("pear", "boat", "rain", "stone", "lamp", "river", "glass", "cloud")
 
@@ -42,7 +42,9 @@ def answer(client: httpx.Client, agent: str | None, messages: Messages, **wishes
     body |= {"stream": True, "stream_options": {"include_usage": True}, **wishes}
     if agent is not None:
         body["agent"] = agent
-    text, usage, last = "", None, ""
+    text = ""
+    usage = None
+    last = ""
     with client.stream("POST", "/v1/chat/completions", json=body) as reply:
         if reply.status_code == 503:
             assert "retry-after" in reply.headers, reply.read()
@@ -90,7 +92,7 @@ class Talker:
             self.last = asked, found.words
             self.first_of_round = self.first_of_round or found
             said = {"role": "assistant", "content": found.words}
-            self._messages = (*asked, said) if len(asked) < MOST_MESSAGES else asked[:1]
+            self._messages = (*asked, said) if len(asked) < MAX_MESSAGES else asked[:1]
             self.n_answers += 1
 
     def _count(self, **more: int) -> None:

@@ -68,17 +68,22 @@ class Wire:
                 body = {**body, "messages": messages * 400}
                 return self.ask("POST", "/v1/messages", {**body, "model": "any"}), {400, 503}
             case "messages":
-                path, usage, body = "/v1/messages", _anthropic, {**body, "model": "any"}
+                path = "/v1/messages"
+                usage = _anthropic
+                body = {**body, "model": "any"}
             case "responses":
-                path, usage = "/v1/responses", _responses
+                path = "/v1/responses"
+                usage = _responses
                 body = {"input": text, "max_output_tokens": N_TOKENS, "temperature": 0}
             case "completions":
-                path, usage = "/v1/completions", _openai
+                path = "/v1/completions"
+                usage = _openai
                 body = {"prompt": text, "max_tokens": N_TOKENS, "temperature": 0}
             case _:
                 if leaves_after is None:
                     return self.chat("/v1/chat/completions", {**body, "stream": True}, None), fine
-                path, usage = "/v1/chat/completions", _openai
+                path = "/v1/chat/completions"
+                usage = _openai
         if leaves_after is None:
             return self._whole(path, body, usage), fine
         return self._stream(path, {**body, "stream": True}, leaves_after)[0], fine

@@ -9,10 +9,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-MOST_TALKS = 12
+MAX_TALKS = 12
 HEADS = (470, 470, 120)
 """Words of the system messages; the long ones are longer than several blocks."""
-MOST_MESSAGES = 12
+MAX_MESSAGES = 12
 WORDS = (
     "alpha", "beta", "gamma", "lake", "boat", "pear", "stone", "river", "house", "magic", "word",
     "remember", "hello", "weather", "Paris", "tool", "call", "<tool_call>", "</think>", "json", "1",
@@ -84,10 +84,10 @@ class Talks:
         random.shuffle(results)
         talk = replace(self._latest, messages=(*self._latest.messages, kept, *results))
         self._latest = talk
-        if len(self._talks) < MOST_TALKS:
+        if len(self._talks) < MAX_TALKS:
             self._talks.append(talk)
         else:
-            self._talks[random.randrange(MOST_TALKS)] = talk
+            self._talks[random.randrange(MAX_TALKS)] = talk
 
     def _continued(self) -> Talk:
         """A conversation that goes on, after a rewind or from its beginning now and then."""
@@ -99,7 +99,7 @@ class Talks:
         self.is_forked = len(messages) > 2 and choice < 0.2
         if choice < 0.2:
             messages = messages[: max(1, len(messages) - 2 * random.randrange(1, 3))]
-        if not messages or len(messages) > MOST_MESSAGES:
+        if not messages or len(messages) > MAX_MESSAGES:
             messages = [{"role": "system", "content": random.choice(self._beginnings)}]
         while messages and messages[-1]["role"] == "user":
             messages.pop()

@@ -29,7 +29,8 @@ def test_a_clock_that_jumps_loses_no_agent_and_makes_no_negative_age(
 
 def test_a_jump_of_the_clock_makes_no_file_older(tmp_path: Path) -> None:
     store = DiskKVStore(tmp_path / "kv")
-    clock, steady = [0.0], [0.0]
+    clock = [0.0]
+    steady = [0.0]
     store.write(small_blob())
     clock[0] = start = next(store.entries()).used_at
     quota = QuotaKVStore(

@@ -66,7 +66,8 @@ def test_a_file_that_is_being_written_is_not_closed_by_a_cancel(tmp_path: Path) 
             connection.sendall(bytes(1 << 21))
 
     async def main(url: str, disk: HeldDisk) -> None:
-        store, peer = DiskKVStore(tmp_path, disk), Peer(url, None)
+        store = DiskKVStore(tmp_path, disk)
+        peer = Peer(url, None)
         task = asyncio.create_task(peer.download(store, ("ab" * 16, "cd" * 32), 1 << 22))
         await asyncio.to_thread(disk.is_writing.wait)
         task.cancel()

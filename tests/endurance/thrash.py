@@ -29,7 +29,8 @@ CONFIGS = {"llama": models.LLAMA, "sliding": models.SLIDING, "hybrid": models.HY
 MEMORY = "180MB"
 """Room for any of the models, and for no two of them."""
 
-N_QUESTIONS, N_TOKENS = 3, 8
+N_QUESTIONS = 3
+N_TOKENS = 8
 LOOK_S = 0.05
 PAUSE_S = 0.2
 CHAT = "/v1/chat/completions"
@@ -82,7 +83,8 @@ class _Crowd:
         ) as self._http:
             for key in product(CONFIGS, range(N_QUESTIONS)):
                 self._expected[key] = await self._once(*key, is_stream=False, cache_prompt=False)
-            before, rss = self._workers(), self._rss()
+            before = self._workers()
+            rss = self._rss()
             watching = asyncio.create_task(self._watch())
             await asyncio.gather(*(self._client(n, n_requests) for n in range(n_clients)))
             watching.cancel()
@@ -93,9 +95,11 @@ class _Crowd:
             )  # fmt: skip
 
     async def _client(self, number: int, n_requests: int) -> None:
-        random, names = Random(number), list(CONFIGS)
+        random = Random(number)
+        names = list(CONFIGS)
         for n in range(n_requests):
-            model, question = names[(number + n) % len(names)], random.randrange(N_QUESTIONS)
+            model = names[(number + n) % len(names)]
+            question = random.randrange(N_QUESTIONS)
             said = await self._once(model, question, is_stream=random.random() < 0.5)
             assert said == self._expected[model, question], (model, said)
             self._n_answers += 1

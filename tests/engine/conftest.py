@@ -40,6 +40,6 @@ def padded_rows() -> Iterator[None]:
 
     seconds = [1.0 if n < 2 or n % 16 == 0 else 2.0 for n in range(33)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(padded_linear, "LEAST_WEIGHTS", 0)
+        patch.setattr(padded_linear, "MIN_WEIGHTS", 0)
         patch.setattr(padded_linear, "measured_seconds", lambda layers: seconds)
         yield

@@ -59,7 +59,8 @@ def test_an_adapter_changes_the_answers_and_shares_no_kv(model_of: ModelOf, tmp_
 
 def test_the_scale_of_an_adapter_is_part_of_the_identity(model_of: ModelOf, tmp_path: Path) -> None:
     model = model_of("tiny")
-    one, two = adapter(tmp_path / "1", model, 4.0), adapter(tmp_path / "2", model, 2.0)
+    one = adapter(tmp_path / "1", model, 4.0)
+    two = adapter(tmp_path / "2", model, 2.0)
     assert len({identity(model), identity(model, one), identity(model, two)}) == 3
     assert identity(model, one) == identity(model, one)
 

@@ -31,7 +31,8 @@ from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 BLOCK = 16
-N_SLOTS, N_CTX = 3, 512
+N_SLOTS = 3
+N_CTX = 512
 BUDGET = 5 << 20
 """Bytes: more than the slots need, and less than all that the histories leave."""
 SLACK = 16 << 10
@@ -88,7 +89,8 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self, pair: Pair) -> None:
         super().__init__()
-        self.pair, self.driver = pair, pair.reusing
+        self.pair = pair
+        self.driver = pair.reusing
         self.histories: dict[int, tuple[int, ...]] = {}
         self.open: dict[int, tuple[str, tuple[int, ...], int]] = {}
 

@@ -13,7 +13,9 @@ from tests.tolerance import ROUNDING, distance
 
 pytestmark = pytest.mark.mlx
 
-HEADS, KV_HEADS, DIM = 4, 2, 16
+HEADS = 4
+KV_HEADS = 2
+DIM = 16
 LENGTHS = (3, N_LONG - 1, N_LONG, 3 * N_LONG)
 
 
@@ -61,7 +63,8 @@ def test_short_and_long_rows_are_as_in_mlx_lm(dtype: mx.Dtype, has_sinks: bool) 
 
 def window(n: int, n_keys: int) -> mx.array:
     """Which keys the last n tokens see through a window of 100."""
-    at, key = mx.arange(n_keys - n, n_keys)[:, None], mx.arange(n_keys)
+    at = mx.arange(n_keys - n, n_keys)[:, None]
+    key = mx.arange(n_keys)
     return (key <= at) & (key > at - 100)
 
 
@@ -107,7 +110,8 @@ def test_tiles_of_many_queries_are_as_exact_as_mlx(
 
 
 def test_queries_without_any_key_are_no_nan() -> None:
-    queries, keys = noise(0, 1, 2, 200, DIM), noise(1, 1, 2, 300, DIM)
+    queries = noise(0, 1, 2, 200, DIM)
+    keys = noise(1, 1, 2, 300, DIM)
     mask = window(200, 300)
     mask[3] = False
     out = attend(queries, keys, keys, None, 0.25, mask)

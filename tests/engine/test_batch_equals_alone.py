@@ -136,7 +136,8 @@ def test_a_step_ahead_chooses_the_same_tokens_and_feeds_no_finished_row(
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
     makers = [CacheFactory(model, KVSpec())] * 3
     at_once, ahead = (Batch(ModelRunner(model)) for _ in range(2))
-    at_once.is_ahead, ahead.is_ahead = False, True
+    at_once.is_ahead = False
+    ahead.is_ahead = True
     assert _run(ahead, makers, PROMPTS[:3], 9) == _run(at_once, makers, PROMPTS[:3], 9)
     assert ahead.n_calls == at_once.n_calls == 9
 

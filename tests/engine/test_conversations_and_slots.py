@@ -63,7 +63,8 @@ def test_b5_new_conversations_of_one_system_prompt_take_empty_slots(
 
 
 def test_b5_a_prompt_that_is_sent_again_keeps_its_slot(driver: Driver) -> None:
-    first, other = ask(driver, first_turn(0), "chat-0"), ask(driver, first_turn(1), "chat-1")
+    first = ask(driver, first_turn(0), "chat-0")
+    other = ask(driver, first_turn(1), "chat-1")
     again = ask(driver, first_turn(0), "chat-0")
     assert [driver.seated(one).slot for one in (first, other, again)] == [0, 1, 0]
     assert driver.tokens(again) == driver.tokens(first)

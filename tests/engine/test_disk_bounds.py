@@ -18,7 +18,8 @@ from tests.models import LLAMA
 from tests.patience import PATIENCE_S
 from tests.store.bad_disks import FullDisk
 
-MINE, OTHER = prompt(300, seed=1), prompt(300, seed=2)
+MINE = prompt(300, seed=1)
+OTHER = prompt(300, seed=2)
 BYTES_PER_TOKEN = 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * 32 * 4
 
 

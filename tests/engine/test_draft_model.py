@@ -56,7 +56,8 @@ def test_refused_tokens_leave_no_trace_in_its_context(
     """Sampled answers refuse greedy drafts; after them greedy ones are foreseen as before."""
     with running(drafted_by(model_of(kind), str(model_of(kind))), tmp_path) as driver:
         draft_freely(driver)
-        tokens, model = prompt(50, seed=3), driver.engine._loop.batch.draft_model
+        tokens = prompt(50, seed=3)
+        model = driver.engine._loop.batch.draft_model
         warm = driver.answer(tokens, 30, slot=0, sampling=SamplingParams(temperature=0.7, seed=1))
         assert 0 < model.n_accepted < model.n_drafted
         draft_freely(driver)
@@ -80,7 +81,8 @@ def check_passes(driver: Driver, *prompts: tuple[int, ...]) -> None:
 
 def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> None:
     driver.answer(prompt(90, seed=7), 30, slot=1)
-    slot_kv, context = driver.engine._loop.slot_kv, contexts(driver)[1]
+    slot_kv = driver.engine._loop.slot_kv
+    context = contexts(driver)[1]
     assert context.draft.tokens == context.tokens[: len(context.draft)]
     assert len(context) - len(context.draft) <= READY
     assert context.n_bytes - context.draft_bytes < slot_kv.live_bytes
@@ -157,7 +159,8 @@ def test_a_broken_draft_model_fails_no_request(model_of: ModelOf, tmp_path: Path
 def test_other_vocabularies_missing_models_and_unfit_targets_are_refused(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    target, other = model_of("tiny"), tmp_path / "other"
+    target = model_of("tiny")
+    other = tmp_path / "other"
     shutil.copytree(target, other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]

@@ -187,7 +187,8 @@ def pair(
     """Engines with and without drafts; the first drafts whatever a pass costs."""
     kind, _, draft = request.param.partition(" + ")
     kv = PRECISIONS.get(kind)
-    has_head, draft = draft == "mtp", draft.replace("mtp", "")
+    has_head = draft == "mtp"
+    draft = draft.replace("mtp", "")
     found = [name if kv or name in {"demo", ""} else str(model_of(name)) for name in (kind, draft)]
     model = Path(str(model_of("tiny")) if kv else found[0])
     if has_head:
@@ -290,7 +291,8 @@ SCHEMA = """{
 
 
 def test_prefill_chunks_are_sized_by_what_a_step_takes_without_drafts() -> None:
-    plain, wide = EngineStats(), EngineStats()
+    plain = EngineStats()
+    wide = EngineStats()
     plain.decoded(0.05, 4)
     wide.decoded(0.04, 0, 0.5)
     wide.decoded(0.06, 9, 0.5)
@@ -330,12 +332,14 @@ def test_guided_answers_are_the_same_beside_free_ones(pair: tuple[Driver, Driver
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: bool) -> None:
     preset = preset_of(Path("demo"), slots=SlotSpec(count=4, n_ctx=1024))
-    answers, calls = [], []
+    answers = []
+    calls = []
     for speculation in Speculation:
         with running(replace(preset, speculation=speculation), tmp_path) as driver:
             driver.engine._loop.batch.costs = UNMEASURED
             driver.engine._loop.batch.is_ahead = is_ahead
-            before, guided = driver.engine.snapshot().counters.n_decode_calls, by_schema(driver)
+            before = driver.engine.snapshot().counters.n_decode_calls
+            guided = by_schema(driver)
             asks = [
                 driver.submit(tokens, 200, sampling=rules, **guided)
                 for tokens, rules in zip(REPEATED, GUIDED, strict=True)
@@ -412,12 +416,14 @@ def test_room_is_checked_before_drafts_outgrow_it(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preset = preset_of(model_of("tiny"), speculation=Speculation.AUTO)
-    tokens, rules = prompt(60, seed=2), SamplingParams(temperature=1.0, seed=9)
+    tokens = prompt(60, seed=2)
+    rules = SamplingParams(temperature=1.0, seed=9)
     with running(preset, tmp_path) as driver:
         answer = driver.cold(tokens, 500, sampling=rules)
         loop = driver.engine._loop
         loop.batch.costs = UNMEASURED
-        checked, admit = [len(tokens)], loop.slot_kv.admit_growth
+        checked = [len(tokens)]
+        admit = loop.slot_kv.admit_growth
 
         def admit_growth(context: SlotContext, n_bytes: int, idle: Any) -> None:
             checked.append(len(context))
@@ -440,7 +446,8 @@ def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
         batch = driver.engine._loop.batch
         expected = [driver.cold(p, 60, sampling=RULES[0]) for p in REPEATED[:3]]
         expected += [driver.cold(p, 60, sampling=RULES[1]) for p in REPEATED[:3]]
-        batch.is_ahead, batch.costs = True, UNMEASURED
+        batch.is_ahead = True
+        batch.costs = UNMEASURED
         before = driver.engine.snapshot().counters
         asks = [
             driver.submit(p, 60, sampling=rules, use_cache=False)

@@ -92,7 +92,8 @@ def test_a_saved_slot_is_used_by_a_prompt_of_its_length_alone(driver: Driver, fo
 def test_prompts_of_one_length_and_those_within_the_trained_one_share_kv(tmp_path: Path) -> None:
     folder = models.write(tmp_path / "model", DYNAMIC)
     with running(preset_of(folder), tmp_path / "home") as driver:
-        short, long = prompt(90, seed=5), prompt(400, seed=5)
+        short = prompt(90, seed=5)
+        long = prompt(400, seed=5)
         for tokens, n_cached in ((short, 90), (long, 400)):
             driver.answer(tokens, 4)
             again = driver.submit(tokens, 4)

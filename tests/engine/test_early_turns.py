@@ -108,7 +108,8 @@ def test_whatever_is_expected_the_answer_is_the_one_from_cold(
 
 
 def test_nothing_is_computed_for_what_is_in_kv(driver: Driver) -> None:
-    ask, before = answered(driver, "nothing"), driver.n_early
+    ask = answered(driver, "nothing")
+    before = driver.n_early
     history = driver.context(0)
     driver.expect(history + NEXT, ask, display_name="nothing")
     driver.catch_up()
@@ -180,14 +181,16 @@ def test_rows_decode_on_between_two_chunks(driver: Driver) -> None:
 def test_a_slot_that_was_used_since_is_left_alone(driver: Driver) -> None:
     ask = answered(driver, "late")
     _, _ = served(driver, NEXT, display_name="other")
-    before, held = driver.n_early, driver.context(0)
+    before = driver.n_early
+    held = driver.context(0)
     driver.expect(STRIPPED, ask, display_name="late")
     driver.catch_up()
     assert (driver.n_early, driver.context(0)) == (before, held)
 
 
 def test_it_is_no_request_and_its_slot_stays_idle(driver: Driver) -> None:
-    ask, before = answered(driver, "idle", ASKED[::-1]), driver.engine.snapshot().counters
+    ask = answered(driver, "idle", ASKED[::-1])
+    before = driver.engine.snapshot().counters
     expected = ASKED[::-1][:N_HEAD] + prompt(100, seed=11)
     driver.expect(expected, ask, display_name="idle")
     driver.catch_up()
@@ -266,7 +269,8 @@ def test_the_path_that_was_left_is_the_first_to_go(driver: Driver) -> None:
 def test_an_early_turn_without_room_fails_nobody(driver: Driver) -> None:
     ask = answered(driver, "roomless", ASKED[4:])
     slot_kv = driver.engine._loop.slot_kv
-    before, slot_kv.array_limit = slot_kv.array_limit, 1
+    before = slot_kv.array_limit
+    slot_kv.array_limit = 1
     try:
         driver.expect(ASKED[4:100] + prompt(400, seed=13), ask, display_name="roomless")
         driver.catch_up()
@@ -278,7 +282,8 @@ def test_an_early_turn_without_room_fails_nobody(driver: Driver) -> None:
 
 def test_agents_that_never_match_are_left_alone(driver: Driver) -> None:
     for turn in range(3):
-        ask, before = answered(driver, "stubborn", prompt(400, seed=40 + turn)), driver.n_early[0]
+        ask = answered(driver, "stubborn", prompt(400, seed=40 + turn))
+        before = driver.n_early[0]
         driver.expect(prompt(300, seed=50 + turn), ask, display_name="stubborn")
         driver.catch_up()
         n_begun = driver.n_early[0] - before
@@ -288,9 +293,11 @@ def test_agents_that_never_match_are_left_alone(driver: Driver) -> None:
 def test_a_new_agent_of_a_client_that_never_matches_is_left_alone(driver: Driver) -> None:
     begun = []
     for turn in range(6):
-        name, client = f"new {turn}", "stubborn" if turn < 4 else "other"
+        name = f"new {turn}"
+        client = "stubborn" if turn < 4 else "other"
         tokens = prompt(400, seed=60 + turn)
-        ask, before = answered(driver, name, tokens), driver.n_early[0]
+        ask = answered(driver, name, tokens)
+        before = driver.n_early[0]
         driver.expect(prompt(300, seed=70 + turn), ask, display_name=name, client=client)
         driver.catch_up()
         begun.append(driver.n_early[0] > before)

@@ -146,7 +146,8 @@ def test_an_agent_leaves_its_slot_by_whatever_name_it_has(
 def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    preset, gate = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=1024)), Gate()
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=1024))
+    gate = Gate()
     with running(preset, tmp_path) as driver:
         driver.answer(FIRST, 4, agent="late")
     with running(preset, tmp_path, disk=gate) as driver:

@@ -207,7 +207,8 @@ def test_g10_a_branch_that_left_a_segment_on_disk_does_not_overwrite_it(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
     slots = SlotSpec(count=1, n_ctx=1024)
-    mine, yours = HEAD[:200] + prompt(100, seed=1), HEAD[:200] + prompt(200, seed=2)
+    mine = HEAD[:200] + prompt(100, seed=1)
+    yours = HEAD[:200] + prompt(200, seed=2)
     with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
         driver.answer(mine, agent="a")
         driver.catch_up()

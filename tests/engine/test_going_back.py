@@ -7,7 +7,7 @@ import pytest
 
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.engine.kv.slot_context import MOST_CHECKPOINTS
+from mlxstack.engine.kv.slot_context import MAX_CHECKPOINTS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.repetition import in_soak
@@ -25,12 +25,13 @@ def preset_for(model: Path, cache: PrefixCacheSpec) -> Preset:
 
 def fill_checkpoints(driver: Driver) -> list[int]:
     """One conversation with a checkpoint per turn, until its slot keeps no more of them."""
-    tokens, cuts = prompt(140, seed=1), [139]
+    tokens = prompt(140, seed=1)
+    cuts = [139]
     context = driver.engine._loop.slots[0]
-    for turn in range(2 * MOST_CHECKPOINTS):
+    for turn in range(2 * MAX_CHECKPOINTS):
         ask = driver.submit(tokens, 4, checkpoint_positions=tuple(cuts))
         driver.finish(ask)
-        if len(context.checkpoints) == MOST_CHECKPOINTS:
+        if len(context.checkpoints) == MAX_CHECKPOINTS:
             break
         tokens += tuple(driver.tokens(ask)) + prompt(60, seed=10 + turn)
         cuts.append(len(tokens) - 5)
@@ -54,7 +55,7 @@ def test_a_conversation_goes_back_to_each_checkpoint_it_has(
 ) -> None:
     with running(preset_for(model_of(kind), CACHES[cache]), tmp_path) as driver:
         positions = fill_checkpoints(driver)
-        assert len(positions) == MOST_CHECKPOINTS
+        assert len(positions) == MAX_CHECKPOINTS
         back = driver.context(0)[: positions[at]] + prompt(20, seed=99)
         ask = driver.submit(back, 8)
         driver.finish(ask)

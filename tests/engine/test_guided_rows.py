@@ -66,7 +66,8 @@ def _run(
     model: Any, sampling: SamplingParams, *, is_guided: bool, is_ahead: bool
 ) -> list[list[int]]:
     """Three rows; the middle one may be guided."""
-    batch, cache_factory = Batch(ModelRunner(model)), CacheFactory(model, KVSpec())
+    batch = Batch(ModelRunner(model))
+    cache_factory = CacheFactory(model, KVSpec())
     batch.is_ahead = is_ahead
     for slot, tokens in enumerate(PROMPTS):
         context = SlotContext(cache_factory)

@@ -147,7 +147,8 @@ def set_aside(driver: Driver, home: Path) -> None:
 def test_c8_kv_that_vanishes_under_a_live_agent_is_written_again(
     preset: Preset, tmp_path: Path, lose: Callable[[Driver, Path], None]
 ) -> None:
-    home, copy = tmp_path / "home", tmp_path / "copy"
+    home = tmp_path / "home"
+    copy = tmp_path / "copy"
     with running(preset, home) as driver:
         _, tokens = turn(driver, prompt(600), agent="ann")
         lose(driver, home)

@@ -65,7 +65,7 @@ def test_d10_a_learned_head_that_was_evicted_is_guarded_when_it_is_back(one: Dri
 def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
     one: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_prefixes, "MOST_HEADS", 1)
+    monkeypatch.setattr(shared_prefixes, "MAX_HEADS", 1)
     teach(one, HEAD)
     (first,) = (p.name for p in prefixes(one) if p.name)
     teach(one, prompt(256, seed=101))
@@ -123,7 +123,8 @@ def test_the_memory_checks_itself_when_nothing_is_to_be_done(
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each call has hashed."""
-    extend, seen = block_hash.extend, list[int]()
+    extend = block_hash.extend
+    seen = list[int]()
 
     def counted(
         chain: block_hash.BlockHashes, row: TokenRow, end: int | None = None
@@ -143,7 +144,8 @@ def test_what_a_context_holds_is_hashed_once(model_of: ModelOf, hashed: list[int
 
     def n_hashed(context: SlotContext) -> int:
         hashed.clear()
-        found, n = memory.chain_of(context), sum(hashed)
+        found = memory.chain_of(context)
+        n = sum(hashed)
         context.chain = None
         assert found == memory.chain_of(context)
         return n

@@ -37,7 +37,8 @@ def test_f8_last_prompts_are_bounded_by_bytes_and_part_of_the_budget(
 ) -> None:
     with running(preset_of(model_of("tiny")), tmp_path, MEMORY_BYTES) as driver:
         seating = seating_of(driver)
-        finding, before = remember(driver, 60), seating.live_bytes
+        finding = remember(driver, 60)
+        before = seating.live_bytes
         kept = [last for n in range(60) if (last := finding.last(f"chat-{n}"))]
         assert 5 < len(kept) < 60
         assert finding.last("chat-59") in kept, "the oldest go first"

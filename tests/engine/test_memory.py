@@ -60,7 +60,8 @@ def memory_of(driver: Driver) -> Any:
 
 
 def test_g10_parked_and_resumed_goes_on_as_if_alone(preset: Preset, tmp_path: Path) -> None:
-    mine, other = HEAD + prompt(80, seed=1), prompt(200, seed=2)
+    mine = HEAD + prompt(80, seed=1)
+    other = prompt(200, seed=2)
     with running(preset, tmp_path) as driver:
         answer = tuple(driver.answer(mine, agent="a"))
         driver.answer(other, agent="b")
@@ -91,7 +92,8 @@ def test_d24_the_first_request_after_a_restart_hits_the_disk(
 
 
 def test_d3_two_agents_hold_a_shared_head_once(one: Driver) -> None:
-    mine, yours = HEAD + prompt(100, seed=1), HEAD + prompt(100, seed=2)
+    mine = HEAD + prompt(100, seed=1)
+    yours = HEAD + prompt(100, seed=2)
     one.answer(mine, agent="a")
     one.answer(prompt(200, seed=9), agent="c")
     index = memory_of(one).index
@@ -227,7 +229,9 @@ def test_d4_a_slot_restored_in_the_same_step_is_idle_for_the_next(
 
 
 def test_d4_room_is_made_before_a_context_comes_back(model_of: ModelOf, tmp_path: Path) -> None:
-    budget, parked, live = 4_000_000, 2048 * 600, 2048 * 768
+    budget = 4_000_000
+    parked = 2048 * 600
+    live = 2048 * 768
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
     preset = with_cache(preset, memory_budget_pct=50)
     mine = prompt(600, seed=1)
@@ -387,7 +391,8 @@ def test_d18_a_hit_copies_nothing_but_what_it_adds(one: Driver) -> None:
     long = prompt(1500, seed=1)
     answer = one.answer(long, 8, slot=0)
     follow_up = (*long, *answer, *prompt(40, seed=2))
-    before, growth = array_bytes(), one.engine._loop.slot_kv.bytes_per_token
+    before = array_bytes()
+    growth = one.engine._loop.slot_kv.bytes_per_token
     one.answer(follow_up, 8, slot=0)
     grown = array_bytes() - before
     assert grown <= growth * (len(follow_up) + 8 - len(long) + 2 * STEP)

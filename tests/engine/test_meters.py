@@ -34,7 +34,9 @@ def test_d15_old_hits_leave_after_sixty_minutes() -> None:
 
 @given(gaps=st.lists(st.floats(0.0, 900.0), max_size=60), wait=st.floats(0.0, 2 * HOUR_S))
 def test_d15_a_window_is_the_sum_of_what_is_young(gaps: list[float], wait: float) -> None:
-    window, now, times = SlidingWindow(HOUR_S), 0.0, []
+    window = SlidingWindow(HOUR_S)
+    now = 0.0
+    times = []
     for gap in gaps:
         now += gap
         window.add(now, WindowSums(n_requests=1))

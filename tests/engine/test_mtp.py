@@ -113,7 +113,8 @@ def driver(folder: Path, tmp_path: Path) -> Iterator[Driver]:
 
 def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     """What the head drafts from now on, each after the tokens it followed."""
-    model, found = driver.engine._loop.batch.draft_model, []
+    model = driver.engine._loop.batch.draft_model
+    found = []
     draft = model.draft
 
     def record(rows: Any, counts: Any) -> Any:
@@ -153,7 +154,8 @@ def test_a_few_steps_ahead_may_pass_before_a_draft(
     """Where few rows are drafted for, pairs of steps that were scheduled ahead wait."""
     batch = driver.engine._loop.batch
     monkeypatch.setattr(batch, "is_ahead", True)
-    drafts, n_plans = drafts_of(driver, monkeypatch), 0
+    drafts = drafts_of(driver, monkeypatch)
+    n_plans = 0
     plan = batch.draft_model.plan
 
     def seldom(*given: Any) -> Any:
@@ -179,7 +181,8 @@ def test_after_a_hit_the_head_sees_what_was_computed_since(
     driver.answer(first, 4, slot=0)
     driver.answer(prompt(256, seed=2), 4, slot=0)
     driver.catch_up()
-    drafts, again = drafts_of(driver, monkeypatch), first + prompt(30, seed=3)
+    drafts = drafts_of(driver, monkeypatch)
+    again = first + prompt(30, seed=3)
     ask = driver.submit(again, 12, slot=1)
     driver.finish(ask)
     n_cached = driver.seated(ask).n_cached
@@ -195,7 +198,8 @@ def test_a_next_turn_in_its_slot_goes_on_with_all_pairs(
 ) -> None:
     first = prompt(150, seed=4)
     answer = driver.answer(first, 20, slot=2, agent="a")
-    drafts, again = drafts_of(driver, monkeypatch), first + tuple(answer) + prompt(40, seed=5)
+    drafts = drafts_of(driver, monkeypatch)
+    again = first + tuple(answer) + prompt(40, seed=5)
     ask = driver.submit(again, 12, slot=2, agent="a")
     driver.finish(ask)
     assert driver.seated(ask).n_cached >= len(first)
@@ -213,7 +217,8 @@ def test_an_edited_prompt_keeps_the_pairs_before_the_edit(
         draft_freely(driver)
         first = prompt(150, seed=4)
         driver.answer(first, 20, slot=2, agent="a")
-        drafts, edited = drafts_of(driver, monkeypatch), first[:100] + prompt(40, seed=5)
+        drafts = drafts_of(driver, monkeypatch)
+        edited = first[:100] + prompt(40, seed=5)
         ask = driver.submit(edited, 12, slot=2, agent="a")
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 100
@@ -237,7 +242,8 @@ def test_its_bytes_are_counted_and_go_with_the_slot(driver: Driver) -> None:
 def test_a_broken_head_fails_no_request(model_of: ModelOf, tmp_path: Path) -> None:
     with running(drafting(with_head(model_of, "tiny")), tmp_path) as driver:
         draft_freely(driver)
-        tokens, batch = prompt(30, seed=2), driver.engine._loop.batch
+        tokens = prompt(30, seed=2)
+        batch = driver.engine._loop.batch
         expected = driver.cold(tokens, 24)
         batch.draft_model._head.layers[0].self_attn = None
         assert driver.cold(tokens, 24) == expected
@@ -373,7 +379,8 @@ def test_a_converted_model_takes_the_head_of_the_published_one(
 ) -> None:
     """In 4 bits, as the model is."""
     published = add_head(model_of("tiny"), tmp_path / "published")
-    exact, converted = load(published)[1], tmp_path / "converted"
+    exact = load(published)[1]
+    converted = tmp_path / "converted"
     convert(str(model_of("tiny")), str(converted), quantize=True, q_bits=4, q_group_size=32)
     spec = ModelSpec(id=str(converted))
     target = loader.load(spec, KVSpec())
@@ -403,7 +410,8 @@ def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
     tmp_path: Path, model_of: ModelOf
 ) -> None:
     folder = add_head(model_of("tiny"), tmp_path / "model")
-    body, head = tensors(folder / "model.safetensors"), tensors(folder / FILE)
+    body = tensors(folder / "model.safetensors")
+    head = tensors(folder / FILE)
     names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     for name, part in zip(names, (body, head), strict=True):
         mx.save_safetensors(str(folder / name), part, CONVERTED)
@@ -446,7 +454,8 @@ def test_the_plan_counts_the_head_that_is_loaded(model_of: ModelOf, kind: str) -
     folder = with_head(model_of, kind)
     _, head = load(folder)
     n_bytes = sum(array.nbytes for _, array in tree_flatten(head.parameters()))
-    candidate, without = planned(folder), planned(folder, speculation=Speculation.OFF)
+    candidate = planned(folder)
+    without = planned(folder, speculation=Speculation.OFF)
     assert candidate.head.n_bytes(4) == n_bytes
     assert candidate.weights == without.weights.plus(candidate.head)
     assert without.weights == measured(model_of(kind))

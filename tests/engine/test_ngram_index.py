@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.engine.decode.ngram_index import LONGEST_MATCH, N_CANDIDATES, ORDER, NgramIndex
+from mlxstack.engine.decode.ngram_index import MAX_MATCH, N_CANDIDATES, ORDER, NgramIndex
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
 
 def match(tokens: list[int], place: int) -> int:
     n = 0
-    while n < min(place, LONGEST_MATCH) and tokens[place - 1 - n] == tokens[-1 - n]:
+    while n < min(place, MAX_MATCH) and tokens[place - 1 - n] == tokens[-1 - n]:
         n += 1
     return n
 

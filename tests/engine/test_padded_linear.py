@@ -6,7 +6,7 @@ from mlx import nn
 
 from mlxstack.engine.model import padded_linear
 from mlxstack.engine.model.padded_linear import (
-    MOST_ROWS,
+    MAX_ROWS,
     PaddedLinear,
     measured_seconds,
     pad_linear_layers,
@@ -46,8 +46,9 @@ def test_outputs_are_those_of_the_layer(shape: tuple[int, int], has_bias: bool) 
 def test_the_large_float_layers_of_a_model_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block()
     x = mx.random.normal((5, 1, 32))
-    expected, names = block(x), [name for name, _ in block.named_modules()]
-    monkeypatch.setattr(padded_linear, "LEAST_WEIGHTS", 32 * 48 + 1)
+    expected = block(x)
+    names = [name for name, _ in block.named_modules()]
+    monkeypatch.setattr(padded_linear, "MIN_WEIGHTS", 32 * 48 + 1)
     pad_linear_layers(block)
     assert [type(one) for one in (block.gate, block.up)] == [nn.Linear] * 2
     assert isinstance(block.layers[0], PaddedLinear)
@@ -68,11 +69,11 @@ def test_a_model_stays_as_it_is_where_padding_saves_nothing(
 
 
 def test_slow_products_are_measured_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padded_linear, "MOST_S", 0.0)
+    monkeypatch.setattr(padded_linear, "MAX_S", 0.0)
     assert not padded_counts(measured_seconds([nn.Linear(32, 32)]))
 
 
 def test_every_count_is_measured() -> None:
     seconds = measured_seconds([nn.Linear(32, 32), nn.Linear(32, 32)])
-    assert len(seconds) == MOST_ROWS + 1
+    assert len(seconds) == MAX_ROWS + 1
     assert min(seconds[1:]) > 0

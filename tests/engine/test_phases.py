@@ -47,7 +47,9 @@ def test_phases_add_up_to_the_time_until_the_end(
     changes: list[tuple[TTFTPhase, int]], last: int
 ) -> None:
     # Ticks of a power of two, so that sums of floats are exact.
-    timer, now, wanted = PhaseTimer(0.0), 0.0, dict.fromkeys(TTFTPhase, 0.0)
+    timer = PhaseTimer(0.0)
+    now = 0.0
+    wanted = dict.fromkeys(TTFTPhase, 0.0)
     phase = TTFTPhase.QUEUED
     for following, ticks in changes:
         now += ticks / 2**10

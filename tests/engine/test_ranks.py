@@ -118,8 +118,10 @@ def test_a_restart_finds_the_kv_on_the_disks_of_both(
 def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
     group: RankGroup, tmp_path: Path
 ) -> None:
-    preset, gate = preset_of(write(tmp_path / "model", CONFIGS["qwen3_next"])), Gate()
-    tokens, busy = prompt(300, 17), Event()
+    preset = preset_of(write(tmp_path / "model", CONFIGS["qwen3_next"]))
+    gate = Gate()
+    tokens = prompt(300, 17)
+    busy = Event()
     with running(preset, tmp_path, ranks=group) as driver:
         before = driver.answer(tokens, 4, slot=0)
         driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=WAIT_S)
@@ -150,7 +152,8 @@ def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
 
 def test_a_rank_holds_a_file_for_every_read(llama: Preset, tmp_path: Path) -> None:
     """Reads of one key overlap, and each is taken once; none is held longer."""
-    key, identity = "cd" * 16, "ab" * 16
+    key = "cd" * 16
+    identity = "ab" * 16
     file = KVFile(key, "checkpoint", identity, 0, 4, (TensorBytes("F32", (2,), bytes(8)),))
     with connected() as (here, there):
         disk = RankDisk(Home(tmp_path), llama, identity, wire.Channel(here))
@@ -183,9 +186,11 @@ def test_a_decode_step_sends_few_bytes(llama: Preset, group: RankGroup, tmp_path
     with running(llama, tmp_path, ranks=group) as driver:
         first = driver.submit(prompt(20, 15), 60)
         driver.until(first, TokenSampled, 3)
-        n_bytes, n_records = group.n_bytes, group.n_records
+        n_bytes = group.n_bytes
+        n_records = group.n_records
         driver.finish(first)
-        n_bytes, n_records = group.n_bytes - n_bytes, group.n_records - n_records
+        n_bytes = group.n_bytes - n_bytes
+        n_records = group.n_records - n_records
         assert n_records >= 50
         assert n_bytes <= 64 * n_records
 
@@ -310,7 +315,8 @@ def compare(
         draft_freely(together)
 
         def play(scene: Play) -> Any:
-            expected, found = scene(alone), scene(together)
+            expected = scene(alone)
+            found = scene(together)
             assert found == expected
             return found
 
@@ -340,7 +346,8 @@ def test_rows_that_join_and_leave_a_batch_are_as_on_one_rank(
 
 
 def test_hits_forks_and_parked_prompts_are_as_on_one_rank(compare: Callable[[Play], Any]) -> None:
-    first, others = prompt(300, 4), [prompt(280, seed) for seed in (5, 6, 7)]
+    first = prompt(300, 4)
+    others = [prompt(280, seed) for seed in (5, 6, 7)]
 
     def scene(driver: Driver) -> list[tuple[KVSource, int, list[int]]]:
         answer = tuple(driver.answer(first, 5, slot=0))
@@ -437,7 +444,8 @@ def test_random_arrivals_cancels_and_slot_actions_lead_no_rank_astray(
     beginnings = [prompt(140, seed) for seed in (21, 22)]
 
     def scene(driver: Driver) -> None:
-        random, asks = Random(16), list[str]()
+        random = Random(16)
+        asks = list[str]()
         for n in range(n_actions):
             match random.randrange(6):
                 case 0 if asks:

@@ -58,7 +58,8 @@ def test_the_same_prompt_again_says_what_it_says_alone(
 def test_the_same_prompt_again_needs_no_pass(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         said = driver.answer(PROMPT, 8)
-        before, counted = n_passes(driver), driver.engine.snapshot().counters
+        before = n_passes(driver)
+        counted = driver.engine.snapshot().counters
         again = driver.submit(PROMPT, 1)
         driver.finish(again)
         assert driver.tokens(again) == said[:1]
@@ -149,7 +150,8 @@ class OneToken:
     is_ruled = True
 
     def __init__(self, token: int, *, is_broken: bool = False) -> None:
-        self._token, self._is_broken = token, is_broken
+        self._token = token
+        self._is_broken = is_broken
 
     def start(self) -> "OneToken":
         return self
@@ -191,7 +193,8 @@ def test_logits_are_counted_and_freed(model_of: ModelOf, tmp_path: Path) -> None
         assert kept is not None
         n_bytes = kept.nbytes
         del kept
-        held, counted = array_bytes(), context.n_bytes
+        held = array_bytes()
+        counted = context.n_bytes
         context._prompt_logits = None
         assert counted - context.n_bytes == n_bytes
         assert n_bytes <= held - array_bytes() < 2 * n_bytes

@@ -16,7 +16,7 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import self_check
-from mlxstack.engine.decode.row_stack import LEAST_ROOM, RowStack, RowStacker, StackedKVCache
+from mlxstack.engine.decode.row_stack import MIN_ROOM, RowStack, RowStacker, StackedKVCache
 from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
@@ -36,7 +36,8 @@ LENGTHS = (3, 90, 40, 130)
 """Within and beyond the windows of the models; beside each other."""
 AT_ONCE = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
 TWO = SlotSpec(count=2, n_ctx=1024)
-N_TOKENS, MOST_TOKENS = 24, 44
+N_TOKENS = 24
+MAX_TOKENS = 44
 """Steps of all rows together, and of a row until all have left and gone on."""
 
 
@@ -59,7 +60,8 @@ class Rows:
         self.model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
         context.evaluate()
-        self.contexts[slot], self.answers[slot] = context, []
+        self.contexts[slot] = context
+        self.answers[slot] = []
         self.batch.join(BatchRow(slot, context, Sampler(SamplingParams(), tokens, 0), tokens[-1]))
 
     def step(self, n: int = 1) -> None:
@@ -102,7 +104,7 @@ def cold(model: Any) -> Callable[[int, int], list[int]]:
         if len(known.get(slot, ())) < n:
             rows = Rows(model)
             rows.join(slot)
-            rows.step(max(n, MOST_TOKENS))
+            rows.step(max(n, MAX_TOKENS))
             known[slot] = rows.answers[slot]
         return known[slot][:n]
 
@@ -114,7 +116,8 @@ def continued(rows: Rows, context: SlotContext, slot: int, n: int) -> list[int]:
     so_far = rows.answers[slot]
     assert len(context) == len(prompt_of(slot)) - 1 + len(so_far)
     again = Rows(rows.model)
-    again.contexts[slot], again.answers[slot] = context, []
+    again.contexts[slot] = context
+    again.answers[slot] = []
     sampler = Sampler(SamplingParams(), prompt_of(slot), 0)
     again.batch.join(BatchRow(slot, context, sampler, so_far[-1]))
     again.step(n)
@@ -188,7 +191,7 @@ def test_rows_beyond_the_room_of_a_stack_are_stacked_anew(model_of: ModelOf) -> 
         alone[slot].step(300)
     rows.step(300)
     assert is_stacking(rows.stacker)
-    assert len(rows.asked) == 1 + 300 // LEAST_ROOM
+    assert len(rows.asked) == 1 + 300 // MIN_ROOM
     assert rows.asked == sorted(set(rows.asked))
     assert [rows.answers[slot] for slot in range(2)] == [
         alone[slot].answers[slot] for slot in range(2)
@@ -200,7 +203,8 @@ def test_a_stack_counts_and_is_freed(model_of: ModelOf) -> None:
     for slot in (1, 3):
         rows.join(slot)
     contexts = list(rows.contexts.values())
-    before, counted = array_bytes(), sum(c.cache_bytes for c in contexts)
+    before = array_bytes()
+    counted = sum(c.cache_bytes for c in contexts)
     rows.step(4)
     stacked = sum(c.cache_bytes for c in contexts) - counted
     assert stacked == pytest.approx(rows.asked[-1], rel=0.01)

@@ -54,7 +54,8 @@ def drawn(samplings: list[SamplingParams], dtype: mx.Dtype = mx.float32) -> list
 
 def reference(sampling: SamplingParams, row: int) -> list[int]:
     """mlx-lm's filters and `mx.random.categorical` over the whole vocabulary, one row alone."""
-    key, tokens = mx.random.key(sampling.seed), []
+    key = mx.random.key(sampling.seed)
+    tokens = []
     for step in range(N_STEPS):
         logits = logits_of(step, row)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -121,7 +122,8 @@ def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path, n_vocab: int
 def test_no_rule_sorts_a_large_vocabulary(n_vocab: int, rules: SamplingParams) -> None:
     chooser = Sampler(seeded(rules, 1), [], 0)
     sizes = []
-    sort, argsort = mx.sort, mx.argsort
+    sort = mx.sort
+    argsort = mx.argsort
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx, "sort", lambda a, axis=-1: sizes.append(a.size) or sort(a, axis=axis))
         patch.setattr(
@@ -158,9 +160,11 @@ def test_top_p_of_a_large_vocabulary_takes_few_operations_on_a_gpu(
         choosers = [Sampler(seeded(rules, row), [], 0) for row in range(8)]
         return [int(only(row)[0].item().real) for row in sample_rows(choosers, logits)]
 
-    by_bits, n_by_bits = tokens(), n_graph_nodes(rules, 2, tmp_path, WIDE)
+    by_bits = tokens()
+    n_by_bits = n_graph_nodes(rules, 2, tmp_path, WIDE)
     monkeypatch.setattr(sampler, "has_gpu", lambda: True)
-    by_sorting, n_by_sorting = tokens(), n_graph_nodes(rules, 2, tmp_path, WIDE)
+    by_sorting = tokens()
+    n_by_sorting = n_graph_nodes(rules, 2, tmp_path, WIDE)
     assert by_sorting == by_bits
     assert n_by_sorting < 40
     assert n_by_bits > 100

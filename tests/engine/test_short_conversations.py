@@ -6,20 +6,23 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.preset import KVSpec, SlotSpec
-from mlxstack.engine.kv.prefix_cache import LEAST_PARKED
+from mlxstack.engine.kv.prefix_cache import MIN_PARKED
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
-N_SLOTS, N_TALKS, N_ANSWER = 2, 5, 4
+N_SLOTS = 2
+N_TALKS = 5
+N_ANSWER = 4
 
 
 @pytest.fixture(params=[("tiny", 16), ("tiny", 8), ("tiny-mla", 16)], ids=str)
 def driver(request: pytest.FixtureRequest, model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
     kind, bits = request.param
-    slots, kv = SlotSpec(count=N_SLOTS, n_ctx=1024), KVSpec(bits=bits, group_size=32)
+    slots = SlotSpec(count=N_SLOTS, n_ctx=1024)
+    kv = KVSpec(bits=bits, group_size=32)
     with running(preset_of(model_of(kind), slots=slots, kv=kv), tmp_path) as found:
         yield found
 
@@ -33,7 +36,7 @@ def n_cached(driver: Driver, tokens: tuple[int, ...], **more: str) -> int:
     return int(driver.seated(ask).n_cached)
 
 
-@pytest.mark.parametrize("n_prompt", [LEAST_PARKED, 110, *in_soak(40)])
+@pytest.mark.parametrize("n_prompt", [MIN_PARKED, 110, *in_soak(40)])
 def test_next_turns_repeats_and_forks_are_found(driver: Driver, n_prompt: int) -> None:
     talks = [prompt(n_prompt, seed=seed) for seed in range(N_TALKS)]
     said = [tuple(driver.answer(talk, N_ANSWER)) for talk in talks]
@@ -41,7 +44,7 @@ def test_next_turns_repeats_and_forks_are_found(driver: Driver, n_prompt: int) -
         following = talk + answer + prompt(10, seed=50)
         assert n_cached(driver, following) == n_prompt + N_ANSWER - 1
     assert [n_cached(driver, talk) for talk in talks] == [n_prompt - 1] * N_TALKS
-    cut = LEAST_PARKED + (n_prompt - LEAST_PARKED) // 2
+    cut = MIN_PARKED + (n_prompt - MIN_PARKED) // 2
     for talk in talks:
         assert n_cached(driver, (*talk[:cut], talk[cut - 1] ^ 1, 7, 9)) >= min(cut, n_prompt - 1)
 

@@ -91,7 +91,8 @@ def test_the_bytes_are_counted_on_the_safe_side() -> None:
 
 
 def test_a_prediction_leads_from_the_end_of_the_prompt_and_is_found_again() -> None:
-    tokens, predicted = [1, 2, 3, 4, 9, 2, 3, 4], list(range(20, 40))
+    tokens = [1, 2, 3, 4, 9, 2, 3, 4]
+    predicted = list(range(20, 40))
     index = NgramIndex(tokens, predicted)
     assert index.continuation(3) == predicted[:3]
     for token in (*predicted[:5], 99, *predicted[6:9]):
@@ -110,7 +111,9 @@ def test_the_second_agent_drafts_what_the_first_one_said(model_of: ModelOf, tmp_
     tokens = HEADS[0] + prompt(9, seed=1)
     with running(preset, tmp_path) as driver:
         driver.engine._loop.batch.costs = UNMEASURED
-        accepted, said, calls = [], [], []
+        accepted = []
+        said = []
+        calls = []
         for salt in ("a", "a", "b"):
             before = driver.engine.snapshot().counters.n_decode_calls
             ask = driver.submit(tokens, 60, sampling=RANDOM, salt=salt)

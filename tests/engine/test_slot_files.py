@@ -273,7 +273,8 @@ def test_c8_files_that_do_not_fit_together_are_refused_and_stay(driver: Driver, 
     save(driver, 0, "a.bin")
     driver.answer(FIRST + first + NEXT, slot=0)
     save(driver, 0, "a.bin")
-    manifest, vault = SlotFileFolder(home / "slots").read("a.bin"), DiskKVStore(home / "kv")
+    manifest = SlotFileFolder(home / "slots").read("a.bin")
+    vault = DiskKVStore(home / "kv")
     last = vault.read(manifest.identity, manifest.segments[-1])
     half = tuple(
         TensorBytes(p.dtype, (*p.shape[:3], p.shape[3] // 2), bytes(p.data)[: len(p.data) // 2])

@@ -14,7 +14,8 @@ from tests.engine.harness import Driver, preset_of, prompt, running
 pytestmark = pytest.mark.mlx
 
 HEAD = prompt(256, seed=100)
-LONG, SHORT = HEAD + prompt(60, seed=1), prompt(200, seed=2)
+LONG = HEAD + prompt(60, seed=1)
+SHORT = prompt(200, seed=2)
 FORK = HEAD + prompt(20, seed=3)
 NEXT = prompt(25, seed=4)
 MARK = (256,)
@@ -85,7 +86,8 @@ def test_steps_of_the_same_rows_read_the_stacked_state_that_they_wrote(
         asks = [driver.submit(prompt(100, seed=i), 60) for i in range(2)]
         for ask in asks:
             driver.until(ask, TokenSampled, 10)
-        kept, copied = states.n_kept, states.n_copied
+        kept = states.n_kept
+        copied = states.n_copied
         for ask in asks:
             driver.until(ask, TokenSampled, 40)
         assert states.n_kept > kept

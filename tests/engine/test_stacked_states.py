@@ -52,7 +52,8 @@ def test_an_equal_array_that_is_not_the_slice_is_copied(states: StackedStates) -
 
 
 def test_rows_of_two_passes_do_not_mix(states: StackedStates) -> None:
-    first, second = states.split(stacked()), states.split(stacked() + 100)
+    first = states.split(stacked())
+    second = states.split(stacked() + 100)
     assert states.join([first[0], *second[1:]]).tolist()[0] == [0, 1, 2, 3]
     assert states.join([second[0], *first[1:]]).tolist()[1] == [4, 5, 6, 7]
 

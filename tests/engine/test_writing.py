@@ -146,7 +146,7 @@ class WatchingDisk(Disk):
 def test_parked_kv_is_written_while_the_engine_is_idle(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deferred_s: float
 ) -> None:
-    monkeypatch.setattr(write_queue, "MOST_DEFERRED_S", deferred_s)
+    monkeypatch.setattr(write_queue, "MAX_DEFERRED_S", deferred_s)
     monkeypatch.setattr(write_queue, "BackgroundWriter", BackgroundWriter)
     disk = WatchingDisk()
     preset = preset_of(

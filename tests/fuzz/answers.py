@@ -87,7 +87,8 @@ def _speak(dice: Dice, text: str) -> None:
     stops = ("STOP",) if dice.chance(30) else ()
     ids = (f"call_{n}" for n in itertools.count())
     tools = (TOOL,) if dice.chance(70) else ()
-    is_in_thinking, is_raw = dice.chance(30), dice.chance(20)
+    is_in_thinking = dice.chance(30)
+    is_raw = dice.chance(20)
     speech = OutputParser(
         voice(),
         lambda: next(ids),

@@ -60,7 +60,8 @@ def forging(data: bytes) -> None:
     dice = Dice(data)
     kind = dice.pick(known())
     texts = [_text(dice, kind) for _ in range(9)]
-    honest, found = _turns(kind, ["x"] * 9), _turns(kind, texts)
+    honest = _turns(kind, ["x"] * 9)
+    found = _turns(kind, texts)
     assert found == honest, f"{texts}: {found} and not {honest}"
     _check_alone(kind, texts[0])
 

@@ -98,6 +98,7 @@ def _nested(dice: Dice) -> str:
 
 
 def _dug(match: re.Match[bytes]) -> bytes:
-    n, kind = int(match[1]), match[2]
+    n = int(match[1])
+    kind = match[2]
     opening, closing = (b"[", b"]") if kind == b"[" else (b'{"properties":', b"}")
     return opening * n + b"1" + closing * n

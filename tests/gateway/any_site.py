@@ -51,7 +51,8 @@ def words() -> dict[int, str]:
 
 def write_models(folder: Path) -> dict[str, str]:
     """Two of each type, one in the hub's cache and one in LM Studio's folder; their words."""
-    known, told = iter(words().items()), {}
+    known = iter(words().items())
+    told = {}
     for at, kind in enumerate((*named_models.KINDS, *named_models.KINDS)):
         token, word = next(known)
         name = f"{kind}-{at}"
@@ -70,7 +71,8 @@ def write_models(folder: Path) -> dict[str, str]:
 @contextmanager
 def any_site(folder: Path, memory: str, keys: list[object]) -> Iterator[AnySite]:
     """The gateway as a person starts it; everything is ended at the end."""
-    told, port = write_models(folder), unused_port()
+    told = write_models(folder)
+    port = unused_port()
     env = {
         **os.environ,
         "HOME": str(folder / "user"),
@@ -109,7 +111,8 @@ class Talker:
     """Client with one conversation for each model, which it changes as in a menu."""
 
     def __init__(self, site: AnySite, name: str) -> None:
-        self._site, self._name = site, name
+        self._site = site
+        self._name = name
         self._said: dict[str, list[dict[str, str]]] = {}
         self.n_visits = 0
 

@@ -64,7 +64,9 @@ def in_front(
 
 @contextmanager
 def _running(spec: GatewaySpec, listener: object) -> Iterator[Members]:
-    started, made, leave = threading.Event(), [], []
+    started = threading.Event()
+    made = []
+    leave = []
 
     async def main() -> None:
         members = Members(spec)

@@ -44,7 +44,8 @@ async def test_the_member_of_an_agent_is_known_to_the_next_gateway(home: Home) -
 
 
 async def test_gateways_of_one_home_keep_the_notes_of_each_other(home: Home) -> None:
-    left, right = AgentMembers(spec_of(home, "one")), AgentMembers(spec_of(home, "two"))
+    left = AgentMembers(spec_of(home, "one"))
+    right = AgentMembers(spec_of(home, "two"))
     names = [f"agent{i}" for i in range(20)]
     await asyncio.gather(
         *(left.note(name, "one") for name in names[::2]),
@@ -67,7 +68,7 @@ async def test_the_file_is_written_when_a_member_changes_only(home: Home) -> Non
 async def test_the_agents_noted_longest_ago_go_first(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_members, "MOST_AGENTS", 3)
+    monkeypatch.setattr(agent_members, "MAX_AGENTS", 3)
     found = AgentMembers(spec_of(home, "one", "two"))
     for name in ("ann", "bob", "cid", "ann", "dan"):
         await found.note(name, "two")

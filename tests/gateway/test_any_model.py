@@ -111,14 +111,16 @@ def test_a_key_for_some_models_has_no_agents_of_others(site: AnySite) -> None:
 
 def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
     """Each answer is of the model it names, memory holds, and a return finds its KV on disk."""
-    highest, done = [0], threading.Event()
+    highest = [0]
+    done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.2):
             highest[0] = max(highest[0], n_reserved(site))
 
     def talk(at: int) -> int:
-        talker, own = Talker(site, f"client {at}"), list(site.words)[at::3]
+        talker = Talker(site, f"client {at}")
+        own = list(site.words)[at::3]
         for model in (*own, own[0]):
             talker.visit(model)
         return talker.n_visits

@@ -81,7 +81,8 @@ def test_the_turns_of_an_agent_are_those_of_a_cold_conversation(
     answers.append(said(http, WORDS[3]))
     kill(site, http, "demo")
     answers.append(said(http, WORDS[4]))
-    supervisor, worker = site.state("demo").supervisor, site.state("demo").worker
+    supervisor = site.state("demo").supervisor
+    worker = site.state("demo").worker
     assert worker is not None
     os.kill(worker.pid, signal.SIGKILL)
     http.post("/v1/chat/completions", json=other).raise_for_status()

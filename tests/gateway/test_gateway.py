@@ -72,7 +72,8 @@ def test_a_browser_gets_the_page(site: Site) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert httpx.get(f"{site.url}/static/page.js").status_code == 200
     assert httpx.get(f"{site.url}/page/clients").json()[0]["name"] == "claude"
-    markdown, body = f"{site.url}/page/markdown", {"text": "# a"}
+    markdown = f"{site.url}/page/markdown"
+    body = {"text": "# a"}
     assert httpx.post(markdown, json=body).status_code == 401
     answer = httpx.post(markdown, json=body, headers={"authorization": "Bearer sesame"})
     assert answer.json()["last"] == [["h1", {}, "a"]]
@@ -118,7 +119,8 @@ def test_gateway_and_service_have_the_same_dialects() -> None:
     paths = {path for one in DIALECTS for route in one.routes for path in route.paths}
     assert len(paths) > 40
     for path in paths:
-        gate, service = dialect_of(path), routed_dialect_of(path)
+        gate = dialect_of(path)
+        service = routed_dialect_of(path)
         assert gate.heartbeat == service.heartbeat and gate.error_body is service.error_body
         assert gate.statuses == service.statuses and gate.stream_type == service.stream_type
 

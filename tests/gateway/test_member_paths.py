@@ -36,7 +36,8 @@ SPELLINGS = [
 def test_the_forwarded_paths_are_the_routes_of_a_service() -> None:
     app = create_app(standing(ServerSpec(port=0))[0])
     for route in app.routes:
-        path, methods = route.path_format, set(route.methods) - {"OPTIONS"}
+        path = route.path_format
+        methods = set(route.methods) - {"OPTIONS"}
         if path in CHANGES:
             with pytest.raises(NotFound):
                 require_forwarded("POST", path)

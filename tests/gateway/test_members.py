@@ -63,7 +63,8 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_of_equal_names_the_service_goes_first_then_the_first_member(home: Home) -> None:
-    one, two = member(home, "one", "two", "model"), member(home, "two", "vectors", "model")
+    one = member(home, "one", "two", "model")
+    two = member(home, "two", "vectors", "model")
     found = names_of(spec_of(one, two))
     assert found == {"one": "one", "two": "two", "vectors": "two", "model": "one"}
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mlxstack.api import connection
 from mlxstack.core.preset import ServerSpec
-from mlxstack.gateway.upstream import MOST_HELD_BYTES, MemberConnection, Upstream
+from mlxstack.gateway.upstream import MAX_HELD_BYTES, MemberConnection, Upstream
 from tests.gateway.in_front import Front, in_front
 from tests.gateway.site import until
 from tests.patience import PATIENCE_S
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.net
 PIECE = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 N_STALLED = 4
-MOST_HELD = 16 * 2**20
+MAX_HELD = 16 * 2**20
 """Bytes for one client: of the buffers of four sockets, and of the gateway."""
 
 STREAM = "/v1/chat/completions"
@@ -73,7 +73,9 @@ class Fountain(Struct):
 
 @pytest.fixture(scope="module")
 def fountain() -> Iterator[Fountain]:
-    made, started, loops = Fountain(n_sent={}), threading.Event(), []
+    made = Fountain(n_sent={})
+    started = threading.Event()
+    loops = []
 
     async def main() -> None:
         server = await asyncio.start_server(made.answer, "127.0.0.1", 0)
@@ -115,7 +117,8 @@ def settled(fountain: Fountain, n_streams: int) -> dict[int, int]:
     since = time.monotonic()
     while time.monotonic() - since < 0.3:
         if before != fountain.n_sent:
-            before, since = dict(fountain.n_sent), time.monotonic()
+            before = dict(fountain.n_sent)
+            since = time.monotonic()
         time.sleep(0.01)
     return before
 
@@ -126,7 +129,7 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
     monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 2**20)
     stalled = [silent(front) for _ in range(N_STALLED)]
     held = settled(fountain, N_STALLED)
-    assert len(held) == N_STALLED and all(0 < n < MOST_HELD for n in held.values())
+    assert len(held) == N_STALLED and all(0 < n < MAX_HELD for n in held.values())
     with httpx.Client(base_url=front.url, timeout=PATIENCE_S) as http:
         for _ in range(20):
             assert http.post("/tokenize", json={}).json() == {"status": "ok"}
@@ -134,9 +137,9 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
             n_read = 0
             for piece in answer.iter_raw():
                 n_read += len(piece)
-                if n_read > 2 * MOST_HELD:
+                if n_read > 2 * MAX_HELD:
                     break
-    assert n_read > 2 * MOST_HELD
+    assert n_read > 2 * MAX_HELD
     assert {at: fountain.n_sent[at] for at in held} == held, "nothing more was taken for them"
     until(lambda: front.member.n_active == N_STALLED, "the others are not inside")
     for one in stalled:
@@ -179,7 +182,9 @@ def test_connections_to_the_member_are_kept(front: Front, fountain: Fountain) ->
 
 
 async def test_a_request_that_outlives_its_upstream_leaves_no_connection() -> None:
-    is_asked, may_answer, is_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    is_asked = asyncio.Event()
+    may_answer = asyncio.Event()
+    is_left = asyncio.Event()
 
     async def member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -213,7 +218,7 @@ async def test_a_request_that_outlives_its_upstream_leaves_no_connection() -> No
 
 async def test_a_connection_is_read_again_after_an_answer_that_filled_its_buffer() -> None:
     """It is kept for the next request, whose answer would not be read."""
-    body = b"x" * (2 * MOST_HELD_BYTES)
+    body = b"x" * (2 * MAX_HELD_BYTES)
     near, far = socket.socketpair()
     with far:
         loop = asyncio.get_running_loop()

@@ -204,7 +204,8 @@ def test_a_preset_tells_the_cost_of_earlier_reasoning(home: Home) -> None:
     """1,000 tokens of it, in the slot and in KV; or that no switch keeps it."""
     told = set()
     for name, file in presets.listed(home).items():
-        preset, text = presets.load(name, home).preset, file.read_text()
+        preset = presets.load(name, home).preset
+        text = file.read_text()
         line = next((x for x in text.splitlines() if x.startswith("# Earlier reasoning: ")), "")
         if not preset.template:
             told.add("dropped" in line)

@@ -230,7 +230,8 @@ def test_a15_a_process_stays_itself_when_the_clock_is_set(monkeypatch: pytest.Mo
     me = identify(os.getpid())
     assert me is not None and is_alive(me)
     assert not is_alive(msgspec.structs.replace(me, boot="another"))
-    told, born = psutil.boot_time(), psutil.Process().create_time()
+    told = psutil.boot_time()
+    born = psutil.Process().create_time()
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: told + 3600)  # type: ignore[attr-defined]
     assert psutil.Process().create_time() > born + 1800
     assert is_alive(me)

@@ -44,7 +44,8 @@ def answer(method: str, target: str, preset: dict) -> tuple[int, object]:
         return 200, {"id_slot": 0, "n_erased": 7}
     code, message = (409, "slot 1 is busy") if path == "/slots/1" else (404, f"{path}: not here")
     if preset["kind"] == "embedding":
-        code, message = 501, "only vectors here"
+        code = 501
+        message = "only vectors here"
     return code, {"error": {"code": code, "message": message, "type": "not_found_error"}}
 
 

@@ -39,7 +39,9 @@ class DeviceFaults:
 
     def fail(self, n_times: int = 1, *, after: int = 0, text: str = TIMEOUT) -> None:
         """Let `after` calls pass, then raise in the next `n_times` ones."""
-        self._text, self._n_left, self._n_before = text, n_times, after
+        self._text = text
+        self._n_left = n_times
+        self._n_before = after
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def failing(*args: Any) -> Any:

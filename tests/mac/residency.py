@@ -49,7 +49,8 @@ class Residency:
 
     def _set_limit(self, n_bytes: int) -> int:
         self._compare()
-        before, self.limit = self.limit, n_bytes
+        before = self.limit
+        self.limit = n_bytes
         self.limits.append(n_bytes)
         self._wired = min(n_bytes, int(mx.get_active_memory()))
         return before

@@ -25,7 +25,7 @@ from tests.mac.metal_kernels import (
 N_INPUTS = 2048
 N_OUTPUTS = 64
 GROUP_SIZE = 64
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Rows up to which M3 and later, but for an Ultra (11), use `qmv_wide` for any matrix."""
 
 
@@ -76,13 +76,13 @@ def random_gated_delta(shape: GatedDeltaShape, n_rows: int, n_tokens: int) -> li
 def of_products(bits: int) -> list[Comparison]:
     """Comparisons of a quantized layer; raises MissingKernelsError."""
     products = random_products(bits)
-    rows = random_rows(MOST_ROWS)
+    rows = random_rows(MAX_ROWS)
     layer = f"quantized, {bits} bits"
     alone = products.qmv(rows[:1])[0]
     of_two = products.qmv_wide(rows[:2])[0]
     by_qmv = _beside(products.qmv, rows)
     by_qmv_wide = _beside(products.qmv_wide, rows)
-    others = f"among 2 to {MOST_ROWS}"
+    others = f"among 2 to {MAX_ROWS}"
     return [
         _comparison(layer, "M1, M2", f"alone, {others}", alone, by_qmv),
         _comparison(layer, "M3 and later", f"alone, {others}", alone, by_qmv_wide),

@@ -12,7 +12,8 @@ from mlxstack.policy.attention_kernels import (
     prefill_attention,
 )
 
-D256, LATENT = (256, 256), (512, 64)
+D256 = (256, 256)
+LATENT = (512, 64)
 
 
 @pytest.mark.parametrize("dims", [*FULL_DIMS, (192, 192), D256, (192, 128), (512, 512), LATENT])
@@ -66,7 +67,8 @@ def test_a_forced_kernel_may_be_a_quarter_slower() -> None:
 
 def test_the_bound_on_scores_is_for_unfused_layers_only() -> None:
     none: frozenset[tuple[int, int]] = frozenset()
-    wide, mixed = frozenset({D256}), frozenset({D256, (512, 512)})
+    wide = frozenset({D256})
+    mixed = frozenset({D256, (512, 512)})
     unfused = PrefillAttention(64, max_score_bytes=2**30)
     assert prefill_attention(unfused, FULL_DIMS, none, has_nax=False) == PrefillAttention()
     assert prefill_attention(unfused, wide, none, has_nax=False) == unfused

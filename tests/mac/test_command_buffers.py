@@ -210,7 +210,8 @@ def test_doctor_and_reports_name_limits_and_sources(
 
 
 def test_the_workspace_grows_by_what_long_buffers_keep() -> None:
-    shape, preset = shape_of_config(WIDE), PRESET
+    shape = shape_of_config(WIDE)
+    preset = PRESET
     plain = workspace_of(shape, preset, 2, 48 * GIB)
     grown = workspace_of(shape, preset, 2, 48 * GIB, 2 * 400_000_000)
     assert grown == plain + 2 * 400_000_000
@@ -239,7 +240,8 @@ def test_plan_and_engine_of_a_mac_count_the_same(
 
 
 def test_scores_of_attention_may_take_a_share_of_the_working_set() -> None:
-    alone, shared = PRESET, replace(PRESET, hosts=("127.0.0.1", "10.0.0.2"))
+    alone = PRESET
+    shared = replace(PRESET, hosts=("127.0.0.1", "10.0.0.2"))
     assert max_score_bytes(alone, 0) == MAX_SCORE_BYTES == max_score_bytes(shared, 48 * GIB)
     assert max_score_bytes(alone, 16 * GIB) == int(0.04 * 16 * GIB)
     assert max_score_bytes(alone, 400 * GIB) == 2 * GIB

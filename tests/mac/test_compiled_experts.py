@@ -21,12 +21,7 @@ from mlxstack.engine.decode import batching_check
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.model import compiled_experts
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.compiled_experts import (
-    LEAST_GAIN,
-    MOST_S,
-    compile_experts,
-    expert_blocks,
-)
+from mlxstack.engine.model.compiled_experts import MAX_S, MIN_GAIN, compile_experts, expert_blocks
 from tests import ring
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, draft_freely, preset_of, prompt, running
@@ -207,7 +202,8 @@ def test_adapters_of_experts_are_computed(
         adapted.lora_b = mx.random.normal(adapted.lora_b.shape)
         layer.mlp.switch_mlp.up_proj = adapted
     model.eval()
-    block, x = model.layers[1].mlp, mx.random.normal((3, 1, 64))
+    block = model.layers[1].mlp
+    x = mx.random.normal((3, 1, 64))
     expected = block(x)
     clock = Clock(monkeypatch, "qwen3_moe", faster)
     compile_all(model, clock)
@@ -215,7 +211,7 @@ def test_adapters_of_experts_are_computed(
     assert mx.array_equal(block(x), expected)
 
 
-@pytest.mark.parametrize("gain", [LEAST_GAIN - 0.01, LEAST_GAIN + 0.01])
+@pytest.mark.parametrize("gain", [MIN_GAIN - 0.01, MIN_GAIN + 0.01])
 def test_only_passes_that_gain_enough_are_compiled(
     gain: float, folder_of: ModelOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +221,7 @@ def test_only_passes_that_gain_enough_are_compiled(
     slower = -TICK_S / 2 / n_layers
     clock = Clock(monkeypatch, "qwen3_moe", lambda shape: seconds.get(shape, slower))
     compile_all(model, clock)
-    compiled = {(1, 4), (2, 1)} if gain > LEAST_GAIN else {(1, 4)}
+    compiled = {(1, 4), (2, 1)} if gain > MIN_GAIN else {(1, 4)}
     assert own_shapes(model, clock) == ALL - compiled
 
 
@@ -341,7 +337,7 @@ def test_measuring_ends_in_time(
     model = load(folder_of("qwen3_moe"))
     # Two shapes fit: each runs its own function once for inputs and bits, and in each try.
     n_calls = len(model.layers) * (compiled_experts.N_TRIES + 3)
-    clock = Clock(monkeypatch, "qwen3_moe", lambda _: MOST_S / (2.5 * n_calls))
+    clock = Clock(monkeypatch, "qwen3_moe", lambda _: MAX_S / (2.5 * n_calls))
     compile_all(model, clock)
     assert own_shapes(model, clock) == ALL - {(1, 1), (2, 1)}
     assert "not compiled for 8 tokens of a row: measuring took too long" in logged.text

@@ -51,7 +51,8 @@ def mac(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.MonkeyPatch]:
     """A Mac with macOS 26.2 on battery, in low power mode, warm, whose Python has an old SDK."""
-    real, compatible = tmp_path / "real.plist", tmp_path / "compatible.plist"
+    real = tmp_path / "real.plist"
+    compatible = tmp_path / "compatible.plist"
     real.write_bytes(plistlib.dumps({"ProductVersion": "26.2", "ProductBuildVersion": "25C56"}))
     compatible.write_bytes(plistlib.dumps({"ProductVersion": "16.2"}))
     cores = tmp_path / "cores.plist"
@@ -101,7 +102,8 @@ def test_a_report_names_system_gpu_variables_power_and_heat(mac: pytest.MonkeyPa
     assert here.mlx_variables["MLX_MAX_OPS_PER_BUFFER"] == "7"
     assert not any("STACK" in name for name in here.mlx_variables)
     assert here.before is not None and here.after is not None
-    before, after = here.before, here.after
+    before = here.before
+    after = here.after
     assert (before.source, before.is_low_power, before.thermal_level) == ("battery", True, 1)
     assert (after.source, after.thermal_level) == ("mains", 2)
     shown = "\n".join(details(here))

@@ -13,8 +13,8 @@ from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.hardware import (
     CPU_VARIABLE,
-    LEAST_WORKSPACE_BYTES,
     MAX_BUFFER_CACHE_BYTES,
+    MIN_WORKSPACE_BYTES,
     MemoryBudget,
     buffer_cache_limit,
     mac_memory,
@@ -33,7 +33,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.mlx
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 GREEDY = PrefixCacheSpec(memory_budget_pct=90)
 FIFTH = PrefixCacheSpec(memory_budget_pct=20)
 
@@ -129,7 +130,7 @@ def test_planner_and_engine_leave_the_same_room_for_freed_buffers(
 def test_what_stays_is_below_the_line_at_which_mlx_empties_its_cache(n_gib: int) -> None:
     """Arrays but for 1 GiB of workspace, which only a prefill takes."""
     working_set = n_gib * GIB
-    staying = memory_limit(working_set) - LEAST_WORKSPACE_BYTES
+    staying = memory_limit(working_set) - MIN_WORKSPACE_BYTES
     assert staying < 0.95 * working_set
     assert memory_limit(working_set) <= working_set - buffer_cache_limit(working_set)
     if n_gib >= 48:
@@ -176,7 +177,8 @@ def test_of_two_prompts_that_were_assigned_together_the_device_gets_what_fits(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
-        slot_kv, prompts = driver.engine._loop.slot_kv, (prompt(3000), prompt(3000, seed=1))
+        slot_kv = driver.engine._loop.slot_kv
+        prompts = (prompt(3000), prompt(3000, seed=1))
         cold = [driver.cold(tokens, 4) for tokens in prompts]
         driver.engine.cache.clear().result(PATIENCE_S)
         for slot in range(2):
@@ -277,7 +279,8 @@ def test_scores_of_unfused_attention_bound_the_chunk(
     for kind in ("tiny", "tiny-mla"):
         with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
             policy = driver.engine._loop._limits.prefill
-            heads, copies = 4, capacity.SCORE_COPIES
+            heads = 4
+            copies = capacity.SCORE_COPIES
             assert policy.score_bytes == heads * 2 * copies
             assert tokens_within_scores(500_000, policy) < 200
 

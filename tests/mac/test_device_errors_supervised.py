@@ -43,7 +43,8 @@ class Supervised:
         agents = AgentsSpec(persist=Persist.AFTER_TURN)
         preset = tiny_preset(folder / "tiny", server=ServerSpec(port=port), agents=agents)
         write_json(self.home.preset_file("one"), preset)
-        file, self.url = str(self.home.preset_file("one")), f"http://127.0.0.1:{port}"
+        file = str(self.home.preset_file("one"))
+        self.url = f"http://127.0.0.1:{port}"
         # A worker that is forked finds the tests by itself.
         command = (sys.executable, "-m", "tests.mac.faulty_worker", file, str(self.home.root))
         spec = ServiceSpec(

@@ -174,7 +174,8 @@ def test_after_an_error_the_next_request_resumes_the_passes(
     scene.error = error
     scene.next_message()
     assert len(scene.began) == 1
-    scene.inbox.due, scene.error = [60.0], None
+    scene.inbox.due = [60.0]
+    scene.error = None
     scene.next_message()
     assert len(scene.began) == 1
     driver.answer(PROMPTS[1], 2)

@@ -44,7 +44,8 @@ def test_kv_buffers_stay_where_they_are(
     one.is_ahead = is_ahead
     contexts = []
     for n in range(n_rows):
-        context, tokens = SlotContext(CacheFactory(model, KVSpec())), prompt(N_TOKENS + n, seed=n)
+        context = SlotContext(CacheFactory(model, KVSpec()))
+        tokens = prompt(N_TOKENS + n, seed=n)
         model(mx.array([tokens]), cache=context.caches)
         context.extend(tokens)
         one.join(BatchRow(n, context, Sampler(SamplingParams(), tokens, n), 10))

@@ -31,7 +31,8 @@ def prompts() -> list[mx.array]:
 
 def difference(one: mx.array, other: mx.array) -> float:
     """Largest difference, as a share of the largest logit."""
-    one, other = one.astype(mx.float32), other.astype(mx.float32)
+    one = one.astype(mx.float32)
+    other = other.astype(mx.float32)
     return float((mx.abs(one - other).max() / mx.abs(one).max()).item())
 
 
@@ -53,7 +54,8 @@ def test_rows_of_a_batch_are_near_the_rows_alone(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_prompt_in_chunks_is_near_the_prompt_at_once(kind: str) -> None:
-    model, tokens = made(CONFIGS[kind]), prompts()[-1]
+    model = made(CONFIGS[kind])
+    tokens = prompts()[-1]
     runner = ModelRunner(model)
     whole = runner.execute([SlotTokens(make_prompt_cache(model), tokens)])[-1]
     caches = make_prompt_cache(model)

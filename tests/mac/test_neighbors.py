@@ -114,7 +114,8 @@ def test_a_gateway_leaves_a_running_service_the_kv_of_its_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
-    home, memory = Home(tmp_path), this_memory(os.environ)
+    home = Home(tmp_path)
+    memory = this_memory(os.environ)
     _, preset = service_at(home, "one")
     own = claim_of(preset, memory, "one")
     wanted = [StartRequest("demo", (f"name={name}",), tmp_path) for name in ("a", "b")]
@@ -133,7 +134,8 @@ def test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slot
 ) -> None:
     """Their fixed shares together exceed the ceiling."""
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
-    home, memory = Home(tmp_path), this_memory(os.environ)
+    home = Home(tmp_path)
+    memory = this_memory(os.environ)
     one, preset = service_at(home, "one")
     own = claim_of(preset, memory, "one")
     one.reserve(preset)
@@ -256,7 +258,8 @@ def settle(
     shell: Shell, names: tuple[str, ...], starts: "list[subprocess.Popen[str]]"
 ) -> dict[str, int]:
     """Wait until the services have equal parts; the ceiling holds at every look."""
-    home, fixed = Home(shell.home), fixed_bytes(shell)
+    home = Home(shell.home)
+    fixed = fixed_bytes(shell)
     found: dict[str, int] = {}
 
     def is_settled() -> bool:

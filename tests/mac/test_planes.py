@@ -11,7 +11,8 @@ pytestmark = pytest.mark.mlx
 
 
 def test_all_arrays_of_a_file_are_evaluated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, waits = mx.eval, []
+    real = mx.eval
+    waits = []
 
     def evaluate(*given: Any) -> None:
         waits.append(len(given[0]))

@@ -65,7 +65,8 @@ def test_a_row_that_raises_has_as_many_tokens_as_its_kv(
     # Rows with a guide go ahead on a GPU only.
     monkeypatch.setattr(batch, "has_gpu", lambda: is_ahead)
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
-    context, tokens = SlotContext(CacheFactory(model, KVSpec())), prompt(9)
+    context = SlotContext(CacheFactory(model, KVSpec()))
+    tokens = prompt(9)
     model(mx.array([tokens]), cache=context.caches)
     context.extend(tokens)
     one = Batch(ModelRunner(model))
@@ -102,7 +103,8 @@ def test_no_step_is_built_ahead_of_a_prefill_chunk(model_of: ModelOf) -> None:
 
 
 def _running_row(model: Any) -> tuple[Batch, SlotContext]:
-    context, tokens = SlotContext(CacheFactory(model, KVSpec())), prompt(9)
+    context = SlotContext(CacheFactory(model, KVSpec()))
+    tokens = prompt(9)
     model(mx.array([tokens]), cache=context.caches)
     context.extend(tokens)
     one = Batch(ModelRunner(model))

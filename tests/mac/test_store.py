@@ -20,7 +20,8 @@ from tests.engine.harness import preset_of, prompt, running
 from tests.patience import PATIENCE_S
 from tests.store.blobs import manifest, small_blob
 
-FULL, BARRIER = 51, 85
+FULL = 51
+BARRIER = 85
 
 
 def test_a_name_that_differs_by_case_only_is_refused(tmp_path: Path) -> None:
@@ -100,7 +101,8 @@ def imitate(monkeypatch: pytest.MonkeyPatch, flushes: Flushes) -> Flushes:
 def test_kv_files_cost_barriers_and_a_batch_of_them_one_full_flush(
     tmp_path: Path, flushes: Flushes
 ) -> None:
-    vault, shelf = DiskKVStore(tmp_path / "kv"), SlotFileFolder(tmp_path / "slots")
+    vault = DiskKVStore(tmp_path / "kv")
+    shelf = SlotFileFolder(tmp_path / "slots")
     vault.write(small_blob("aa01", b"xx"))
     shelf.write("a.bin", manifest("aa01"))
     flushes.calls.clear()

@@ -112,7 +112,8 @@ def refused(code: int) -> httpx.ConnectError:
 def test_an_unreachable_machine_may_be_local_network_privacy_on_a_mac_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    unreachable, down = refused(errno.EHOSTUNREACH), refused(errno.ECONNREFUSED)
+    unreachable = refused(errno.EHOSTUNREACH)
+    down = refused(errno.ECONNREFUSED)
     monkeypatch.setattr(sys, "platform", "linux")
     assert not is_local_network_refused(unreachable)
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -57,7 +57,8 @@ def darwin(tmp_path: Path, env: dict[str, str]) -> dict[str, str]:
         "notifyutil": "echo com.apple.system.thermalpressurelevel 1",
         "caffeinate": f"echo $* >> {tmp_path / 'caffeinated'}",
     }
-    programs, reports = tmp_path / "programs", tmp_path / "reports"
+    programs = tmp_path / "programs"
+    reports = tmp_path / "reports"
     programs.mkdir()
     reports.mkdir()
     for name, text in texts.items():

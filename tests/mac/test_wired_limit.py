@@ -110,7 +110,8 @@ def test_an_engine_that_serves_changes_no_wired_set(
 ) -> None:
     residency = Residency()
     residency.watch(monkeypatch, WORKING_SET)
-    slots, device = SlotSpec(count=2, n_ctx=1024), DeviceSpec(wired=wired)
+    slots = SlotSpec(count=2, n_ctx=1024)
+    device = DeviceSpec(wired=wired)
     preset = preset_of(model_of("tiny"), slots=slots, device=device)
     n_before = array_bytes()
     for _ in range(2):

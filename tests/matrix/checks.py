@@ -65,7 +65,8 @@ LONG = PROMPTS[-1]
 
 def prefill(model: Any, context: SlotContext, tokens: Sequence[int]) -> None:
     """Put all but the last token into the context in bites, with a checkpoint at CUT."""
-    start, end = len(context), len(tokens) - 1
+    start = len(context)
+    end = len(tokens) - 1
     stops = sorted({start, end, *(s for s in (BITE, CUT) if start < s < end)})
     for a, b in pairwise(stops):
         model(mx.array([tokens[a:b]]), cache=context.caches)

@@ -70,7 +70,8 @@ def test_a_slow_machine_leaves_out_what_only_makes_answers_faster(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Rows are always compared; each of the others begins within the budget, or stays off."""
-    model, progress = build("phi"), LoadProgress()
+    model = build("phi")
+    progress = LoadProgress()
     steps = CheckSteps(progress, budget_s=150.0, clock=Minutes())
     check = self_check(model, CacheFactory(model, checks.KV16), VOCAB, steps)
     assert check.is_batching and check.can_stack and not check.can_draft

@@ -16,7 +16,7 @@ FEATURES = (
     ),
     Mutant(
         "wasted early turns end", "policy/scheduling/early_history.py",
-        "history.n_wasted < MOST_WASTED", "True",
+        "history.n_wasted < MAX_WASTED", "True",
         "tests/policy/test_early_turns.py::"
         "test_an_agent_whose_early_turns_are_wasted_gets_one_an_hour",
     ),

@@ -160,7 +160,7 @@ FIRST_AID = (
     ),
     Mutant(
         "grammars compile in a bounded time", "text/limited_process.py",
-        "signal.setitimer(signal.ITIMER_PROF, max(limit_s, LEAST_S))", "pass",
+        "signal.setitimer(signal.ITIMER_PROF, max(limit_s, MIN_S))", "pass",
         CHECK + "test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served",
     ),
     Mutant(
@@ -208,8 +208,8 @@ FIRST_AID = (
     ),
     Mutant(
         "last prompts are bounded in bytes", "engine/slots/prefix_lookup.py",
-        "while len(self._prompts) > MOST_AGENTS or self._is_over():",
-        "while len(self._prompts) > MOST_AGENTS:",
+        "while len(self._prompts) > MAX_AGENTS or self._is_over():",
+        "while len(self._prompts) > MAX_AGENTS:",
         PROMPTS + "test_f8_last_prompts_are_bounded_by_bytes_and_part_of_the_budget",
     ),
     Mutant(

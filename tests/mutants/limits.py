@@ -81,7 +81,7 @@ LIMITS = (
     ),
     Mutant(
         "grammars take a bounded room", "text/grammar/compiler.py",
-        " or self.n_bytes > MOST_BYTES:", ":",
+        " or self.n_bytes > MAX_BYTES:", ":",
         "tests/text/test_grammar_check.py::test_kept_grammars_are_bounded_by_bytes",
     ),
     Mutant(
@@ -116,7 +116,7 @@ LIMITS = (
     ),
     Mutant(
         "no temperature overflows", "engine/decode/sampler.py",
-        "return 0.0 if temperature < LEAST_TEMPERATURE else min(temperature, MOST_TEMPERATURE)",
+        "return 0.0 if temperature < MIN_TEMPERATURE else min(temperature, MAX_TEMPERATURE)",
         "return temperature",
         "tests/engine/test_temperatures.py::"
         "test_below_the_least_temperature_sampling_is_greedy",

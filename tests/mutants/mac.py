@@ -167,7 +167,7 @@ MAC = (
     ),
     Mutant(
         "a device that stays broken ends the engine", "engine/core.py",
-        "        if self._n_device_errors >= MOST_DEVICE_ERRORS:\n", "        if False:\n",
+        "        if self._n_device_errors >= MAX_DEVICE_ERRORS:\n", "        if False:\n",
         DEVICE + "test_decode_steps_that_always_fail_end_the_engine_although_prompts_are_computed",
     ),
     Mutant(
@@ -316,7 +316,7 @@ MAC = (
     ),
     Mutant(
         "blocks are compiled for a gain only", "engine/model/compiled_experts.py",
-        "if gain >= LEAST_GAIN:", "if gain > 0:",
+        "if gain >= MIN_GAIN:", "if gain > 0:",
         COMPILED + "test_only_passes_that_gain_enough_are_compiled",
     ),
     Mutant(

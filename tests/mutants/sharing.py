@@ -237,8 +237,8 @@ SHARING = (
     ),
     Mutant(
         "a closed address of a member keeps no connection", "gateway/upstream.py",
-        "if len(self._kept) < MOST_KEPT and not self._is_closed:",
-        "if len(self._kept) < MOST_KEPT:",
+        "if len(self._kept) < MAX_KEPT and not self._is_closed:",
+        "if len(self._kept) < MAX_KEPT:",
         "tests/gateway/test_upstream.py::"
         "test_a_request_that_outlives_its_upstream_leaves_no_connection",
     ),
@@ -262,7 +262,7 @@ SHARING = (
     ),
     Mutant(
         "doctor compares the clocks of machines", "cli/doctor_hosts.py",
-        "warn_if(abs(ahead_s) > MOST_CLOCK_S,", "warn_if(False,",
+        "warn_if(abs(ahead_s) > MAX_CLOCK_S,", "warn_if(False,",
         "tests/cli/test_doctor_hosts.py::test_what_differs_there_is_told",
     ),
     Mutant(

@@ -18,7 +18,8 @@ from tests.pages.recording import CAST
 
 ANIMATION = CAST.with_suffix(".gif")
 WIDTH = 1000
-LEAST_S, MOST_S = 0.4, 2.5
+MIN_S = 0.4
+MAX_S = 2.5
 """Seconds that a frame is shown."""
 
 
@@ -27,15 +28,17 @@ def frames(cast: Path) -> Iterator[tuple[Text, float]]:
     import pyte
 
     first, *rest = cast.read_text(encoding="utf-8").splitlines()
-    header, events = json.loads(first), [json.loads(line) for line in rest]
+    header = json.loads(first)
+    events = [json.loads(line) for line in rest]
     screen = pyte.Screen(header["width"], header["height"])
-    stream, since = pyte.Stream(screen), events[0][0]
-    ends = [at for at, _, _ in events[1:]] + [events[-1][0] + MOST_S]
+    stream = pyte.Stream(screen)
+    since = events[0][0]
+    ends = [at for at, _, _ in events[1:]] + [events[-1][0] + MAX_S]
     for (_, _, text), end in zip(events, ends, strict=True):
         # pyte prints the end of a query for the state of a mode, which it does not know.
         stream.feed(re.sub(r"\x1b\[[?>][\d;]*(?:\$p|u)", "", text))
-        if end - since >= LEAST_S:
-            yield drawn(screen), min(end - since, MOST_S)
+        if end - since >= MIN_S:
+            yield drawn(screen), min(end - since, MAX_S)
             since = end
 
 

@@ -52,7 +52,8 @@ def _verbs(group: Any, before: str) -> Iterator[str]:
     for name, verb in group.commands.items():
         if verb.hidden:
             continue
-        path, inner = f"{before} {name}", hasattr(verb, "commands")
+        path = f"{before} {name}"
+        inner = hasattr(verb, "commands")
         args = [path, *(_argument(one) for one in verb.params if not _is_option(one))]
         said = inspect.cleandoc(verb.help or "")
         if inner:

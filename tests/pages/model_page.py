@@ -25,7 +25,8 @@ from tests.text.test_derived_formats import ANSWERS, TOOLS, message
 from tests.text.test_published_templates import tokenizer_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-BEGIN, END = "<!-- templates: drawn by `make docs` -->", "<!-- end of templates -->"
+BEGIN = "<!-- templates: drawn by `make docs` -->"
+END = "<!-- end of templates -->"
 FORMS = {
     "json": "JSON between marks (Qwen3, Hermes, Granite 4)",
     "coder": "XML with tags for arguments (Qwen3-Coder, Qwen3.5, Nemotron 3)",
@@ -79,7 +80,9 @@ def page() -> str:
 
 def row(label: str, tokenizer: Any) -> Sequence[str]:
     """The cells of one template."""
-    made, prompt_maker, found = OutputFormat(tokenizer), PromptMaker(tokenizer), report(tokenizer)
+    made = OutputFormat(tokenizer)
+    prompt_maker = PromptMaker(tokenizer)
+    found = report(tokenizer)
     answers = [message(name) for name in ANSWERS if name != "two"]
     n_read = sum(_is_read(made, prompt_maker, answer) for answer in answers)
     call = ToolCall("callid001", "plan", {"tasks": list(STEP)})
@@ -118,7 +121,8 @@ def _written(made: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> 
     asked = Conversation((Message(Role.USER, "hi"),), (*TOOLS, PLAN))
     whole = Conversation((*asked.messages, answer), asked.tools, add_generation_prompt=False)
     try:
-        prompt, text = prompt_maker.text(asked), prompt_maker.text(whole)
+        prompt = prompt_maker.text(asked)
+        text = prompt_maker.text(whole)
     except BadRequest:
         return ""
     n_same = common_length(prompt, text)

@@ -111,7 +111,8 @@ def _numbers(one: Candidate) -> tuple[str, ...]:
     preset = one.preset
     mac = smallest_mac(one)
     load = one.load(mac)
-    total, embeds = need(load).total, preset.kind is ServiceKind.EMBEDDING
+    total = need(load).total
+    embeds = preset.kind is ServiceKind.EMBEDDING
     return (
         f"`{preset.name}`",
         f"`{preset.model.id}`",
@@ -161,11 +162,13 @@ def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, mi
     kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
     for section in (one for one in kinds if isinstance(one, mi.StructType)):
         for field in section.fields:
-            path, below = f"{before}{field.encode_name}", bare(field.type)
+            path = f"{before}{field.encode_name}"
+            below = bare(field.type)
             if not isinstance(below, mi.StructType):
                 yield path, field
             if isinstance(below, mi.VarTupleType):
-                path, below = f"{path}[]", below.item_type
+                path = f"{path}[]"
+                below = below.item_type
             yield from keys_in(below, f"{path}.")
 
 

@@ -22,9 +22,10 @@ import httpx
 from tests.cli.terminal import CLI, Shell
 
 CAST = Path(__file__).parents[2] / "docs" / "img" / "second-agent.cast"
-COLUMNS, LINES = 112, 30
-LEAST_REUSED = 0.95
-LONGEST_STEP_S = 60.0
+COLUMNS = 112
+LINES = 30
+MIN_REUSED = 0.95
+MAX_STEP_S = 60.0
 PAUSE_S = 1.5
 RULES = "\n".join(
     f"{i}. Read a file before you change it, run its tests after, and say what you did."
@@ -59,7 +60,8 @@ class Terminal:
 
     def until(self, is_so: "threading.Event | str") -> None:
         """Note its output until an event is set, or these words were written."""
-        deadline, first = time.monotonic() + LONGEST_STEP_S, len(self.events)
+        deadline = time.monotonic() + MAX_STEP_S
+        first = len(self.events)
         while not (
             any(is_so in text for _, text in self.events[first:])
             if isinstance(is_so, str)
@@ -72,7 +74,7 @@ class Terminal:
     def leave(self) -> None:
         """Press q."""
         os.write(self._ours, b"q")
-        self._process.wait(LONGEST_STEP_S)
+        self._process.wait(MAX_STEP_S)
         os.close(self._ours)
 
 
@@ -81,7 +83,7 @@ def ask(url: str, folder: str, text: str, answers: list[httpx.Response]) -> None
     rules = f"You are Claude Code.\n{RULES}\nWorking directory: /src/{folder}"
     messages = [{"role": "system", "content": rules}, {"role": "user", "content": text}]
     body = {"messages": messages, "max_tokens": 40, "ignore_eos": True}
-    answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=LONGEST_STEP_S))
+    answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=MAX_STEP_S))
 
 
 def session(url: str, terminal: Terminal) -> list[httpx.Response]:
@@ -134,7 +136,7 @@ def main() -> int:
             terminal.leave()
         finally:
             shell.run("down")
-    if not reused(first) < LEAST_REUSED <= reused(second):
+    if not reused(first) < MIN_REUSED <= reused(second):
         raise SystemExit(f"{reused(first):.0%} and {reused(second):.0%} were reused")
     CAST.write_text(cast(terminal.events), encoding="utf-8")
     return 0

@@ -32,7 +32,8 @@ def test_the_picture_is_wide_enough_to_read() -> None:
 
 def test_the_recording_plays_and_shows_a_second_agent_that_reuses_its_prompt() -> None:
     first, *rest = CAST.read_text(encoding="utf-8").splitlines()
-    header, events = json.loads(first), [json.loads(line) for line in rest]
+    header = json.loads(first)
+    events = [json.loads(line) for line in rest]
     assert (header["version"], header["width"], header["height"]) == (2, COLUMNS, LINES)
     assert CAST.stat().st_size < 300_000
     ats = [at for at, _, _ in events]

@@ -25,7 +25,9 @@ from mlxstack.policy.scheduling.scheduler_state import (
     release_slot,
 )
 
-HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
+HIGH = Priority.HIGH
+NORMAL = Priority.NORMAL
+LOW = Priority.LOW
 
 
 def ticket(

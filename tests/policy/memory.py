@@ -41,7 +41,8 @@ class Memory:
         """Store what is not known yet; keys of the whole path."""
         found = self.match(tokens)
         path = [step.key for step in found.path]
-        start, parent = found.covered, path[-1] if path else None
+        start = found.covered
+        parent = path[-1] if path else None
         while start < len(tokens):
             end = min(start + longest, len(tokens))
             parent = self._insert(tokens, start, end, parent, place, now)

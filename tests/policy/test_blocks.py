@@ -23,7 +23,8 @@ tokens_lists = st.lists(st.integers(0, 2**32 - 1), max_size=60)
 
 def plain_chain(tokens: list[int], size: int) -> tuple[bytes, ...]:
     """The definition, written as it reads."""
-    key, keys = hashlib.sha256(SALT).digest(), []
+    key = hashlib.sha256(SALT).digest()
+    keys = []
     for at in range(0, len(tokens) - size + 1, size):
         block = b"".join(struct.pack("<I", t) for t in tokens[at : at + size])
         key = hashlib.sha256(key + block).digest()
@@ -52,8 +53,10 @@ def test_state_at_any_position_is_the_state_of_that_prefix(
     tokens: list[int], size: int, data: st.DataObject
 ) -> None:
     position = data.draw(st.integers(0, len(tokens)))
-    row, first = KeptTokens(tokens), KeptTokens(tokens[:position])
-    whole, prefix = extend(start(SALT, size), row), extend(start(SALT, size), first)
+    row = KeptTokens(tokens)
+    first = KeptTokens(tokens[:position])
+    whole = extend(start(SALT, size), row)
+    prefix = extend(start(SALT, size), first)
     assert hash_at(whole, row, position) == hash_at(prefix, first, position)
     assert prefix == extend(start(SALT, size), row, position)
 
@@ -68,7 +71,8 @@ def test_states_are_equal_only_for_equal_tokens(a: list[int], b: list[int]) -> N
 def test_d2_a_changed_token_changes_its_block_and_all_after() -> None:
     tokens = list(range(512))
     changed = [*tokens[:130], 9999, *tokens[131:]]
-    before, after = hash_blocks(SALT, tokens, 128), hash_blocks(SALT, changed, 128)
+    before = hash_blocks(SALT, tokens, 128)
+    after = hash_blocks(SALT, changed, 128)
     assert before[0] == after[0]
     assert not set(before[1:]) & set(after)
 

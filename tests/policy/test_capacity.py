@@ -18,7 +18,8 @@ from mlxstack.policy.memory.capacity import (
 )
 from tests.policy.test_geometry import geometry
 
-MIB, GIB = 1024**2, 1024**3
+MIB = 1024**2
+GIB = 1024**3
 
 LLAMA = geometry(
     {
@@ -69,7 +70,8 @@ def test_the_most_agents_fit_and_one_more_does_not(
 
 
 def test_a_draft_model_has_a_context_in_each_slot() -> None:
-    plain, drafted = need(LOAD), need(replace(LOAD, draft=GEMMA))
+    plain = need(LOAD)
+    drafted = need(replace(LOAD, draft=GEMMA))
     grown = 3 * GEMMA.peak_full_bytes(8192)
     assert drafted.kv_full - plain.kv_full == grown
     assert drafted.kv_state == 3 * GEMMA.state_bytes(8192, LOAD.chunk) > 0

@@ -47,7 +47,8 @@ layouts = st.sampled_from(PassLayout)
 def test_a_step_with_drafts_stays_within_its_bound_and_delays_no_row_by_more_than_its_lead(
     rows: list[tuple[DraftOffer, float]], costs: WidthCosts, layout: PassLayout, is_prefilling: bool
 ) -> None:
-    offered, leads = [offer for offer, _ in rows], tuple(lead_s for _, lead_s in rows)
+    offered = [offer for offer, _ in rows]
+    leads = tuple(lead_s for _, lead_s in rows)
     plain_s = step_seconds([1] * len(rows), costs, layout)
     most_s = draft_bound(plain_s, len(rows), PACE, is_prefilling=is_prefilling)
     if len(rows) > 1 or is_prefilling:
@@ -100,7 +101,8 @@ def test_beside_drafts_a_prompt_is_computed_as_fast_as_without_but_for_a_share(
 
 def test_a_wide_step_before_an_arrival_makes_its_chunks_no_shorter() -> None:
     """Wide steps were taken for slow ones, and 16 tokens were computed beside each of them."""
-    speed, slot = ThroughputModel(2000.0, 0.025), Slot(0, SlotState.PREFILLING, n_prompt=2000)
+    speed = ThroughputModel(2000.0, 0.025)
+    slot = Slot(0, SlotState.PREFILLING, n_prompt=2000)
     quick = chunk_size(slot, 3, speed, PACE)
     share = 0.025 / 0.3
     assert chunk_size(slot, 3, observe_decode(speed, share * 0.3), PACE) == quick

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.policy.drafts.ngram_draft_governor import (
-    MOST_DRAFTED,
-    MOST_RATE,
+    MAX_DRAFTED,
+    MAX_RATE,
     N_CONFIRMATIONS,
     TRUSTED,
     DraftOffer,
@@ -175,7 +175,8 @@ def test_rows_that_do_not_copy_lose_nothing_to_one_that_does(curve: str) -> None
 
 
 def test_a_draft_that_is_wrong_whenever_it_is_fed_is_fed_ever_more_rarely() -> None:
-    record, fed = DraftRecord(), []
+    record = DraftRecord()
+    fed = []
     for at in range(2000):
         if record.is_paused:
             record = compared(record, True)
@@ -216,10 +217,10 @@ def test_the_likelier_row_gets_the_wider_draft() -> None:
 def test_a_cheap_band_is_reached_over_a_dear_one() -> None:
     costs = WidthCosts((1, 2, 8, 16), (1.0, 3.0, 3.0, 3.0))
     assert widths([DraftOffer(2, 0.9)], costs) == [0]
-    assert widths([DraftOffer(MOST_DRAFTED, 0.99)], costs)[0] >= 8
+    assert widths([DraftOffer(MAX_DRAFTED, 0.99)], costs)[0] >= 8
 
 
-@given(st.lists(st.tuples(st.integers(0, MOST_DRAFTED), st.floats(0, 1)), min_size=1, max_size=8))
+@given(st.lists(st.tuples(st.integers(0, MAX_DRAFTED), st.floats(0, 1)), min_size=1, max_size=8))
 def test_no_row_brings_more_than_it_offers(offers: list[tuple[int, float]]) -> None:
     brought = widths([DraftOffer(*one) for one in offers], WidthCosts())
     assert all(0 <= n <= most for n, (most, _) in zip(brought, offers, strict=True))
@@ -238,12 +239,14 @@ def test_measured_seconds_are_learned(width: int, factor: float) -> None:
 
 def test_forced_tokens_are_trusted_until_they_are_refused() -> None:
     assert not TRUSTED.is_paused
-    assert TRUSTED.width == MOST_DRAFTED
+    assert TRUSTED.width == MAX_DRAFTED
     assert verified(TRUSTED, 5, 0).is_paused
     costs = WidthCosts((1, 8, 16), (1.0, 2.2, 4.2))
-    forced, copied = TRUSTED, verified(DraftRecord(rate=MOST_RATE, is_paused=False), 2, 2)
+    forced = TRUSTED
+    copied = verified(DraftRecord(rate=MAX_RATE, is_paused=False), 2, 2)
     for _ in range(9):
-        forced, copied = verified(forced, 8, 8), verified(copied, 8, 8)
+        forced = verified(forced, 8, 8)
+        copied = verified(copied, 8, 8)
     brought = [widths([DraftOffer(8, one.rate)] * 4, costs) for one in (forced, copied)]
     assert sum(brought[0]) > sum(brought[1])
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mlxstack.policy.drafts.draft_model_governor import (
-    MOST_CREDIT,
+    MAX_CREDIT,
     DraftModelRecord,
     DraftPlan,
     charged,
@@ -48,8 +48,11 @@ def simulated(
 
     costs = WidthCosts(AT_LOAD, tuple(curve(width) for width in AT_LOAD))
     record = DraftModelRecord(WidthCosts(AT_LOAD, tuple(pass_s * curve(w) for w in AT_LOAD)))
-    rates, counts = [record.rate] * n_rows, [1] * n_rows
-    seconds, n_tokens, plain_s = 0.0, 0, 0.0
+    rates = [record.rate] * n_rows
+    counts = [1] * n_rows
+    seconds = 0.0
+    n_tokens = 0
+    plain_s = 0.0
     for at in range(N_STEPS):
         drafted = plan_drafts(record, dict(enumerate(rates)), DraftPlan(counts, costs, layout))
         brought = [1 + drafted.get(row, 0) for row in range(n_rows)]
@@ -114,7 +117,8 @@ def test_without_credit_nothing_is_tried_until_steps_have_earned_it() -> None:
     assert plan_drafts(record, {0: 0.9}, DraftPlan([1], costs)) == {}
     n_steps = 0
     while not plan_drafts(record, {0: 0.1}, DraftPlan([1], costs)):
-        record, n_steps = stepped(record, 1.0, 1.0), n_steps + 1
+        record = stepped(record, 1.0, 1.0)
+        n_steps = n_steps + 1
     assert 3 < n_steps < 10
 
 
@@ -136,8 +140,8 @@ def test_what_drafts_saved_may_be_lost_again_but_not_all_of_it() -> None:
     record = DraftModelRecord(WidthCosts((1,), (0.1,)), credit=0.0)
     for _ in range(100):
         record = settled(record, 4, 4, 0.5, 1.0)
-    assert record.credit == MOST_CREDIT
-    assert stepped(record, 1.0, 1.0).credit == MOST_CREDIT
+    assert record.credit == MAX_CREDIT
+    assert stepped(record, 1.0, 1.0).credit == MAX_CREDIT
 
 
 def test_a_prefill_chunk_stays_within_its_seconds() -> None:

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
 from mlxstack.policy.scheduling.early_history import (
-    FEWEST_TOKENS,
     HOUR_S,
-    MOST_TOKENS,
-    MOST_WASTED,
+    MAX_TOKENS,
+    MAX_WASTED,
+    MIN_TOKENS,
     EarlyHistory,
     first_history,
     may_begin,
@@ -59,7 +59,8 @@ def computed(desk: SchedulerState) -> tuple[SchedulerState, int]:
 
 
 def test_an_idle_service_computes_the_whole_of_it() -> None:
-    desk, n_tokens = resting(), 0
+    desk = resting()
+    n_tokens = 0
     while desk.early:
         desk, n = computed(desk)
         n_tokens += n
@@ -123,13 +124,13 @@ def test_a_new_answer_replaces_the_early_turn_of_its_slot() -> None:
 
 
 def test_few_tokens_are_not_worth_it() -> None:
-    assert not may_begin(EarlyHistory(), FEWEST_TOKENS - 1, 0.0)
-    assert may_begin(EarlyHistory(), FEWEST_TOKENS, 0.0)
+    assert not may_begin(EarlyHistory(), MIN_TOKENS - 1, 0.0)
+    assert may_begin(EarlyHistory(), MIN_TOKENS, 0.0)
 
 
 def test_an_agent_whose_early_turns_are_wasted_gets_one_an_hour() -> None:
     history = EarlyHistory()
-    for _ in range(MOST_WASTED):
+    for _ in range(MAX_WASTED):
         assert may_begin(history, 1000, 10.0)
         history = note_used(note_begun(history, 1000, 10.0), 1000, 0)
     assert not may_begin(history, 1000, 10.0 + HOUR_S - 1)
@@ -141,18 +142,20 @@ def test_an_agent_whose_early_turns_are_wasted_gets_one_an_hour() -> None:
 
 def test_a_new_agent_is_trusted_as_its_client_is() -> None:
     client = EarlyHistory()
-    for _ in range(MOST_WASTED):
+    for _ in range(MAX_WASTED):
         client = note_used(note_begun(client, 1000, 10.0), 1000, 0)
     new = first_history(client)
     assert not may_begin(new, 1000, 10.0 + HOUR_S - 1)
     assert may_begin(new, 1000, 10.0 + HOUR_S)
     trusted = first_history(note_used(client, 1000, 1000))
-    assert may_begin(trusted, MOST_TOKENS, 11.0), "its tokens are its own"
+    assert may_begin(trusted, MAX_TOKENS, 11.0), "its tokens are its own"
 
 
-@given(st.lists(st.tuples(st.integers(0, MOST_TOKENS), st.floats(0, HOUR_S / 10))))
+@given(st.lists(st.tuples(st.integers(0, MAX_TOKENS), st.floats(0, HOUR_S / 10))))
 def test_tokens_of_an_hour_are_bounded(steps: list[tuple[int, float]]) -> None:
-    history, now, times = EarlyHistory(), HOUR_S, [(0.0, 0)]
+    history = EarlyHistory()
+    now = HOUR_S
+    times = [(0.0, 0)]
     for n_tokens, later in steps:
         now += later
         if may_begin(history, n_tokens, now):
@@ -160,4 +163,4 @@ def test_tokens_of_an_hour_are_bounded(steps: list[tuple[int, float]]) -> None:
             times.append((now, n_tokens))
     for began, _ in times:
         window = sum(n for at, n in times if began <= at < began + HOUR_S)
-        assert window <= 2 * MOST_TOKENS, "two fixed hours touch any hour"
+        assert window <= 2 * MAX_TOKENS, "two fixed hours touch any hour"

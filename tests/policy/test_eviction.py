@@ -17,7 +17,8 @@ from mlxstack.policy.kv.prefix_index_check import check_index, n_entries
 from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory
 
-LRU, FREQUENCY = EvictionPolicy.LRU, EvictionPolicy.LRU_FREQUENCY
+LRU = EvictionPolicy.LRU
+FREQUENCY = EvictionPolicy.LRU_FREQUENCY
 
 
 def evict(memory: Memory, goal: EvictionGoal) -> int:
@@ -179,7 +180,8 @@ def test_f6_a_plan_keeps_paths_whole_and_stops_when_the_goal_is_met(
 def test_d4_a_soak_never_exceeds_the_budget(
     prompts: list[list[int]], policy: EvictionPolicy
 ) -> None:
-    memory, budget = Memory(), 60
+    memory = Memory()
+    budget = 60
     for now, tokens in enumerate(prompts):
         found = memory.match(tokens)
         used = [step.key for step in found.path]

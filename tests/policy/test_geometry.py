@@ -26,7 +26,8 @@ YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
 
 pytestmark = pytest.mark.mlx
 
-KIB, MIB = 1024, 1024 * 1024
+KIB = 1024
+MIB = 1024 * 1024
 
 REST: dict[str, Any] = {
     "hidden_size": 64,
@@ -268,7 +269,8 @@ def test_float32_weights_double_the_kv() -> None:
 
 def test_a6_workspace_grows_with_the_bite_and_holds_the_logits() -> None:
     shape = shape_of_config(REST | LLAMA31_8B)
-    small, big = workspace_bytes(shape, 512), workspace_bytes(shape, 2048)
+    small = workspace_bytes(shape, 512)
+    big = workspace_bytes(shape, 2048)
     assert small < big < 1024 * MIB
     assert workspace_bytes(shape, 512, 4) - small == 3 * 128256 * 4
 
@@ -317,7 +319,8 @@ def test_a_rank_without_a_layer_of_every_kind_is_refused(kinds: str, n_ranks: in
 
 
 def test_a_pipeline_is_as_large_as_its_largest_stage() -> None:
-    full, state = Layer(LayerKind.FULL, 2, 64, 2, 64), Layer(LayerKind.RECURRENT, state_bytes=1000)
+    full = Layer(LayerKind.FULL, 2, 64, 2, 64)
+    state = Layer(LayerKind.RECURRENT, state_bytes=1000)
     whole = Geometry((state, full, state, full, full))
     stage = divided(whole, 2, Division.PIPELINE)
     assert stage.layers == whole.layers[2:]

@@ -372,7 +372,8 @@ def test_f4_rows_are_those_of_every_cache_class(bites: list[int], window: int) -
 
 @pytest.mark.mlx
 def test_f4_window_holds_w_minus_1_plus_bite_during_prefill() -> None:
-    cache, layer = RotatingKVCache(64), Layer(LayerKind.SLIDING, 1, 8, 1, 8, 64)
+    cache = RotatingKVCache(64)
+    layer = Layer(LayerKind.SLIDING, 1, 8, 1, 8, 64)
     fill(cache, [200, 200], 8)
     assert cache.nbytes == (64 - 1 + 200) * one(layer).token_bytes(layer)
     assert peak_bytes(one(layer), 400, 200) == cache.nbytes

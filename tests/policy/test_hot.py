@@ -54,7 +54,7 @@ def test_d10_heads_survive_a_restart_and_can_be_forgotten(monkeypatch: pytest.Mo
     prefixes = SharedPrefixes(1, need=1)
     prefixes.recall(msgspec.json.encode([SharedPrefixTokens(b"tools".hex(), (0, 1))]))
     assert seen(prefixes, "a", HEAD) is None
-    monkeypatch.setattr(shared_prefixes, "MOST_HEADS", 1)
+    monkeypatch.setattr(shared_prefixes, "MAX_HEADS", 1)
     assert seen(prefixes, "a", [b"other"]) == SharedPrefix(b"other", 1)
     assert seen(prefixes, "b", HEAD) == SharedPrefix(b"tools", 2)
     prefixes.recall(b"no note")
@@ -78,7 +78,8 @@ prompts = st.lists(
 def test_d10_hot_means_enough_different_conversations(
     prompts: list[tuple[str, list[int]]], need: int
 ) -> None:
-    prefixes, who = SharedPrefixes(1, need=need), dict[bytes, set[str]]()
+    prefixes = SharedPrefixes(1, need=need)
+    who = dict[bytes, set[str]]()
     for conversation, path in prompts:
         keys = [sha256(bytes(path[: i + 1])).digest() for i in range(len(path))]
         for key in keys:

@@ -79,7 +79,8 @@ def spans(images: Sequence[ImageRange]) -> tuple[ImageSpan, ...]:
 @given(parts=PARTS, data=st.data())
 def test_a_prompt_cannot_lose_its_images(parts: list[str], data: st.DataObject) -> None:
     whole = row(parts)
-    tokens, images = tuple(whole.tokens), spans(whole.images)
+    tokens = tuple(whole.tokens)
+    images = spans(whole.images)
     prompt = PromptTokens(tokens, images, tuple(range(len(tokens))))
     n = data.draw(st.integers(0, len(tokens)))
     first = prompt.first(n)

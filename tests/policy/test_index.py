@@ -81,7 +81,8 @@ def test_a_trail_into_an_older_segment_stops_there() -> None:
 
 def test_d20_checkpoints_are_found_on_the_path_and_at_cuts() -> None:
     memory = Memory()
-    aligned, between = memory.checkpoint(HEAD[:4]), memory.checkpoint(HEAD[:6])
+    aligned = memory.checkpoint(HEAD[:4])
+    between = memory.checkpoint(HEAD[:6])
     prompt = [*HEAD[:6], 9, 9, 9]
     assert [f.checkpoint for f in memory.match(prompt).checkpoints] == [aligned]
     found = memory.match(prompt, cuts=[6])

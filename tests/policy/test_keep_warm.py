@@ -33,7 +33,9 @@ stretches = st.lists(
 
 def passes(line: list[Stretch], pass_s: float, keep_warm_s: float) -> list[tuple[float, IdleState]]:
     """Begin of each pass of a time line, with the state that decided it."""
-    now, answered_at, passed_at = 0.0, None, None
+    now = 0.0
+    answered_at = None
+    passed_at = None
     made = []
     for part in line:
         end = now + part.seconds

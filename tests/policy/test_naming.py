@@ -36,7 +36,8 @@ def test_b9_one_hint_does_not_join_two_conversations() -> None:
 
 def test_two_sessions_that_begin_alike_are_two_agents() -> None:
     names = ConversationNamer()
-    one, two = names.name(talk("hi"), "claude:a"), names.name(talk("hi"), "claude:b")
+    one = names.name(talk("hi"), "claude:a")
+    two = names.name(talk("hi"), "claude:b")
     assert one != two
     assert names.name(talk("hi", "same"), "claude:a") == one
     assert names.name(talk("hi", "same"), "claude:b") == two
@@ -75,7 +76,8 @@ def test_names_that_are_given_have_a_form_of_their_own() -> None:
 
 
 def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:
-    user, tool = Message(Role.USER, "u"), Message(Role.TOOL, "42")
+    user = Message(Role.USER, "u")
+    tool = Message(Role.TOOL, "42")
     late = Message(Role.SYSTEM, "7 tokens left")
     assert len(user_turn_digests(Conversation((user, tool)))) == 2
     assert user_turn_digests(Conversation((user, late))) == user_turn_digests(Conversation((user,)))
@@ -83,19 +85,19 @@ def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:
 
 def test_names_are_bounded_and_possible_agent_ids() -> None:
     names = ConversationNamer()
-    for n in range(conversation_id.MOST_KNOWN + 50):
+    for n in range(conversation_id.MAX_KNOWN + 50):
         name = names.name(talk(f"turn {n}"), "key:anything at all / ü")
         assert name.startswith("key-") and name.isascii() and len(name) < 128
-    assert len(names._known) == conversation_id.MOST_KNOWN
+    assert len(names._known) == conversation_id.MAX_KNOWN
 
 
 def test_a_long_conversation_keeps_its_name_and_little_of_what_it_was_told() -> None:
     names = ConversationNamer()
-    turns = tuple(f"{n:032x}" for n in range(conversation_id.MOST_TURNS + 500))
+    turns = tuple(f"{n:032x}" for n in range(conversation_id.MAX_TURNS + 500))
     first = names.name(turns, "codex:a")
     assert names.name((*turns, "more"), "codex:a") == first
     assert names.name((*turns, "more"), "codex:b") != first
     assert names.name((*turns, "more", "still"), None) == first
     assert names.name(turns[:-200], "codex:a") == first
     assert names.name((*turns[:100], "else"), None) != first
-    assert max(len(one.turns) for one in names._known.values()) == conversation_id.MOST_TURNS
+    assert max(len(one.turns) for one in names._known.values()) == conversation_id.MAX_TURNS

@@ -136,7 +136,8 @@ def test_a_request_that_comes_during_the_prefill_of_another_begins_with_it() -> 
 def test_who_has_a_token_waits_for_nobody_and_every_prompt_ends(
     n_prompts: list[int], begun: set[int], tps: float, decode_s: float, slowdown: float
 ) -> None:
-    speed, desk = ThroughputModel(tps, decode_s, slowdown), joined(n_prompts)
+    speed = ThroughputModel(tps, decode_s, slowdown)
+    desk = joined(n_prompts)
     for _ in range(sum(n_prompts)):
         before = desk
         desk, chunk = next_prefill_chunk(desk, speed, PACE)

@@ -86,7 +86,8 @@ def test_d10_a_learned_name_protects_but_does_not_keep() -> None:
 def test_a_name_given_again_moves() -> None:
     memory = Memory()
     owners = Retention(memory.index)
-    old, new = memory.save(HEAD), memory.save([5] * 8)
+    old = memory.save(HEAD)
+    new = memory.save([5] * 8)
     owners.pin(PinnedPrefixName("system", tuple(old), 8, since=0.0))
     owners.pin(PinnedPrefixName("system", tuple(new), 8, since=1.0))
     assert memory.index.can_drop(old[0], StorageTier.MEMORY)

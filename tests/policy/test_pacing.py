@@ -234,7 +234,9 @@ def test_a6_no_chunk_of_a_long_prompt_loses_the_fused_kernel(position: int, n_le
     policy = PrefillPolicy(
         max_chunk_size=2048, block=128, score_bytes=64, max_score_bytes=2**30, fused_from=1024
     )
-    speed, end, chunks = ThroughputModel(prefill_tps=1e6, n_largest=2048), position + n_left, []
+    speed = ThroughputModel(prefill_tps=1e6, n_largest=2048)
+    end = position + n_left
+    chunks = []
     while position < end:
         n = chunk_size(seat(position, end + 1), 0, speed, policy)
         chunks.append(n)

@@ -18,13 +18,15 @@ def plain(one: list[int], other: list[int]) -> int:
 
 @given(tokens, tokens, tokens)
 def test_d2_it_is_the_definition(head: list[int], one: list[int], other: list[int]) -> None:
-    one, other = head + one, head + other
+    one = head + one
+    other = head + other
     assert common_prefix(one, tuple(other)) == plain(one, other)
 
 
 @given(st.integers(0, 2 * STRIDE + 2), st.integers(0, 2 * STRIDE + 2))
 def test_d2_around_the_strides(at: int, n: int) -> None:
-    one, other = [1] * n, [1] * n
+    one = [1] * n
+    other = [1] * n
     if at < n:
         other[at] = 2
     assert common_prefix(one, other) == min(at, n)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from mlxstack.policy.remote_prefill import (
     CLEARLY,
-    LEAST_TOKENS,
+    MIN_TOKENS,
     STALL_WEIGHT,
     PrefillFacts,
     PrefillPlan,
@@ -38,8 +38,8 @@ KNOWN = PrefillFacts(
 def test_nothing_is_asked_for_a_few_tokens_or_where_nothing_is_to_be_had(
     facts: PrefillFacts,
 ) -> None:
-    is_short = facts.n_prompt - 1 - facts.n_here < LEAST_TOKENS
-    is_poor = facts.n_there - facts.n_here < LEAST_TOKENS and not facts.is_remote_idle
+    is_short = facts.n_prompt - 1 - facts.n_here < MIN_TOKENS
+    is_poor = facts.n_there - facts.n_here < MIN_TOKENS and not facts.is_remote_idle
     if is_short or is_poor:
         assert choose(facts) == PrefillPlan()
 
@@ -58,7 +58,7 @@ def test_a_peer_alone_is_waited_for_by_measured_speeds_only(facts: PrefillFacts)
 def test_a_source_has_what_is_taken_from_it(facts: PrefillFacts) -> None:
     plan = choose(facts)
     if plan.source is PrefillSource.FETCH:
-        assert facts.n_there - facts.n_here >= LEAST_TOKENS
+        assert facts.n_there - facts.n_here >= MIN_TOKENS
     if plan.source is PrefillSource.REMOTE:
         assert facts.is_remote_idle
 

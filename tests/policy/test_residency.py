@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from mlxstack.core.preset import Residency
 from mlxstack.policy.residency import MemberView, residency_step
 
-BUDGET, LINGER = 10, 5.0
+BUDGET = 10
+LINGER = 5.0
 
 
 def member(name: str, n_bytes: int = 6, **known: object) -> MemberView:
@@ -58,7 +59,8 @@ def test_what_always_stays_never_leaves_and_what_never_stays_leaves_first() -> N
 
 
 def test_a_small_one_goes_ahead_only_where_the_first_does_not_wait_longer() -> None:
-    big, small = member("big", 7, waiting_since=1), member("small", 2, waiting_since=2)
+    big = member("big", 7, waiting_since=1)
+    small = member("small", 2, waiting_since=2)
     busy = loaded("a", 6, n_active=1)
     assert residency_step([busy, big, small], BUDGET, LINGER, 9).load == ("small",)
     larger = replace(small, n_bytes=4)
@@ -94,7 +96,8 @@ class House:
     def turn(self, now: float, length: float) -> None:
         for name in self.members:
             self.ends[name] = [end for end in self.ends[name] if end > now]
-        gone, self.leaving = self.leaving, set()
+        gone = self.leaving
+        self.leaving = set()
         for name in gone:
             self.members[name] = replace(self.members[name], is_loaded=False)
         self.members = {

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.row_padding import LEAST_GAIN, padded_counts
+from mlxstack.policy.row_padding import MIN_GAIN, padded_counts
 
 SECONDS = st.lists(st.floats(1e-6, 1.0), max_size=65)
 
@@ -14,14 +14,14 @@ def test_padding_saves_time_or_is_none(seconds: list[float]) -> None:
     assert len(counts) == len(seconds)
     for n, count in enumerate(counts):
         assert count >= n
-        assert count == n or seconds[count] <= (1 - LEAST_GAIN) * seconds[n]
+        assert count == n or seconds[count] <= (1 - MIN_GAIN) * seconds[n]
 
 
 @given(SECONDS)
 def test_no_larger_count_takes_less_time(seconds: list[float]) -> None:
     for n, count in enumerate(padded_counts(seconds)):
         best = min(seconds[n:])
-        assert seconds[count] == best or (count == n and best > (1 - LEAST_GAIN) * seconds[n])
+        assert seconds[count] == best or (count == n and best > (1 - MIN_GAIN) * seconds[n])
 
 
 def test_of_equally_fast_counts_the_smallest_is_taken() -> None:

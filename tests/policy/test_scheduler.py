@@ -181,7 +181,8 @@ def test_a_slot_with_an_errand_is_not_given_to_later_asks() -> None:
 
 def test_queue_order_of_an_agent_cannot_lock_a_slot_with_an_errand() -> None:
     """The later ask of the agent reached the queue first, with an errand's time between them."""
-    late, early = ticket("late", 6, agent="a", pin=0), ticket("early", 3, agent="a", pin=0)
+    late = ticket("late", 6, agent="a", pin=0)
+    early = ticket("early", 3, agent="a", pin=0)
     desk = enqueue_action(desk_of(1, late, early), SlotAction("save", 0, 5.0))
     desk, actions = turn(desk, 7.0)
     assert given(actions) == [("early", 0)]
@@ -280,7 +281,8 @@ def test_z7_a_short_prompt_passes_a_long_one_that_began() -> None:
 
 
 def test_e6_a_more_urgent_prompt_is_computed_first_even_if_it_is_longer() -> None:
-    short, urgent = ticket("short", 0, n_prompt=300), ticket("urgent", 1, HIGH, n_prompt=4001)
+    short = ticket("short", 0, n_prompt=300)
+    urgent = ticket("urgent", 1, HIGH, n_prompt=4001)
     desk, _ = turn(desk_of(2, short, urgent))
     order = []
     for _ in range(4):

@@ -339,7 +339,8 @@ class Histories(RuleBasedStateMachine):
         states = {slot.state for slot in before.slots}
         assert states <= {SlotState.IDLE, SlotState.RUNNING}
         assert SlotState.RUNNING not in states or before.n_rested >= REST_STEPS
-        turn, start = chunk.turn, chunk.turn.position
+        turn = chunk.turn
+        start = chunk.turn.position
         if start is None:
             self.desk = desks.advance_early(self.desk, turn, turn.n_prompt // 2, turn.n_prompt // 2)
             return

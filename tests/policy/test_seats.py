@@ -130,7 +130,8 @@ NAMES = st.sampled_from([None, "chat-1", "chat-2", "codex-1", "alice"])
 def desks_with_an_empty_seat(draw: st.DrawFn) -> tuple[SchedulerState, dict[int, int]]:
     """Used seats of any conversations beside one empty seat, and what a prompt shares with each."""
     n_used = draw(st.integers(1, 4))
-    desk, shared = desk_of(n_used + 1), {n_used: 0}
+    desk = desk_of(n_used + 1)
+    shared = {n_used: 0}
     for slot in range(n_used):
         n_prompt = draw(st.integers(1, 4000))
         n_tokens = n_prompt + draw(st.integers(0, 300))

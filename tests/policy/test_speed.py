@@ -22,7 +22,8 @@ def seconds(start: int, n: int, tps: float = 1500.0, slowdown: float = 5e-5) -> 
 
 def learn(bites: list[tuple[int, int]], noise: float = 0.0, seed: int = 0) -> ThroughputModel:
     """The speed after these bites (start, tokens), each measured with some noise."""
-    speed, random = ThroughputModel(), Random(seed)
+    speed = ThroughputModel()
+    random = Random(seed)
     for start, n in bites:
         took = seconds(start, n) * (1 + noise * random.uniform(-1, 1))
         speed = observe_prefill(speed, start, n, took)

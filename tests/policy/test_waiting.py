@@ -28,19 +28,22 @@ def test_e6_priorities_go_first() -> None:
 def test_e7_low_equals_normal_after_10_s_and_high_after_20(
     now: float, newcomer: Priority, first: str
 ) -> None:
-    old, new = ticket("old", 0.0, LOW), ticket("new", now, newcomer)
+    old = ticket("old", 0.0, LOW)
+    new = ticket("new", now, newcomer)
     assert sort_queue([new, old], now, 0.1)[0].id == first
 
 
 @pytest.mark.parametrize(("now", "newcomer"), [(10.0, NORMAL), (20.0, HIGH)])
 def test_e7_exactly_equal_goes_by_arrival(now: float, newcomer: Priority) -> None:
-    old, new = ticket("old", 0.0, LOW), ticket("new", now, newcomer)
+    old = ticket("old", 0.0, LOW)
+    new = ticket("new", now, newcomer)
     assert effective_priority(old, now, 0.1) == effective_priority(new, now, 0.1)
     assert [t.id for t in sort_queue([new, old], now, 0.1)] == ["old", "new"]
 
 
 def test_e7_without_aging_low_stays_low() -> None:
-    old, new = ticket("old", 0.0, LOW), ticket("new", 1e6, HIGH)
+    old = ticket("old", 0.0, LOW)
+    new = ticket("new", 1e6, HIGH)
     assert [t.id for t in sort_queue([old, new], 1e6, 0.0)] == ["new", "old"]
 
 

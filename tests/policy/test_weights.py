@@ -63,7 +63,8 @@ def test_a13_published_files_hold_the_vision_tower_to_the_byte(name: str) -> Non
 @pytest.mark.parametrize("kind", vision_models.CONFIGS)
 def test_a13_the_tower_that_a_config_tells_is_that_of_the_files(tmp_path: Path, kind: str) -> None:
     folder = vision_models.build(tmp_path / "model", kind)
-    config, real = json.loads((folder / "config.json").read_text()), measured(folder)
+    config = json.loads((folder / "config.json").read_text())
+    real = measured(folder)
     in_files = vision_weights(folder)
     assert tower(config).n_half == in_files.n_single > 0
     assert real is not None
@@ -72,7 +73,8 @@ def test_a13_the_tower_that_a_config_tells_is_that_of_the_files(tmp_path: Path, 
 
 def test_a13_a_tower_of_another_converter_is_not_counted_twice(tmp_path: Path) -> None:
     folder = vision_models.build(tmp_path / "model", "qwen3_vl")
-    config, in_files = json.loads((folder / "config.json").read_text()), vision_weights(folder)
+    config = json.loads((folder / "config.json").read_text())
+    in_files = vision_weights(folder)
     weights: Any = mx.load(str(folder / "model.safetensors"))
     renamed = {name.replace("vision_tower.", "model.visual."): a for name, a in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), renamed)

@@ -36,7 +36,9 @@ from tokenizers import (
 
 from tests.real.folders import FOLDERS, PACKAGES, RealFolder
 
-USER_DEFINED, CONTROL, BYTE = 4, 3, 6
+USER_DEFINED = 4
+CONTROL = 3
+BYTE = 6
 """Types of tokens in GGUF."""
 BLOCK = {
     "attn_q": "self_attn.q_proj",
@@ -94,7 +96,8 @@ def read(path: Path) -> Source:
         "attn_q": meta[f"{arch}.attention.head_count"],
         "attn_k": meta[f"{arch}.attention.head_count_kv"],
     }
-    names, weights = BLOCK | NORMS[arch], {}
+    names = BLOCK | NORMS[arch]
+    weights = {}
     for tensor in reader.tensors:
         array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         if found := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name):
@@ -147,7 +150,8 @@ def config(meta: Meta, dtype: str) -> dict[str, Any]:
 
 def tokenizer(meta: Meta) -> Tokenizer:
     """Fast tokenizer from the vocabulary: byte-level BPE, or SentencePiece BPE."""
-    tokens, types = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
+    tokens = meta["tokenizer.ggml.tokens"]
+    types = meta["tokenizer.ggml.token_type"]
     vocab = {token: at for at, token in enumerate(tokens)}
     if meta["tokenizer.ggml.model"] == "gpt2":
         merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
@@ -184,7 +188,8 @@ def write(source: Source, folder: Path, dtype: str, template: str | None) -> Non
     weights = {name: one.astype(getattr(mx, dtype)) for name, one in source.weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer(meta).save(str(folder / "tokenizer.json"))
-    tokens, bos = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.bos_token_id"]
+    tokens = meta["tokenizer.ggml.tokens"]
+    bos = meta["tokenizer.ggml.bos_token_id"]
     eos: int | list[int] = meta["tokenizer.ggml.eos_token_id"]
     named = {
         f"{name}_token": tokens[meta[f"tokenizer.ggml.{key}_token_id"]]
@@ -214,7 +219,8 @@ def build(wanted: RealFolder, source: Source, folder: Path) -> None:
         made = Path(name) / "plain"
         write(source, made, wanted.dtype, wanted.template)
         if wanted.bits:
-            plain, made = made, Path(name) / "quantized"
+            plain = made
+            made = Path(name) / "quantized"
             convert(
                 str(plain), str(made), quantize=True, q_bits=wanted.bits,
                 q_group_size=wanted.group_size, dtype=wanted.dtype,
@@ -239,7 +245,8 @@ def _scored_merges(
             continue
         is_plain = types[at] != USER_DEFINED
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
+            left = token[:cut]
+            right = token[cut:]
             if left in known and right in known:
                 rank = -scores[at] if is_plain else 0.0
                 found.append((is_plain, rank, at, known[left], known[right]))

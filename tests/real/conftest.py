@@ -9,7 +9,7 @@ import pytest
 from tests.real.asking import COMPARED
 
 FOLDER = Path(__file__).parent
-MOST_S = 4 * 3600
+MAX_S = 4 * 3600
 """Bound of one test on a busy machine; each of its requests has its own patience."""
 PROPERTY = "compared"
 TOTAL: collections.Counter[tuple[str, str, str]] = collections.Counter()
@@ -19,7 +19,7 @@ TOTAL: collections.Counter[tuple[str, str, str]] = collections.Counter()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(FOLDER):
-            item.add_marker(pytest.mark.timeout(MOST_S))
+            item.add_marker(pytest.mark.timeout(MAX_S))
     if "real" not in config.option.markexpr:
         items[:] = [item for item in items if item.get_closest_marker("real") is None]
 

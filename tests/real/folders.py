@@ -32,7 +32,8 @@ class RealFolder(Struct, frozen=True):
     template: str | None = None
 
 
-SMOLLM2, GEMMA = "smollm2-135m-f32", "gemma3-270m-bf16"
+SMOLLM2 = "smollm2-135m-f32"
+GEMMA = "gemma3-270m-bf16"
 FOLDERS = {
     SMOLLM2: RealFolder("smollm2", "float32"),
     "smollm2-135m-bf16": RealFolder("smollm2", "bfloat16"),

@@ -58,7 +58,8 @@ def test_every_path_gives_the_tokens_of_cold_and_alone(
     name: str, sections: dict[str, Any], size: Size, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     compared = Comparison(request.node.callspec.id)
-    model, found = folder(name), []
+    model = folder(name)
+    found = []
     with asking(model, tmp_path, **sections) as asker:
         shown = list(texts().values())[: size.n_texts]
         prompts = [asker.ids(text, size.n_prompt) for text in shown]
@@ -89,7 +90,9 @@ def test_float32_answers_are_those_of_mlx_lm(tmp_path: Path, n_texts: int, n_pro
     theirs, _ = load_model(model)
     with asking(model, tmp_path) as asker:
         for text in list(texts().values())[:n_texts]:
-            ids, wanted, cache = asker.ids(text, n_prompt), [], make_prompt_cache(theirs)
+            ids = asker.ids(text, n_prompt)
+            wanted = []
+            cache = make_prompt_cache(theirs)
             fed = [*ids]
             for _ in range(6):
                 logits = theirs(mx.array([fed]), cache=cache)[0, -1]
@@ -116,9 +119,11 @@ class Walk:
 
     def alone(self, ids: Ids) -> list[bool]:
         """First, hit, and next turn."""
-        asker, n = self._asker, self._n
+        asker = self._asker
+        n = self._n
         self._answers[ids] = wanted = asker.cold(ids, n)
-        first, hit = asker.answer(ids, n), asker.answer(ids, n)
+        first = asker.answer(ids, n)
+        hit = asker.answer(ids, n)
         assert hit.n_cached >= len(ids) - 1
         following = self.next_turn(ids)
         cold = asker.cold(following, n)
@@ -139,7 +144,8 @@ class Walk:
 
     def batches(self, prompts: list[Ids]) -> list[bool]:
         """Hits and next turns of all prompts at once, and three forks of one."""
-        asker, n = self._asker, self._n
+        asker = self._asker
+        n = self._n
         hits = asker.together(prompts, n)
         turns = [self.next_turn(ids) for ids in prompts]
         colds = [asker.cold(ids, n) for ids in turns]
@@ -157,10 +163,12 @@ class Walk:
 
     def slot_file(self, ids: Ids) -> list[bool]:
         """Save, erase and restore a slot."""
-        asker, n = self._asker, self._n
+        asker = self._asker
+        n = self._n
         asker.answer(ids, n, id_slot=1)
         for action in ("save", "erase", "restore"):
-            path, body = f"/slots/1?action={action}", {"filename": "real.bin"}
+            path = f"/slots/1?action={action}"
+            body = {"filename": "real.bin"}
             asker.client.post(path, json=body).raise_for_status()
         found = asker.answer(ids, n, id_slot=1)
         assert found.n_cached >= len(ids) - 1

@@ -30,7 +30,8 @@ TOOL = {
         },
     },
 }
-N_AGENTS, N_TURNS = 4, 50
+N_AGENTS = 4
+N_TURNS = 50
 BLOCK = 128
 """Tokens of a block of the prefix index."""
 
@@ -93,7 +94,8 @@ def test_the_answer_is_what_everybody_knows(tmp_path: Path) -> None:
 
 
 def test_a_loop_of_forced_calls_keeps_its_prompt(speaking: Asker) -> None:
-    messages, n_before = user("What is the weather in Paris, Rome and Oslo?"), 0
+    messages = user("What is the weather in Paris, Rome and Oslo?")
+    n_before = 0
     for city in ("Paris", "Rome", "Oslo"):
         reply = chat(speaking, messages, tools=[TOOL], tool_choice="required", max_tokens=60,
                      parallel_tool_calls=False)  # fmt: skip
@@ -108,12 +110,15 @@ def test_a_loop_of_forced_calls_keeps_its_prompt(speaking: Asker) -> None:
 
 @pytest.mark.parametrize("name", [SMOLLM2])
 def test_four_agents_for_fifty_turns(name: str, tmp_path: Path) -> None:
-    compared, n_answer, n_more = Comparison(name), 6, 24
+    compared = Comparison(name)
+    n_answer = 6
+    n_more = 24
     with asking(folder(name), tmp_path) as asker:
         ids = {text: asker.ids(text, 200 + N_TURNS * n_more) for text in texts().values()}
 
         def talk(text: str) -> tuple[int, ...]:
-            prompt, rest = ids[text][:200], ids[text][200:]
+            prompt = ids[text][:200]
+            rest = ids[text][200:]
             for turn in range(N_TURNS):
                 found = asker.answer(prompt, n_answer)
                 assert turn == 0 or found.n_cached >= len(prompt) - n_more - n_answer
@@ -149,7 +154,8 @@ def test_a_swap_to_another_model_and_back_keeps_conversations(tmp_path: Path) ->
 
 
 def test_drafts_on_real_text_change_no_token(tmp_path: Path) -> None:
-    compared, found = Comparison(SMOLLM2), {}
+    compared = Comparison(SMOLLM2)
+    found = {}
     copy = "Repeat this text word by word:\n" + texts()["prose"][:600]
     code = "Print this function again:\n```python\n" + texts()["code"][2000:2900] + "\n```"
     asked = (copy, code, "Write a long story about a dragon who counts stones.")

@@ -60,7 +60,8 @@ def resolved(uv: Path, python: str, *, macos: str = MACOS, more: str = "") -> li
 
 def _pin(package: dict[str, Any], python: str, macos: str) -> Pin:
     """The wheel that pip prefers there, as the PEPs on tags order them."""
-    version, platforms = _numbers(python), list(mac_platforms(_numbers(macos), "arm64"))
+    version = _numbers(python)
+    platforms = list(mac_platforms(_numbers(macos), "arm64"))
     tags = [*cpython_tags(version, platforms=platforms), *compatible_tags(version, "cp", platforms)]
     order = {tag: at for at, tag in enumerate(tags)}
 

@@ -162,7 +162,8 @@ class StandIn:
 def over(engine: StandIn, preset: Preset) -> Service:
     """A service over a stand-in, whose agents last as long as the process."""
     home = Path(tempfile.mkdtemp(prefix="standin-"))
-    dispatcher, agent_store = EventDispatcher(), AgentStore(AgentFolders(home / "agents"))
+    dispatcher = EventDispatcher()
+    agent_store = AgentStore(AgentFolders(home / "agents"))
     agent_store.serve(preset.model.served_name, is_writing=False)
     peers = Peers((), DiskKVStore(home / "kv"))
     engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, peers)

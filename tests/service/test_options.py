@@ -107,7 +107,8 @@ def test_a_prompt_that_leaves_no_room_is_too_long() -> None:
 
 
 def test_slots_and_tokens_must_exist() -> None:
-    n_slots, n_vocab = 3, 100
+    n_slots = 3
+    n_vocab = 100
     check(
         GenerationOptions("a", slot=2, sampling=SamplingParams(logit_bias=((99, 1.0),))),
         n_slots,

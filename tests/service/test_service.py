@@ -278,7 +278,8 @@ class Counting(asyncio.SelectorEventLoop):
 
 async def test_outbox_wakes_the_loop_once_per_turn() -> None:
     def body() -> tuple[int, int]:
-        outbox, loop = EventDispatcher(), Counting()
+        outbox = EventDispatcher()
+        loop = Counting()
         outbox.bind(loop)
         queues = [outbox.open(Request(name, PromptTokens((1, 2)), 1), str) for name in "abc"]
         events = tuple(TokenSampled(name, 1) for name in "abcz")

@@ -17,7 +17,9 @@ async def test_a_result_and_an_error_come_through() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_cancelled_caller_waits_for_the_end(fails: bool) -> None:
-    begun, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
+    begun = threading.Event()
+    may_end = threading.Event()
+    is_over = threading.Event()
 
     def work() -> None:
         begun.set()

@@ -47,7 +47,9 @@ class Recorder:
     def watching(self, root: Path) -> Iterator[list[Op]]:
         """The operations below `root`, as they come; it must be empty before."""
         assert not any(root.iterdir())
-        self.root, self.ops, self._is_on = root.resolve(), [], True
+        self.root = root.resolve()
+        self.ops = []
+        self._is_on = True
         try:
             yield self.ops
         finally:
@@ -109,7 +111,8 @@ def _opened(details: tuple[Any, ...], inside: Inside) -> Op | None:
 
 
 def _renamed(details: tuple[Any, ...], inside: Inside) -> Op | None:
-    source, target = inside(details[0], details[2]), inside(details[1], details[3])
+    source = inside(details[0], details[2])
+    target = inside(details[1], details[3])
     if source is None or target is None:
         assert source is target, "nothing moves in or out"
         return None

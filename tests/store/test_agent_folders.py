@@ -211,7 +211,8 @@ def image_files(folders: AgentFolders, agent: str) -> dict[str, int]:
 
 
 def test_an_image_is_stored_once_and_goes_with_its_last_name(folders: AgentFolders) -> None:
-    first, second = b"first" * 1000, b"second" * 1000
+    first = b"first" * 1000
+    second = b"second" * 1000
     folders.write("a", shown(first, first, second))
     before = image_files(folders, "a")
     assert before.keys() == {image_name(first), image_name(second)}

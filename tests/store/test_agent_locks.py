@@ -45,7 +45,8 @@ def test_a_turn_excludes_turns_and_requests(one: AgentLockFiles, other: AgentLoc
 
 
 def test_requests_share_and_keep_turns_out(one: AgentLockFiles, other: AgentLockFiles) -> None:
-    first, second = one.request("bob"), other.request("bob")
+    first = one.request("bob")
+    second = other.request("bob")
     assert first is not None and second is not None
     first.release()
     assert one.turn("bob") is None

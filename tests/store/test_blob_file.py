@@ -54,7 +54,8 @@ def test_g2_each_dtype_is_kept(dtype: str, n_bytes: int) -> None:
 
 def test_planes_may_be_views_of_arrays_and_come_back_as_readonly_views() -> None:
     array = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
-    empty, scalar = np.zeros((0, 4), np.float32), np.array(7.0)
+    empty = np.zeros((0, 4), np.float32)
+    scalar = np.array(7.0)
     planes = (
         TensorBytes("F16", array.shape, memoryview(array)),
         TensorBytes("F32", empty.shape, memoryview(empty)),

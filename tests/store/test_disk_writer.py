@@ -102,7 +102,8 @@ def test_g12_a_failure_is_told_in_words_and_the_thread_lives(
 
 
 def test_g12_a_full_disk_fails_one_blob(writer: BackgroundWriter, tmp_path: Path) -> None:
-    full, good = DiskKVStore(tmp_path / "full", FullDisk(100)), DiskKVStore(tmp_path / "good")
+    full = DiskKVStore(tmp_path / "full", FullDisk(100))
+    good = DiskKVStore(tmp_path / "good")
     failing = writer.submit(lambda: full.write(small_blob()))
     fine = writer.submit(lambda: good.write(small_blob()))
     with pytest.raises(StackError, match="the disk is full"):
@@ -136,7 +137,8 @@ def test_draining_gives_up_in_time(writer: BackgroundWriter, gate: Event) -> Non
 
 
 def test_closing_finishes_what_waits_and_takes_no_more(tmp_path: Path) -> None:
-    writer, vault = BackgroundWriter(), DiskKVStore(tmp_path)
+    writer = BackgroundWriter()
+    vault = DiskKVStore(tmp_path)
     blobs = [small_blob(f"{number:04x}") for number in range(10)]
     futures = [writer.submit(partial(vault.write, blob)) for blob in blobs]
     writer.close()

@@ -62,14 +62,16 @@ def saves_until_killed(root: Path, start: int, after_s: float) -> None:
 def test_c11_kill_9_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     chance = random.Random(0)
     SlotFileFolder(tmp_path / "slots").write("a.bin", Manifest(IDENTITY, (0,) * N_TOKENS, ()))
-    n_interrupted, newest = 0, 0
+    n_interrupted = 0
+    newest = 0
     for n in itertools.count():
         # On a busy machine a child may be killed before its first write.
         if n >= 20 and n_interrupted and newest:
             break
         saves_until_killed(tmp_path, newest + 1, chance.uniform(0, 0.05))
         n_interrupted += any(tmp_path.rglob(TEMPORARY + "*"))
-        shelf, vault = SlotFileFolder(tmp_path / "slots"), DiskKVStore(tmp_path / "kv")
+        shelf = SlotFileFolder(tmp_path / "slots")
+        vault = DiskKVStore(tmp_path / "kv")
         found = shelf.read("a.bin")
         assert found.tokens[0] >= newest
         assert found.tokens == (found.tokens[0],) * N_TOKENS

@@ -38,7 +38,8 @@ def test_a_sent_file_is_the_same_file(
     tmp_path_factory: pytest.TempPathFactory, blob: KVFile
 ) -> None:
     root = tmp_path_factory.mktemp("kv")
-    here, there = DiskKVStore(root / "here"), DiskKVStore(root / "there")
+    here = DiskKVStore(root / "here")
+    there = DiskKVStore(root / "there")
     there.write(blob)
     about = kv_transfer.info(there, blob.identity, blob.key)
     data = kv_transfer.read_part(there, blob.identity, blob.key, 0)

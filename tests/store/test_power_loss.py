@@ -110,7 +110,9 @@ def old(root: Path) -> None:
 
 def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A life: saved, saved again, parked, forked, swept, forgotten."""
-    vault, shelf, agents = rooms.vault, rooms.shelf, rooms.agents
+    vault = rooms.vault
+    shelf = rooms.shelf
+    agents = rooms.agents
     bounded = QuotaKVStore(vault, agents, DiskSpec(max_bytes=3000), clock=lambda: 5000.0)
     said = [History(({"role": "user", "text": "x" * n},)) for n in (10, 4000)]
     seen = [
@@ -179,7 +181,9 @@ def test_c11_power_lost_at_any_point(
     life: tuple[list[Op], list[Moment]], tmp_path: Path, survival: Survival
 ) -> None:
     ops, moments = life
-    medium, now, seen = Medium(), 0, []
+    medium = Medium()
+    now = 0
+    seen = []
     for n_done in range(len(ops) + 1):
         while now + 1 < len(moments) and moments[now + 1].n_ops <= n_done:
             now += 1

@@ -269,7 +269,8 @@ def test_a_damaged_context_names_nothing(house: House) -> None:
 def test_c14_a_context_that_cannot_be_read_now_forbids_every_sweep(
     house: House, which: str
 ) -> None:
-    root, bad = house.vault.root.parent, UnreadableDisk()
+    root = house.vault.root.parent
+    bad = UnreadableDisk()
     shelf = SlotFileFolder(root / "slots", bad if which == "slots" else None)
     agents = AgentFolders(root / "agents", bad if which == "agents" else None)
     with pytest.raises(Conflict, match=r"nothing was deleted: .*input/output error"):

@@ -115,7 +115,8 @@ def test_c8_a_damaged_file_is_told_set_aside_and_healed(vault: DiskKVStore) -> N
 def test_c8_a_file_that_says_something_else_is_replaced_by_the_next_write(
     vault: DiskKVStore,
 ) -> None:
-    old, new = replace(small_blob(), meta="after x"), replace(small_blob(), meta="after y")
+    old = replace(small_blob(), meta="after x")
+    new = replace(small_blob(), meta="after y")
     vault.write(old)
     assert vault.write(new) > 0
     assert vault.read(IDENTITY, KEY) == new

@@ -24,7 +24,7 @@ ALL = {**FORMATS, **INVENTED, **NESTED}
 REGISTERED = {one.format.name: one for one in FAMILIES}
 EVERY = (*ALL, *REGISTERED)
 WORDS = "So:\n"
-MOST_TOKENS = 1500
+MAX_TOKENS = 1500
 
 
 class Walker:
@@ -84,7 +84,7 @@ class Walker:
             if eos & set(allowed):
                 break
             assert allowed, self.tokenizer.decode(tokens)
-            assert len(tokens) < MOST_TOKENS
+            assert len(tokens) < MAX_TOKENS
             token = random.choice(allowed)
             state.advance(token)
             tokens.append(token)
@@ -179,7 +179,8 @@ def check_none(name: str, seeds: Iterable[int]) -> None:
         tools = tools_of(name, random)
         call = walker.walk(walker.forced(tools, is_single=True), random)
         layout = ConstraintLayout(n_vocab, made.eos, forbidden=made.call_sequences)
-        state, tokens = GrammarConstraint(layout).start(), []
+        state = GrammarConstraint(layout).start()
+        tokens = []
         for wanted in walker.encode(made.forced_opening + call):
             allowed = walker.allowed(state)
             free = [t for t in allowed or range(n_vocab) if t not in banned | made.special]

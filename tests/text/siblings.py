@@ -181,7 +181,8 @@ def _around(found: DerivedFormat, one: str, two: str) -> Iterator[Raw]:
     for end in found.turn_ends:
         yield Raw("end of the turn", one + end)
     if found.reasoning is not None:
-        opens, closes = found.reasoning.opens, found.reasoning.closes
+        opens = found.reasoning.opens
+        closes = found.reasoning.closes
         yield Raw("thought", f"{opens}\nHm.\n{closes}\n\n{one}", thought="Hm.")
         yield Raw("thought and text", f"{opens}Hm.{closes}So:\n{two}", both, "So:", "Hm.")
         yield Raw("open thought", f"{opens}Hm.\n{two}\n", both, thought="Hm.")

@@ -20,7 +20,9 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
-USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 ACT = Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}})
 # Opens every answer with a thought, and never writes one back.
 FORGETS = CHATML.replace("m.reasoning_content and loop.index0 > ns.last", "false")
@@ -89,7 +91,8 @@ def load(tmp_path: Path) -> Load:
     return made
 
 
-ASK, MORE = Message(USER, "Do it."), Message(USER, "Thanks. More?")
+ASK = Message(USER, "Do it.")
+MORE = Message(USER, "Thanks. More?")
 
 
 def result(message: Message) -> Message:
@@ -163,8 +166,11 @@ def test_a_prompt_differs_only_inside_the_answers(load: Load, kinds: list[str]) 
 
 def outside(model: Model, tokens: Sequence[int]) -> list[tuple[int, ...]]:
     """The tokens between the answers of a prompt."""
-    opening, end = model.encode("<|im_start|>assistant\n"), model.encode("<|im_end|>")[0]
-    parts, at, start = [], 0, 0
+    opening = model.encode("<|im_start|>assistant\n")
+    end = model.encode("<|im_end|>")[0]
+    parts = []
+    at = 0
+    start = 0
     while at < len(tokens):
         if tuple(tokens[at : at + len(opening)]) == opening:
             parts.append(tuple(tokens[start:at]))

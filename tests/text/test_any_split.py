@@ -52,7 +52,8 @@ def derived(name: str) -> tuple[DerivedFormat, tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def calls(chatml: Any) -> dict[str, str]:
     """A call of each registered format, as its grammar writes it."""
-    compiler, found = GrammarCompiler(chatml, len(chatml)), {"functionary": FUNCTIONARY}
+    compiler = GrammarCompiler(chatml, len(chatml))
+    found = {"functionary": FUNCTIONARY}
     for name in REGISTERED:
         if name not in found:
             marks = marks_of(name, nameless(chatml))
@@ -105,11 +106,14 @@ def broken(found: DerivedFormat, text: str, data: Any) -> str:
 def check_splits(found: DerivedFormat, tools: tuple[Tool, ...], text: str, data: Any) -> None:
     """The text, and one broken by stray marks: what is said early is never taken back."""
     text = broken(found, text, data)
-    is_whole, is_open = data.draw(st.booleans()), data.draw(st.booleans())
+    is_whole = data.draw(st.booleans())
+    is_open = data.draw(st.booleans())
     whole = AnswerReader(found, tools, is_open=is_open)
     expected = joined([*whole.feed(text), *whole.finish(is_whole=is_whole)])
-    random, spoken = Random(data.draw(st.integers(0, 99))), []
-    reader, rest = AnswerReader(found, tools, is_open=is_open), text
+    random = Random(data.draw(st.integers(0, 99)))
+    spoken = []
+    reader = AnswerReader(found, tools, is_open=is_open)
+    rest = text
     while rest:
         n = random.choice([1, 1, 2, 3, 8])
         spoken += reader.feed(rest[:n])
@@ -138,7 +142,8 @@ def check_moments(name: str, text: str, stops: tuple[str, ...], widths: Random) 
     whole = parser_of(name, stops)
     deltas = [one for token in walker.encode(text) for one in whole.push(token)]
     final = shown([*deltas, *whole.finish(FinishReason.EOS)])
-    parser, deltas = parser_of(name, stops), []
+    parser = parser_of(name, stops)
+    deltas = []
     for token in respelled(walker.tokenizer, text, lambda: widths.choice([1, 1, 2, 3, 8])):
         deltas += parser.push(token)
         thought, content, calls = shown(deltas)
@@ -169,7 +174,8 @@ def test_a_derived_format_reads_any_split(name: str, data: Any) -> None:
 @given(data=st.data())
 def test_no_delta_shows_what_has_to_be_taken_back(name: str, data: Any) -> None:
     found, texts = derived(name)
-    text, widths = data.draw(st.sampled_from(texts)), Random(data.draw(st.integers(0, 99)))
+    text = data.draw(st.sampled_from(texts))
+    widths = Random(data.draw(st.integers(0, 99)))
     stops = data.draw(st.sampled_from([(), ("So:x",), ("o:", "e")]))
     thought, content, _ = check_moments(name, text, stops, widths)
     if name not in UNFAITHFUL:

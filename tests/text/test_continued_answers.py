@@ -9,7 +9,8 @@ from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
-USER, ASSISTANT = Role.USER, Role.ASSISTANT
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
 UNOPENED = """
 {%- for m in messages -%}
 {%- if m.role == 'user' -%}[INST]{{ m.content }}[/INST]

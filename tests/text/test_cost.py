@@ -67,7 +67,8 @@ def test_a_turn_that_nearly_repeats_itself_is_found_as_fast_as_any() -> None:
 @given(st.text("ab", max_size=40), st.lists(st.text("ab ", max_size=4), max_size=4), st.data())
 def test_turns_are_found_where_they_stand_last(text: str, said: list[str], data: Any) -> None:
     end = data.draw(st.integers(0, len(text)))
-    expected, before = [], end
+    expected = []
+    before = end
     for one in reversed([one.strip() for one in said]):
         if one and (start := text.rfind(one, 0, before)) >= 0:
             expected.append(start + len(one))
@@ -115,7 +116,8 @@ def test_what_becomes_one_turn_is_joined_once(
 def test_others_go_on_while_a_long_text_is_encoded(chatml: Any) -> None:
     """The tokenizer must let the interpreter go; a text of this length takes a while."""
     encoder = CachedTokenizer(chatml, special_tokens_of(chatml))
-    n_breaths, is_over = 0, threading.Event()
+    n_breaths = 0
+    is_over = threading.Event()
 
     def breathe() -> None:
         nonlocal n_breaths

@@ -128,13 +128,15 @@ def test_a_call_quoted_in_a_thought_is_not_executed(tokenizer: Any) -> None:
 
 
 def test_tokens_of_any_width_give_the_same_calls(tokenizer: Any) -> None:
-    made, text = derive_format(tokenizer), said(tokenizer, message("two", "So:", "Hm."))
+    made = derive_format(tokenizer)
+    text = said(tokenizer, message("two", "So:", "Hm."))
     random = Random(1)
     for _ in range(5):
         tokens = respelled(tokenizer, text, lambda: random.choice([1, 2, 5]))
         spelled = "".join(tokenizer.decode([token]) for token in tokens)
         assert spelled == text
-        reader, spoken = AnswerReader(made, TOOLS), []
+        reader = AnswerReader(made, TOOLS)
+        spoken = []
         for token in tokens:
             spoken += reader.feed(tokenizer.decode([token]))
         spoken += reader.finish()
@@ -171,8 +173,8 @@ def test_instructions_after_the_last_message_are_no_part_of_a_call() -> None:
     assert derive_format(made_tokenizer(form, template)).calls == plain
 
 
-MOST_RENDERINGS = 30
-MOST_LETTERS = 50_000
+MAX_RENDERINGS = 30
+MAX_LETTERS = 50_000
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *INVENTED])
@@ -186,8 +188,8 @@ def test_a_derivation_renders_few_short_probes(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(probe_renderings, "render_chat", counted)
     monkeypatch.setattr(derivation, "_known", OrderedDict())
     derive_format(made_tokenizer({**FORMATS, **INVENTED}[name]))
-    assert 0 < len(rendered) <= MOST_RENDERINGS
-    assert sum(map(len, rendered)) <= MOST_LETTERS
+    assert 0 < len(rendered) <= MAX_RENDERINGS
+    assert sum(map(len, rendered)) <= MAX_LETTERS
 
 
 def test_a_prompt_may_say_more_before_it_opens_the_answer() -> None:
@@ -196,10 +198,8 @@ def test_a_prompt_may_say_more_before_it_opens_the_answer() -> None:
     opens = "{%- if add_generation_prompt %}"
     template = template_of(form).replace(opens, f"{opens}{{{{- '{rules}' }}}}")
     assert template.count(rules) == 1
-    found, plain = (
-        derive_format(made_tokenizer(form, template)),
-        derive_format(made_tokenizer(form)),
-    )
+    found = derive_format(made_tokenizer(form, template))
+    plain = derive_format(made_tokenizer(form))
     assert (found.calls, found.wrappers) == (plain.calls, plain.wrappers)
 
 
@@ -293,6 +293,7 @@ def _opens(found: DerivedFormat, case: dict[str, Any]) -> bool:
     """Whether the prompt of a case opened a thought that its answer closes."""
     if found.reasoning is None:
         return False
-    opens, closes = found.reasoning.opens, found.reasoning.closes
+    opens = found.reasoning.opens
+    closes = found.reasoning.closes
     raw = case["raw_output"]
     return closes in raw and (not opens or opens not in raw[: raw.find(closes)])

@@ -27,7 +27,7 @@ LIMIT_S = 2
 ROOMS = ("text", "api", "service", "core", "policy", "store", "gateway")
 OTHERS_TEXTS = ("text.template", "text.tokens.byte", "derivation", "probe_renderings", "switches")
 """Modules whose expressions read short texts of a model's author alone, once at the load."""
-MOST_PIECES = 10
+MAX_PIECES = 10
 FUNCTIONS = ("match", "fullmatch", "search", "sub", "split", "findall", "finditer")
 
 
@@ -118,7 +118,7 @@ def pieces(expression: Expression) -> list[str]:
     names = re.findall(r"(?<![\\\[(?<])[a-zA-Z][a-zA-Z_:-]+", text)
     plain = re.sub(r"\\[a-zA-Z]", "", text)
     signs = [sign for sign in plain if not sign.isalnum() and sign not in "|^?*+"]
-    return list(dict.fromkeys([*" a1\n\\", *signs, *names]))[:MOST_PIECES]
+    return list(dict.fromkeys([*" a1\n\\", *signs, *names]))[:MAX_PIECES]
 
 
 def texts_against(expression: Expression) -> Iterator[str]:

@@ -87,8 +87,10 @@ def tokens_in(mask: bytes, n_vocab: int) -> list[int]:
 
 def written(tokenizer: Any, rules: LLMatcher, random: Random, *, stops_at_once: bool = True) -> str:
     """A random walk through the grammar, which ends where it may, or half of the time."""
-    rules, tokens = rules.deep_copy(), []
-    eos, n_vocab = tokenizer.eos_token_ids, len(tokenizer)
+    rules = rules.deep_copy()
+    tokens = []
+    eos = tokenizer.eos_token_ids
+    n_vocab = len(tokenizer)
     while not rules.is_stopped() and len(tokens) < 1200:
         mask = rules.compute_bitmask()
         allowed = tokens_in(mask, n_vocab)

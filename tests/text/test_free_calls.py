@@ -69,7 +69,8 @@ def test_a_call_as_the_template_writes_it_is_free_to_come(name: str) -> None:
                 for call in calls
                 if isinstance(call.arguments, dict)
             )
-        state, n_ruled = walker.free(TOOLS), 0
+        state = walker.free(TOOLS)
+        n_ruled = 0
         written = said(walker.tokenizer, Message(Role.ASSISTANT, "", tool_calls=calls))
         for token in walker.encode(written):
             mask = state.mask()
@@ -81,9 +82,11 @@ def test_a_call_as_the_template_writes_it_is_free_to_come(name: str) -> None:
 
 @WRITTEN_BY_TEMPLATES
 def test_taken_back_tokens_leave_no_trace(name: str) -> None:
-    walker, random = walker_of(name), Random(name)
+    walker = walker_of(name)
+    random = Random(name)
     tools = tools_of(name, random)
-    one, other = walker.free(tools), walker.free(tools)
+    one = walker.free(tools)
+    other = walker.free(tools)
     script = walker.encode(f"{WORDS}{openings(walker, tools[0])[0]}")
     for _ in range(40):
         position = one.position()
@@ -103,7 +106,8 @@ def test_taken_back_tokens_leave_no_trace(name: str) -> None:
 
 @WRITTEN_BY_TEMPLATES
 def test_none_lets_no_mark_of_a_call_be_completed(name: str) -> None:
-    made, walker = walker_of(name).output_format, walker_of(name)
+    made = walker_of(name).output_format
+    walker = walker_of(name)
     assert made.description.calls is not None
     layout = ConstraintLayout(len(walker.tokenizer), made.eos, forbidden=made.call_sequences)
     marks = {made.forced_opening}
@@ -131,9 +135,12 @@ HELD = Tool(
 @AS_GRAMMARS
 def test_a_tool_without_words_leaves_the_others_held(name: str) -> None:
     """Its own call is free after its name; one of another tool follows its schema."""
-    walker, tools = walker_of(name), (HELD, ODD)
+    walker = walker_of(name)
+    tools = (HELD, ODD)
     for tool, arguments in ((HELD, {"who": "Ada"}), (ODD, {"a <b": 1}), (HELD, {"who": "Bob"})):
-        state, is_allowed_throughout, n_ruled = walker.free(tools), True, 0
+        state = walker.free(tools)
+        is_allowed_throughout = True
+        n_ruled = 0
         call_id = f"functions.{tool.name}:0" if name == "section" else "callid001"
         one = ToolCall(call_id, tool.name, arguments)
         answer = Message(Role.ASSISTANT, "", None, (one,))
@@ -207,7 +214,8 @@ async def constraint_of(
     preset = Preset(model=ModelSpec(id="tiny"), structured_output=output)
     text_processor = TextProcessor(tokenizer, preset, len(tokenizer))
     conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
-    options, prompt = GenerationOptions("a-1", **more), await text_processor.prompt(conversation)
+    options = GenerationOptions("a-1", **more)
+    prompt = await text_processor.prompt(conversation)
     return await admission.output_constraint(text_processor, options, conversation, prompt)
 
 

@@ -75,7 +75,7 @@ def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served
 def test_kept_grammars_are_bounded_by_bytes(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_compiler, "MOST_BYTES", 10_000_000)
+    monkeypatch.setattr(grammar_compiler, "MAX_BYTES", 10_000_000)
     large = [{"enum": [f"{letter}{i}" for i in range(3000)]} for letter in "abcdefghijklmnop"]
     sizes = []
     for schema in large:

@@ -23,7 +23,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import FIRST_VIRTUAL, ImagePart
 from mlxstack.models.model_files import processor_of
 from mlxstack.service.parts.openai_messages import read_stored, write_message
-from mlxstack.text.images.reader import MOST_IN_ALL, MOST_NEW, ImageReader
+from mlxstack.text.images.reader import MAX_IN_ALL, MAX_NEW, ImageReader
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests import vision_models
 
@@ -167,13 +167,13 @@ def test_a_new_image_is_refused_and_an_earlier_one_becomes_a_note(
 
 
 def test_the_number_of_images_is_bounded() -> None:
-    with pytest.raises(BadRequest, match=f"more than {MOST_NEW} new"):
-        chat({"role": "user", "content": [SHOWN] * (MOST_NEW + 1)})
+    with pytest.raises(BadRequest, match=f"more than {MAX_NEW} new"):
+        chat({"role": "user", "content": [SHOWN] * (MAX_NEW + 1)})
     answered = {"role": "assistant", "content": "ok"}
-    old = {"role": "user", "content": [SHOWN] * (MOST_IN_ALL + 1)}
+    old = {"role": "user", "content": [SHOWN] * (MAX_IN_ALL + 1)}
     seen = chat(old, answered, {"role": "user", "content": "go"})
-    assert len(seen.messages[0].images) == MOST_IN_ALL
-    assert seen.messages[0].text.endswith(f"at most {MOST_IN_ALL}]")
+    assert len(seen.messages[0].images) == MAX_IN_ALL
+    assert seen.messages[0].text.endswith(f"at most {MAX_IN_ALL}]")
 
 
 def test_a_stored_message_keeps_its_images() -> None:
@@ -229,5 +229,5 @@ def test_virtual_ids_are_read_as_the_placeholder(prompt_maker: PromptMaker) -> N
 
 def test_a_stored_result_with_more_images_than_a_user_may_send_is_read() -> None:
     part = ImagePart(png())
-    stored = Message(Role.TOOL, part.mark * (MOST_NEW + 5), images=(part,) * (MOST_NEW + 5))
+    stored = Message(Role.TOOL, part.mark * (MAX_NEW + 5), images=(part,) * (MAX_NEW + 5))
     assert read_stored(write_message(stored)).images == stored.images

@@ -14,7 +14,9 @@ from mlxstack.text.grammar.lark_builder import LarkBuilder
 from tests.text.call_walks import EVERY, walker_of
 
 BYTES = LLTokenizer("byte")
-A, B, C = '"a": 1', '"b": 2', '"c": 3'
+A = '"a": 1'
+B = '"b": 2'
+C = '"c": 3'
 NUMBER = {"type": "integer", "maximum": 9}
 AB: dict[str, Any] = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}}
 ABC = {**AB, "properties": {"a": NUMBER, "b": NUMBER, "c": NUMBER}}
@@ -36,7 +38,8 @@ def rules_of(schema: dict[str, Any]) -> LLMatcher:
 
 def is_value(rules: LLMatcher, text: str) -> bool:
     """Whether the grammar has this text as a whole."""
-    state, tokens = rules.deep_copy(), list(text.encode())
+    state = rules.deep_copy()
+    tokens = list(text.encode())
     return bool(state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting())
 
 
@@ -227,7 +230,8 @@ def test_alternatives_that_multiply_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_every_format_has_its_arguments_in_any_order(name: str) -> None:
-    walker, keys = walker_of(name), ("alpha", "beta", "gamma")
+    walker = walker_of(name)
+    keys = ("alpha", "beta", "gamma")
     properties = {key: {"enum": ["x", "y"]} for key in keys}
     parameters = {"type": "object", "properties": properties, "required": list(keys)}
     tool = Tool("greet", "", parameters)

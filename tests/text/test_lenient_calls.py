@@ -19,7 +19,8 @@ from tests.text.test_derived_formats import said
 TOOLS = (Tool("bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 CALL = '{"name": "bash", "arguments": {"command": "ls"}}'
 OTHER = '{"name": "bash", "arguments": {"command": "pwd"}}'
-LS, PWD = ("bash", {"command": "ls"}), ("bash", {"command": "pwd"})
+LS = ("bash", {"command": "ls"})
+PWD = ("bash", {"command": "pwd"})
 BARE = Format(
     EACH + "{{- '{\"name\": \"' + f.name + '\", \"parameters\": ' + (f.arguments | tojson) + '}' }}"
     "{%- endfor %}",
@@ -173,7 +174,8 @@ def test_a_cut_call_without_its_first_mark_is_no_content() -> None:
 
 def test_all_calls_that_end_an_open_thought_count() -> None:
     found = derive_format(made_tokenizer(THINKING))
-    one, two = f"<tool_call>{CALL}</tool_call>", f"<tool_call>{OTHER}</tool_call>"
+    one = f"<tool_call>{CALL}</tool_call>"
+    two = f"<tool_call>{OTHER}</tool_call>"
     read = read_answer(found, f"Now.{one}\n{two}\n", TOOLS, is_in_thinking=True)
     assert [(call.name, call.arguments) for call in read.tool_calls] == [LS, PWD]
     assert read.reasoning_content == "Now."
@@ -210,7 +212,8 @@ def test_another_argument_ends_a_value_that_nothing_closes(
 
 def test_calls_at_the_end_of_a_closed_thought_count() -> None:
     found = derive_format(made_tokenizer(THINKING))
-    one, two = f"<tool_call>{CALL}</tool_call>", f"<tool_call>{OTHER}</tool_call>"
+    one = f"<tool_call>{CALL}</tool_call>"
+    two = f"<tool_call>{OTHER}</tool_call>"
     for end in ("</think>", "\n</think>\n\n"):
         read = read_answer(found, f"Now.{one}{end}", TOOLS, is_in_thinking=True)
         assert [(call.name, call.arguments) for call in read.tool_calls] == [LS]

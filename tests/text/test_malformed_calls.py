@@ -28,7 +28,8 @@ TOOLS = (
     Tool("find", "", {"properties": {"pattern": STRING, "-n": {"type": "boolean"},
                                      "-A": {"type": "integer"}, "$by": STRING}}),
 )  # fmt: skip
-PARIS, ROME = ("weather", {"city": "Paris"}), ("weather", {"city": "Rome"})
+PARIS = ("weather", {"city": "Paris"})
+ROME = ("weather", {"city": "Rome"})
 TWO_DAYS = ("weather", {"city": "Paris", "days": 2})
 
 
@@ -47,7 +48,9 @@ def pieces_of(raw: str, n_chars: int) -> Iterator[str]:
 def read(found: DerivedFormat, raw: str, n_chars: int, *, is_whole: bool = True) -> Read:
     reader = AnswerReader(found, TOOLS)
     spoken = [one for piece in pieces_of(raw, n_chars) for one in reader.feed(piece)]
-    calls, content, thought = [], "", ""
+    calls = []
+    content = ""
+    thought = ""
     for one in [*spoken, *reader.finish(is_whole=is_whole)]:
         match one:
             case Calls():
@@ -257,17 +260,18 @@ PROSE = [
     "[TOOL_CALLS] is a mark that some models write before a call.",
     "Hello there, my friend. How are you? It is a fine day, is it not?",
 ]  # fmt: skip
-MOST_HELD = 40
+MAX_HELD = 40
 FORMATS = ["json_tools", "qwen3_coder", "glm47", "minimax_m2", "mistral", "gemma4", "harmony"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_prose_is_held_no_longer_than_it_may_become_a_call(name: str) -> None:
     for text in PROSE:
-        reader, said = AnswerReader(format_of(name), TOOLS), ""
+        reader = AnswerReader(format_of(name), TOOLS)
+        said = ""
         for at, letter in enumerate(text):
             said += "".join(one.text for one in reader.feed(letter) if isinstance(one, ContentPart))
-            assert at + 1 - len(said) <= MOST_HELD, (text, said)
+            assert at + 1 - len(said) <= MAX_HELD, (text, said)
         assert re.sub(r"\s", "", said) in re.sub(r"\s", "", text)
         assert read(format_of(name), text, 3).content == text.strip()
 

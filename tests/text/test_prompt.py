@@ -11,7 +11,10 @@ from mlxstack.text.prompt.answer_replay import NAMELESS, Block
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 
-SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+SYSTEM = Role.SYSTEM
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 RULES = "You are a careful agent that reads before it writes."
 TOOLS = (Tool("read_file", "Read a file.", {"type": "object"}), Tool("bash", "Run a command."))
 CALL = ToolCall("call_1", "read_file", {"path": "src/main.py"})

@@ -30,10 +30,13 @@ from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import respelled
 
-USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 ACT = Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}})
 OTHER = Tool("other", "Does something else.", {"type": "object", "properties": {}})
-OPENING, END = "<|im_start|>assistant\n", "<|im_end|>"
+OPENING = "<|im_start|>assistant\n"
+END = "<|im_end|>"
 THOUGHT = "m.reasoning_content and loop.index0 > ns.last"
 TEMPLATES = {
     "drops the thoughts of earlier turns": CHATML,
@@ -45,7 +48,8 @@ TEMPLATES = {
         "{{- m.content }}",
     ),
 }
-ASK, MORE = Message(USER, "Do it."), Message(USER, "Thanks. More?")
+ASK = Message(USER, "Do it.")
+MORE = Message(USER, "Thanks. More?")
 CALL = '<tool_call>\n{"name": "act",  "arguments": {"key":  "a"}}\n</tool_call>'
 
 
@@ -114,7 +118,8 @@ class Spoken:
     def check(self, turns: Sequence[Message], wish: Wish) -> Prompt:
         """The prompt of a request. Raises AssertionError if it breaks the law."""
         asked = conversation(turns, wish)
-        hot, cold = self.prompt_maker.make(asked), self.bare.make(asked)
+        hot = self.prompt_maker.make(asked)
+        cold = self.bare.make(asked)
         assert hot.text == cold.text
         hot_answers, cold_answers = (answers_of(self, one.tokens) for one in (hot, cold))
         assert outside(self, hot.tokens) == outside(self, cold.tokens)
@@ -158,7 +163,8 @@ def conversation(turns: Sequence[Message], wish: Wish) -> Conversation:
 
 def bounds(spoken: Spoken, tokens: Sequence[int]) -> list[tuple[int, int]]:
     """Where the answers of a prompt begin, after their header, and end."""
-    opening, end = spoken.encode(OPENING), spoken.encode(END)[0]
+    opening = spoken.encode(OPENING)
+    end = spoken.encode(END)[0]
     n = len(opening)
     starts = [at + n for at in range(len(tokens)) if tuple(tokens[at : at + n]) == opening]
     stops = (next((i for i in range(at, len(tokens)) if tokens[i] == end), None) for at in starts)

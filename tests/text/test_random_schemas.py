@@ -72,7 +72,8 @@ async def test_a_schema_takes_no_grammar_from_another_tool(
 async def test_a_refused_format_names_the_part_that_its_message_is_about(
     text_processor: TextProcessor, seed: int
 ) -> None:
-    n_refused, reasons = 0, list[tuple[str, str | None]]()
+    n_refused = 0
+    reasons = list[tuple[str, str | None]]()
     for schema in schemas(seed, 0.3):
         try:
             await text_processor.shape_rules(ResponseConstraint(schema))

@@ -17,7 +17,8 @@ from tests.text.test_published_templates import EACH, TEMPLATES, tokenizer_of
 
 # They write the tools before the last user message, wherever that is.
 MOVES_HEAD = ("Mistral-Small-3.2", "mistralai-Mistral-Nemo")
-LEAST_TOOL, LEAST_USER = 0.99, 0.9
+MIN_TOOL = 0.99
+MIN_USER = 0.9
 """Shares of an earlier prompt. The thoughts of a tool loop may go with a new user message."""
 
 pytestmark = pytest.mark.skipif(
@@ -54,7 +55,7 @@ def test_no_recorded_request_is_refused_and_later_ones_reuse(
                 n_followed += 1
                 is_user = any(message.role is Role.USER for message in one.messages[n:])
                 if not (is_user and moves_head):
-                    least = LEAST_USER if is_user else LEAST_TOOL
+                    least = MIN_USER if is_user else MIN_TOOL
                     assert common_length(before, text) >= least * len(before), name
             former.append((one, text))
     assert n_followed

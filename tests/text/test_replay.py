@@ -29,7 +29,10 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
-SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+SYSTEM = Role.SYSTEM
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 SCHEMA = {
     "type": "object",
     "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}},
@@ -287,7 +290,8 @@ def test_blocks_take_a_bounded_room() -> None:
 
 def test_calls_of_one_block_come_back_together_or_not_at_all() -> None:
     replay = ToolCallReplay()
-    one, two = ToolCall("c1", "bash", {}), ToolCall("c2", "bash", {})
+    one = ToolCall("c1", "bash", {})
+    two = ToolCall("c2", "bash", {})
     replay.remember(NAMELESS, Block((one, two), (1, 2), is_closed=True))
     assert list(replay.known(NAMELESS, (one, two))) == [0]
     assert not replay.known(NAMELESS, (one,))

@@ -43,7 +43,8 @@ def allowed(mask: bytes | None, n_vocab: int) -> list[int]:
 def test_rewound_it_is_as_before(grammar: str, seed: int, more: dict[str, object]) -> None:
     from mlx_lm.utils import load_tokenizer
 
-    tokenizer, random = load_tokenizer(MODEL_DIR), Random(seed)
+    tokenizer = load_tokenizer(MODEL_DIR)
+    random = Random(seed)
     n_vocab = tokenizer.vocab_size
     compiler = GrammarCompiler(tokenizer, n_vocab)
     rules = compiler.compile(grammar, "schema")
@@ -52,7 +53,8 @@ def test_rewound_it_is_as_before(grammar: str, seed: int, more: dict[str, object
         n_vocab, eos, closes=(5, 6), forbidden=((8, 9),), **{k: _frozen(v) for k, v in more.items()}
     )
     constraint = GrammarConstraint(layout, rules)
-    one, other = constraint.start(), constraint.start()
+    one = constraint.start()
+    other = constraint.start()
     for _ in range(25):
         position = one.position()
         for _ in range(random.randrange(4)):

@@ -11,7 +11,10 @@ from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_tem
 STRICT = TemplateCapabilities(
     has_late_system=False, needs_alternation=True, takes_user_after_tool=False
 )
-SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+SYSTEM = Role.SYSTEM
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 
 messages_st = st.lists(
     st.builds(Message, st.sampled_from(list(Role)), st.sampled_from(["", "a", "b\n"])), max_size=8
@@ -78,7 +81,8 @@ def test_a_template_without_system_role_hears_it_from_the_user() -> None:
 
 @given(messages_st, messages_st)
 def test_a12_settling_is_append_only(old: list[Message], new: list[Message]) -> None:
-    before, after = adapt_to_template(old, STRICT), adapt_to_template(old + new, STRICT)
+    before = adapt_to_template(old, STRICT)
+    after = adapt_to_template(old + new, STRICT)
     if not any(m.role is not SYSTEM for m in old):
         return
     kept = before[:-1]

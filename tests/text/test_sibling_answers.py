@@ -43,8 +43,10 @@ def test_answers_beside_the_form_of_a_template_are_read(name: str) -> None:
     ],
 )
 def test_a_block_of_json_stands_for_all_arguments(block: str) -> None:
-    found, text = derive_format(made_tokenizer(INVENTED["sections"])), written("sections", 1)
-    start, end = text.index("<|in|>part"), text.rindex("<|out|>act<|as|>")
+    found = derive_format(made_tokenizer(INVENTED["sections"]))
+    text = written("sections", 1)
+    start = text.index("<|in|>part")
+    end = text.rindex("<|out|>act<|as|>")
     read = read_answer(found, text[:start] + block + text[end:], TOOLS)
     assert [call.arguments for call in read.tool_calls] == [FIRST]
     assert (read.content, read.n_unparsed) == ("", 0)

@@ -12,7 +12,7 @@ from mlxstack.text.output_parser import OutputParser
 from tests.text.call_walks import ALL, walker_of
 from tests.text.test_derived_formats import TOOLS, said
 
-MOST_TOKENS = 3
+MAX_TOKENS = 3
 WORDS = " ".join(f"w{n:02}" for n in range(30))
 
 
@@ -37,13 +37,15 @@ def has_late_id(name: str) -> bool:
 @pytest.mark.parametrize("name", list(ALL))
 def test_arguments_follow_their_tokens_within_three(name: str) -> None:
     """Each word of a text is sent three tokens after it was sampled, at most."""
-    walker, parser, parts = walker_of(name), parser_of(name), list[AnswerPart]()
+    walker = walker_of(name)
+    parser = parser_of(name)
+    parts = list[AnswerPart]()
     tokens = walker.encode(text_of(name))
     if has_late_id(name):
         pytest.skip("the id of a call comes after its arguments, and belongs to its beginning")
     for at, token in enumerate(tokens):
         parts += parser.push(token)
-        sampled = walker.tokenizer.decode(tokens[: max(0, at + 1 - MOST_TOKENS)])
+        sampled = walker.tokenizer.decode(tokens[: max(0, at + 1 - MAX_TOKENS)])
         sent = "".join(part.text for part in parts if isinstance(part, ArgumentsPart))
         for word in WORDS.split():
             assert word not in sampled or word in sent, (word, sampled[-60:], sent[-60:])
@@ -55,7 +57,8 @@ def test_arguments_follow_their_tokens_within_three(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_a_call_cut_in_its_arguments_is_what_was_sent(name: str) -> None:
-    walker, parser = walker_of(name), parser_of(name)
+    walker = walker_of(name)
+    parser = parser_of(name)
     text = text_of(name)
     tokens = walker.encode(text[: text.index("w20")])
     parts = [part for token in tokens for part in parser.push(token)]
@@ -73,7 +76,9 @@ def test_a_call_cut_in_its_arguments_is_what_was_sent(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ALL if name != "channels"])
 def test_a_name_that_no_tool_has_is_told_with_its_whole_call(name: str) -> None:
     """Its text may still turn out to be content."""
-    walker, parser, parts = walker_of(name), parser_of(name), list[AnswerPart]()
+    walker = walker_of(name)
+    parser = parser_of(name)
+    parts = list[AnswerPart]()
     for token in walker.encode(text_of(name).replace("edit", "other")):
         parts += parser.push(token)
         is_told = any(isinstance(part, ToolCallStarted) for part in parts)
@@ -82,7 +87,8 @@ def test_a_name_that_no_tool_has_is_told_with_its_whole_call(name: str) -> None:
 
 @pytest.mark.parametrize("inside", ['a"b" c', 'say "hi", he said', 'x"'])
 def test_text_with_bare_quotes_goes_on_to_the_end_of_the_call(inside: str) -> None:
-    walker, parser = walker_of("json"), parser_of("json")
+    walker = walker_of("json")
+    parser = parser_of("json")
     raw = f'<tool_call>{{"name": "edit", "arguments": {{"path": "{inside}"}}}}</tool_call>'
     parts = [part for token in walker.encode(raw) for part in parser.push(token)]
     parts += parser.finish(FinishReason.EOS)
@@ -93,7 +99,8 @@ def test_text_with_bare_quotes_goes_on_to_the_end_of_the_call(inside: str) -> No
 
 @pytest.mark.parametrize(("text", "value"), [('"5"', 5), ("'5'", 5), ('"a"', "a"), ("5", 5)])
 def test_a_number_in_quotes_is_sent_as_a_number(text: str, value: int | str) -> None:
-    walker, parser = walker_of("coder"), parser_of("coder")
+    walker = walker_of("coder")
+    parser = parser_of("coder")
     raw = text_of("coder").replace("\n3\n", f"\n{text}\n")
     parts = [part for token in walker.encode(raw) for part in parser.push(token)]
     parts += parser.finish(FinishReason.EOS)

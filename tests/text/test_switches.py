@@ -11,7 +11,8 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.template.switches import nearest
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
-USER, ASSISTANT = Role.USER, Role.ASSISTANT
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
 Load = Callable[..., PromptMaker]
 TURNS = """
 {%- set ns = namespace(last=-1) %}

@@ -12,7 +12,10 @@ from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.template.capabilities import losses
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
-SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+SYSTEM = Role.SYSTEM
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 ACT = Tool("act", "word-tool", {"type": "object", "properties": {"key": {"type": "string"}}})
 Load = Callable[[str], PromptMaker]
 
@@ -82,7 +85,9 @@ def result(word: str) -> Message:
     return Message(TOOL, f"word-of-{word}", tool_call_id=f"call_{word}")
 
 
-SYS, ASK, MORE = Message(SYSTEM, "word-rules"), Message(USER, "word-ask"), Message(USER, "word-on")
+SYS = Message(SYSTEM, "word-rules")
+ASK = Message(USER, "word-ask")
+MORE = Message(USER, "word-on")
 DONE = Message(ASSISTANT, "word-done")
 CONVERSATIONS = {
     "text beside a call": (SYS, ASK, calling("a", text="word-look"), result("a")),

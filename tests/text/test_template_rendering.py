@@ -172,7 +172,7 @@ def test_a_template_that_never_ends_is_refused_when_it_is_probed() -> None:
 def test_an_answer_without_end_is_not_read_whole(
     renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limited_process, "MOST_ANSWERED", 1000)
+    monkeypatch.setattr(limited_process, "MAX_ANSWERED", 1000)
     with pytest.raises(TemplateOverrun, match="makes more than"):
         renderers.render("{{ 'x' * 2000 }}", {})
 
@@ -185,7 +185,7 @@ def test_slow_renderings_leave_threads_for_others(
     monkeypatch.setattr(template_rendering, "WARY_LIMIT_S", 1.0)
     monkeypatch.setattr(renderers._pool, "_limits", replace(template_rendering.LIMITS, quick_s=0.1))
     monkeypatch.setattr(limited_process, "STALL_S", PATIENCE_S)
-    n_slow = template_rendering.MOST_SLOW
+    n_slow = template_rendering.MAX_SLOW
 
     def render(at: int) -> str:
         return renderers.render(LOOP, {"at": at})

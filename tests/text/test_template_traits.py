@@ -13,7 +13,10 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import EACH, FORMATS, made_tokenizer, template_of
 
-SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+SYSTEM = Role.SYSTEM
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 BASH = Tool("bash", "Run a command.", {"type": "object", "properties": {"c": {"type": "string"}}})
 Load = Callable[[str], PromptMaker]
 

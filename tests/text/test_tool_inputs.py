@@ -124,7 +124,8 @@ def test_a_rule_is_read_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coder", "gemma4", "pythonic", "kimi_k2"])
 def test_an_input_follows_its_grammar_in_each_format(name: str) -> None:
-    walker, grammar = walker_of(name), InputGrammar("regex", MOMENT)
+    walker = walker_of(name)
+    grammar = InputGrammar("regex", MOMENT)
     tools, left_out = with_patterns([Tool("wait", "", SCHEMA, input_grammar=grammar)])
     assert left_out == ()
     for seed in range(6):

@@ -12,7 +12,10 @@ from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.text.normalize_messages import INTERRUPTED, pair_results
 from mlxstack.text.prompt.prompt import PromptMaker
 
-SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+SYSTEM = Role.SYSTEM
+USER = Role.USER
+ASSISTANT = Role.ASSISTANT
+TOOL = Role.TOOL
 ASKED = Message(USER, "Weather in Rome, Oslo and Ulm?")
 
 

@@ -44,7 +44,8 @@ class CountedBackend:
     """The same for the batches of its backend."""
 
     def __init__(self, counted: Counted, backend: Any) -> None:
-        self._counted, self._backend = counted, backend
+        self._counted = counted
+        self._backend = backend
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -65,7 +66,8 @@ def test_a_turn_costs_what_is_new_in_it(tokenizer: Any) -> None:
     counted = Counted(tokenizer)
     prompt_maker = PromptMaker(counted)
     marks = [one.content for one in tokenizer.added_tokens_decoder.values()]
-    turns, costs = [Message(Role.USER, "Fix it.")], list[int]()
+    turns = [Message(Role.USER, "Fix it.")]
+    costs = list[int]()
     for at in range(N_TURNS):
         before = counted.n_letters
         prompt_maker.make(Conversation(tuple(turns), (READ,)))

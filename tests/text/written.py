@@ -19,7 +19,7 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.formats import derivation
 from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.call_derivation import LEAST_PROSE
+from mlxstack.text.formats.call_derivation import MIN_PROSE
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.probe_renderings import common_start, opened_length, tokens
@@ -39,7 +39,8 @@ TOOLS = (
     Tool("edit", "Edits.", {"type": "object", "properties": PROPERTIES}),
     Tool("now", "Tells.", {"type": "object", "properties": {}}),
 )
-THOUGHT, TEXT = "I should look\nat the file first.", "Let me look at it.\nOne moment."
+THOUGHT = "I should look\nat the file first."
+TEXT = "Let me look at it.\nOne moment."
 READ: dict[str, Any] = {"path": "src/main.py", "n": 3}
 
 
@@ -86,7 +87,7 @@ class Template:
         # Instructions may follow any last message.
         rest = tokens(self._bare.rpartition(SAID)[2])
         ends = ("".join(rest[at:]) for at in range(len(rest)))
-        self._following = [end for end in ends if len(end) >= LEAST_PROSE]
+        self._following = [end for end in ends if len(end) >= MIN_PROSE]
         self.is_in_thinking = self._prompt_maker.make(self._asked).is_in_thinking
 
     def written(self, one: Message) -> str:
@@ -105,7 +106,8 @@ class Template:
 
     def _constructed(self, whole: str, one: Message) -> str:
         """The text that goes on a prompt which opens an answer otherwise than the template."""
-        opening, body = _opened(self._bare, self.prompt), _opened(self._bare, whole)
+        opening = _opened(self._bare, self.prompt)
+        body = _opened(self._bare, whole)
         marks = self.format.reasoning
         if self.is_in_thinking and marks is not None and marks.opens in opening:
             body = body.removeprefix(opening[: opening.rindex(marks.opens)])
@@ -186,7 +188,9 @@ def measured(tokenizer: Any) -> tuple[list[str], list[str], int, float]:
     begun = time.process_time()
     derive_format(tokenizer)
     spent_ms = 1000 * (time.process_time() - begun)
-    made, misread, alike = Template(tokenizer), list[str](), list[str]()
+    made = Template(tokenizer)
+    misread = list[str]()
+    alike = list[str]()
     for name, one in ANSWERS.items():
         if made.reads(one):
             continue
@@ -207,7 +211,8 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             tokenizer = tokenizer_of(template, Path(folder))
         misread, alike, n, spent_ms = measured(tokenizer)
-        n_read, n_written = n_read + n - len(misread), n_written + n
+        n_read = n_read + n - len(misread)
+        n_written = n_written + n
         _say(f"{template.stem}: {n - len(misread)} of {n} read, derived in {spent_ms:.0f} ms")
         for kind, found in (("misread", misread), ("not told apart", alike)):
             if found:

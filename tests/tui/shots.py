@@ -24,15 +24,18 @@ from mlxstack.core.status import (
 from mlxstack.tui.feed import News
 
 NOON = 1_790_000_000.0
-GIB, MIB = 2**30, 2**20
+GIB = 2**30
+MIB = 2**20
 PER_TOKEN = 48 * 2**10
 N_CTX = 131_072
 MODEL = "qwen3-coder-30b"
 
-SHOP, SUB, INFRA, WEB, LAB, NOTES = (
-    "claude-9c14e0aa", "claude-5b7720fe", "codex-07d1c3b2", "opencode-e3ab1190", "chat-62f0aa17",
-    "chat-d85c01c7",
-)  # fmt: skip
+SHOP = "claude-9c14e0aa"
+SUB = "claude-5b7720fe"
+INFRA = "codex-07d1c3b2"
+WEB = "opencode-e3ab1190"
+LAB = "chat-62f0aa17"
+NOTES = "chat-d85c01c7"  # fmt: skip
 TITLES = {
     SHOP: "claude · shop-api",
     SUB: "claude · shop-web",

@@ -328,7 +328,8 @@ async def test_the_cursor_stays_on_its_row_when_others_come_and_go() -> None:
 
 
 async def test_h5_the_cursor_is_where_it_was_after_a_restart() -> None:
-    full, none = queue("a", "b", "c"), StatusFrame(at=2.0)
+    full = queue("a", "b", "c")
+    none = StatusFrame(at=2.0)
     app = attached(Clerk(), (full,))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
@@ -343,7 +344,8 @@ async def test_h5_the_cursor_is_where_it_was_after_a_restart() -> None:
 
 async def test_things_of_one_name_are_rows_of_their_own() -> None:
     twice = CacheView(prefixes=(PrefixView(""), PrefixView(""), PrefixView("#2"), PrefixView("")))
-    agents, requests = (AgentView("a"), AgentView("a")), (RequestView("r"), RequestView("r"))
+    agents = (AgentView("a"), AgentView("a"))
+    requests = (RequestView("r"), RequestView("r"))
     app = on_tape((StatusFrame(1.0, cache=twice, agents=agents, requests=requests),))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)

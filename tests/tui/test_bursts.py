@@ -26,7 +26,8 @@ from tests.tui.conftest import offered, settled
 pytestmark = pytest.mark.slow
 
 CHARACTERS = {".": "full_stop", "-": "minus"}
-ERASED, DELETED = ("erase", 0, ""), ("/v1/agents/claude-main", 0, "")
+ERASED = ("erase", 0, "")
+DELETED = ("/v1/agents/claude-main", 0, "")
 KEPT = ("save", 0, "eye.kv")
 
 

@@ -61,7 +61,8 @@ def in_terminal(arguments: list[str], home: Path) -> tuple[int, str]:
         [sys.executable, "-c", RUN, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env
     )
     os.close(theirs)
-    seen, until = b"", time.monotonic() + PATIENCE_S
+    seen = b""
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
             try:

@@ -21,7 +21,7 @@ from mlxstack.client.client import Client
 from mlxstack.client.types import FeedLost, ServerSentEvent
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.status import MemoryView, StatusFrame, WindowSums
-from mlxstack.service.parts.stats import MOST_SAMPLES
+from mlxstack.service.parts.stats import MAX_SAMPLES
 from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed
@@ -158,7 +158,8 @@ async def test_h3_cache_and_requests_are_what_the_service_says(live: Running) ->
         said = (await http.get("/cache")).json()
         n_requests = said["whole"]["n_requests"]
         await until(pilot, lambda: whole_of(app).n_requests == n_requests > 1)
-        cache, sums = app.model.frame.cache, whole_of(app)
+        cache = app.model.frame.cache
+        sums = whole_of(app)
         assert cache is not None
         assert (cache.memory_budget, cache.n_entries) == (said["memory_budget"], said["n_entries"])
         assert (sums.n_hits, sums.n_cached) == (said["whole"]["n_hits"], said["whole"]["n_cached"])
@@ -201,7 +202,8 @@ def said(app: Dashboard, text: str) -> bool:
 
 async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Running) -> None:
     await talk(live.url, max_tokens=40)
-    samples, counters = live.service.stats.samples, live.service.snapshot().counters
+    samples = live.service.stats.samples
+    counters = live.service.snapshot().counters
     n_generated = counters.n_generated_tokens
     await patience.until(lambda: samples[-1].n_generated >= n_generated and len(samples) >= 3)
     oldest = samples[0]
@@ -218,9 +220,9 @@ async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Runnin
 
 async def test_the_past_is_bounded_and_only_the_first_frame_has_it(live: Running) -> None:
     service, _ = standing(ServerSpec(port=0))
-    for _ in range(3 * MOST_SAMPLES):
+    for _ in range(3 * MAX_SAMPLES):
         service.stats.sample(service.snapshot().counters)
-    assert len(service.stats.samples) == MOST_SAMPLES
+    assert len(service.stats.samples) == MAX_SAMPLES
     frames = []
     async with Client(live.url) as client:
         async for message in client.feed("/events"):
@@ -355,7 +357,8 @@ async def test_the_memory_tile_tells_the_systems_figure_and_accounts_for_the_who
 
         def is_told() -> bool:
             """Whether the newest frame tells what the system does; both change all the time."""
-            view, system = app.model.frame.memory, psutil.virtual_memory()
+            view = app.model.frame.memory
+            system = psutil.virtual_memory()
             resident = psutil.Process().memory_info().rss
             return (
                 view is not None
@@ -364,7 +367,8 @@ async def test_the_memory_tile_tells_the_systems_figure_and_accounts_for_the_who
             )
 
         await until(pilot, is_told)
-        view, snapshot = app.model.frame.memory, app.model.frame.snapshot
+        view = app.model.frame.memory
+        snapshot = app.model.frame.snapshot
         assert view is not None
         assert view.total_bytes == psutil.virtual_memory().total
         assert view.live_bytes == snapshot.kv_bytes

@@ -26,7 +26,8 @@ from tests.tui.test_live import board, said, until, watching
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
-ANN, BOB = "ann:1", "bob"
+ANN = "ann:1"
+BOB = "bob"
 
 
 @pytest.fixture(scope="module")

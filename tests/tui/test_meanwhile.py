@@ -70,7 +70,8 @@ async def test_h4_an_agent_that_goes_on_meanwhile_is_still_the_one_in_its_slot()
 
 async def test_h4_the_palette_does_it_to_what_it_named() -> None:
     clerk = Clerk()
-    ann, bob = AgentView("ann"), AgentView("bob")
+    ann = AgentView("ann")
+    bob = AgentView("bob")
     app = attached(clerk, StatusFrame(at=1.0, agents=(ann, bob)))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)

@@ -125,12 +125,18 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_history_is_bounded_and_never_negative(steps: list[tuple[float, int, int, bool]]) -> None:
-    model, at, n_prompt, n_generated, n_calls = DashboardState(), 1000.0, 0, 0, 0
+    model = DashboardState()
+    at = 1000.0
+    n_prompt = 0
+    n_generated = 0
+    n_calls = 0
     for wait, prompt, generated, is_restart in steps:
         at += wait
         if is_restart:
             n_prompt = n_generated = n_calls = 0
-        n_prompt, n_generated, n_calls = n_prompt + prompt, n_generated + generated, n_calls + 1
+        n_prompt = n_prompt + prompt
+        n_generated = n_generated + generated
+        n_calls = n_calls + 1
         model = reduce(model, frame(at, n_prompt, n_generated, n_calls))
         assert prompt_rate(model) >= -1e-6
         assert decode_rate(model) >= -1e-6

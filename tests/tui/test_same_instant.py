@@ -64,7 +64,8 @@ async def test_h3_at_rest_all_that_is_read_is_what_metrics_and_slots_tell(live: 
         for agent in ("ann", "bob", "ann"):
             (await http.post("/v1/chat/completions", json=body(agent, 20))).raise_for_status()
         told = numbers((await http.get("/metrics")).text)
-        slots, app = (await http.get("/slots")).json(), board(pilot)
+        slots = (await http.get("/slots")).json()
+        app = board(pilot)
         n_done = int(told["mlxstack_requests_completed"])
         await until(pilot, lambda: f"{n_done} done" in lines(app, "totals"))
         await until(
@@ -75,7 +76,8 @@ async def test_h3_at_rest_all_that_is_read_is_what_metrics_and_slots_tell(live: 
                 )
             ),
         )
-        n_new, n_known = told["llamacpp:prompt_tokens"], told["llamacpp:prompt_tokens_cached"]
+        n_new = told["llamacpp:prompt_tokens"]
+        n_known = told["llamacpp:prompt_tokens_cached"]
         assert n_known > 0
         totals = lines(app, "totals")
         reused = f"{count(n_known)} reused ({share(n_known, n_new + n_known)})"
@@ -116,14 +118,13 @@ async def test_h3_under_load_each_frame_lies_between_two_scrapes(live: Running) 
 
 async def between_scrapes(http: httpx.AsyncClient, app: Dashboard) -> None:
     """Scrape, wait for the next frame, scrape: what is shown is from between."""
-    first, slots = numbers((await http.get("/metrics")).text), (await http.get("/slots")).json()
+    first = numbers((await http.get("/metrics")).text)
+    slots = (await http.get("/slots")).json()
     scraped_at = time.time()
     await patience.until(lambda: app.model.frame.at - app.model.frame.snapshot_age_s >= scraped_at)
     frame = app.model.frame
-    later, slots_later = (
-        numbers((await http.get("/metrics")).text),
-        (await http.get("/slots")).json(),
-    )
+    later = numbers((await http.get("/metrics")).text)
+    slots_later = (await http.get("/slots")).json()
     for name, field in COUNTED.items():
         assert first[name] <= getattr(frame.snapshot.counters, field) <= later[name], name
     assert later["llamacpp:tokens_predicted"] > first["llamacpp:tokens_predicted"]

@@ -55,7 +55,9 @@ async def test_screens(
 
 def picture(app: App[Any]) -> str:
     """Lines of text, the styles of each line in runs, and the legend of the styles."""
-    texts, runs, letters = [], [], dict[str, str]()
+    texts = []
+    runs = []
+    letters = dict[str, str]()
     # The last line, the footer, is composed later than the rest.
     for strip in app.screen._compositor.render_strips()[:-1]:
         cells = [(_told(part.style), len(part.text)) for part in strip]

@@ -327,7 +327,7 @@ def test_a_bar_of_phases_shows_all_that_took_time(
     longest_s = max(longest_s, phases.total_s(one))
     drawn = phases.bar(one, width, longest_s)
     assert sum(len(cell.text) for cell in drawn) <= width
-    took = [part.sign for part in phases.parts(one) if part.seconds >= phases.LEAST_S]
+    took = [part.sign for part in phases.parts(one) if part.seconds >= phases.MIN_S]
     assert len(drawn) == len(took) or sum(len(cell.text) for cell in drawn) == width
 
 

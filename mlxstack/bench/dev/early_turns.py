@@ -20,7 +20,8 @@ from mlxstack.bench.statistics import lasting, percentile, ratio, spread
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Anticipation, PrefixCacheSpec, SlotSpec
 
-AUTO, OFF = "auto", "off"
+AUTO = "auto"
+OFF = "off"
 POLL_S = 0.05
 WAIT_S = 600.0
 ANSWER = {"grammar": "root ::= [0-9] [0-9] [0-9] [0-9]", "tool_choice": "none"}
@@ -97,7 +98,8 @@ async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
             callers[name] = await stack.enter_async_context(Caller(server))
         yard = await callers[OFF].yardstick()
         found: dict[str, Found] = {}
-        numbers, shares = count(), []
+        numbers = count()
+        shares = []
 
         async def scene(name: str, of: Scene) -> None:
             one = found.setdefault(name, {})
@@ -119,7 +121,8 @@ async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
 
 def _loop(plan: EarlyPlan, yard: Yardstick, seed: str, n_thought: int) -> Body:
     """A tool loop as its client sends it, with the reasoning."""
-    random, thoughts = Random(f"loop {seed}"), Random(f"thoughts {seed}")
+    random = Random(f"loop {seed}")
+    thoughts = Random(f"thoughts {seed}")
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": text(random, plan.n_head, yard)},
         {"role": "user", "content": text(random, plan.n_new, yard)},
@@ -172,11 +175,13 @@ async def _others(
     loops = [_loop(plan, yard, f"beside {number} {i}", plan.n_thought) for i in range(plan.n_loops)]
     answers = await asyncio.gather(*(caller.request(body, 16) for body in loops))
     await asyncio.sleep(CALM_S)
-    began, n_before = caller.clock(), await _n_begun(caller)
+    began = caller.clock()
+    n_before = await _n_begun(caller)
     await asyncio.sleep(plan.decode_s)
     if is_early:
         await _until_begun(caller, n_before, is_whole=False)
-    ended, n_after = caller.clock(), await _n_begun(caller)
+    ended = caller.clock()
+    n_after = await _n_begun(caller)
     newcomers = [
         await caller.request(question(plan.n_prompt, yard, f"newcomer {number} {i}"), 4)
         for i in range(plan.n_newcomers)
@@ -214,7 +219,8 @@ async def _n_begun(caller: Caller) -> float:
 
 
 def _results(found: dict[str, Found], disturbance: str) -> Results:
-    auto, off = found[AUTO], found[OFF]
+    auto = found[AUTO]
+    off = found[OFF]
     rows = tuple(
         (
             f"{what}, begun early: {name}",

@@ -28,7 +28,9 @@ from mlxstack.host.services import owner, read_json
 
 SHORT = {"content": "hello"}
 STORY = {"messages": [{"role": "user", "content": "tell me a story"}], "ignore_eos": True}
-ADDED_MS, THROUGHPUT, IDLE_BYTES = 1.0, 0.98, 200e6
+ADDED_MS = 1.0
+THROUGHPUT = 0.98
+IDLE_BYTES = 200e6
 
 
 class GatewayBenchPlan(Struct, frozen=True):
@@ -182,7 +184,8 @@ async def _served(
     try:
         through = ServerUnderTest("gateway", told["url"], "bench", "any")
         await _short(through, 1)
-        state, preset = owner(home, "bench"), read_json(home.preset_file("bench"), Preset)
+        state = owner(home, "bench")
+        preset = read_json(home.preset_file("bench"), Preset)
         if state is None or preset is None:
             raise Broken("the member of the gateway does not run")
         first = preset.server.api_keys[0]

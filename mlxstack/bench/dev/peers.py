@@ -20,7 +20,8 @@ from mlxstack.bench.dev.trials import BatchAnswers, SingleFloor, Steps
 from mlxstack.bench.statistics import ratio, times
 from mlxstack.core.preset import SlotSpec
 
-OURS, PEER = "mlx-stack", "mlx_lm.server"
+OURS = "mlx-stack"
+PEER = "mlx_lm.server"
 NEWCOMERS = 4
 """Agents that arrive together, of whom the last waits longest for its first token."""
 
@@ -58,7 +59,8 @@ def _floors(
 ) -> dict[str, tuple[SingleFloor | Steps | BatchAnswers, str, str]]:
     """Floors of one pass of a scene over equal token counts."""
     if scene == "turns":
-        known, n_next = round(ours["n known"][-1]), round(ours["n next turn"][-1])
+        known = round(ours["n known"][-1])
+        n_next = round(ours["n next turn"][-1])
         follow_up = SingleFloor(max(1, known - n_next), max(2, n_next), 1)
         repeat = SingleFloor(round(ours["n cold"][-1]) - 1, 1, 1)
         return {"next turn": (follow_up, "floor", "ttft_s"), "again": (repeat, "floor", "ttft_s")}
@@ -77,7 +79,8 @@ def _floors(
 
 def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[BenchTarget, ...]:
     """Targets of the scenes; floors are compared pass by pass."""
-    ours, peer = found[OURS], found[PEER]
+    ours = found[OURS]
+    peer = found[PEER]
     n = plan.crowd[-1]
 
     def of_peer(what: str) -> float:
@@ -129,7 +132,8 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[B
 
 
 def _ratios(found: dict[str, Found], plan: ServePlan, name: str) -> ReportTable:
-    ours, peer = found[OURS], found[name]
+    ours = found[OURS]
+    peer = found[name]
     figures = {
         "TTFT cold": "cold",
         "TTFT of the same prompt again": "again",

@@ -130,7 +130,8 @@ def _teams(teams: Sequence[Start]) -> ReportTable:
 
 
 def _saves(saved: Saves) -> ReportTable:
-    before, during = saved.gaps_before, saved.gaps_during
+    before = saved.gaps_before
+    during = saved.gaps_during
     written = sum(one["n_written"] for one in saved.turns)
     took = saved.big["timings"]["save_ms"] / 1e3
     rows = (
@@ -153,7 +154,8 @@ def _saves(saved: Saves) -> ReportTable:
 
 
 def _restores(saved: Saves) -> ReportTable:
-    restored, loaded = _restored_s(saved), _loaded_s(saved)
+    restored = _restored_s(saved)
+    loaded = _loaded_s(saved)
     n_bytes = saved.loaded[0].of("mx.load", "bytes")[0]
     rows = (
         (
@@ -179,7 +181,8 @@ def _state_bytes(saved: Saves) -> float:
 
     (The `n_bytes` of a save count whole segments, also where only their first tokens are used.)
     """
-    first, last = saved.turns[0], saved.turns[-1]
+    first = saved.turns[0]
+    last = saved.turns[-1]
     per_token = ratio(last["n_bytes"] - first["n_bytes"], last["n_saved"] - first["n_saved"])
     return per_token * float(last["n_saved"])
 
@@ -204,7 +207,8 @@ def _return_targets(
     came: Sequence[Returns], floors: Sequence[BenchResult]
 ) -> tuple[BenchTarget, ...]:
     """For the longest prompt."""
-    one, floor = came[-1], spread(floors[-1].of("floor", "ttft_s")).median
+    one = came[-1]
+    floor = spread(floors[-1].of("floor", "ttft_s")).median
     cold = _median(one.cold)
     told = spread(tuple(timed.told_s for timed in one.hot)).median
     return (

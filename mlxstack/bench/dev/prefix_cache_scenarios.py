@@ -168,7 +168,8 @@ async def saves(stage: Sandbox, plan: CachePlan) -> Saves:
         before, _ = await _gaps(caller, client, plan, yard, None)
         during, saved = await _gaps(caller, client, plan, yard, "big")
         assert saved is not None
-    restored, loaded = [], []
+    restored = []
+    loaded = []
     for i in range(plan.n_restarts):
         stage.say(f"and restored by a new service, {i + 1} of {plan.n_restarts}")
         async with service(stage, "saves", slots) as server, Client(server.url) as client:
@@ -184,7 +185,8 @@ async def _slot_action(client: Client, slot: int, action: str, name: str) -> Slo
 async def _saved_turns(
     caller: Caller, client: Client, plan: CachePlan, yard: Yardstick
 ) -> tuple[SlotAnswer, ...]:
-    body, saved = agent(Split(200, 0, 200, 50), yard, 77, 0), []
+    body = agent(Split(200, 0, 200, 50), yard, 77, 0)
+    saved = []
     for i in range(plan.n_turns):
         answer = await caller.request(body, 4 * ANSWER, id_slot=1)
         saved.append(await _slot_action(client, 1, "save", "diary"))

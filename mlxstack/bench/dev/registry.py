@@ -33,7 +33,8 @@ from mlxstack.core.preset import PrefillSpec, SlotSpec
 
 SYNTHETIC = frozenset({"random", "demo"})
 """Models that know no real text."""
-FULL, SMALL = BuildModel("", 8, 512), BuildModel("", 2, 128)
+FULL = BuildModel("", 8, 512)
+SMALL = BuildModel("", 2, 128)
 
 
 class BenchRequest(Struct, frozen=True):

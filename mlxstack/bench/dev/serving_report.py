@@ -124,7 +124,8 @@ def _pause_chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
 
 def crowd_row(name: str, one: Found, n: int, plan: ServePlan) -> tuple[str, ...]:
     """Row of a crowd's passes; speedup is throughput against one agent."""
-    latency, tokens = one[f"crowd {n}: latency"], sum(one[f"crowd {n}: tokens"])
+    latency = one[f"crowd {n}: latency"]
+    tokens = sum(one[f"crowd {n}: tokens"])
     took = sum(one[f"crowd {n}: seconds"])
     speedup = ratio(throughput(one, n), throughput(one, plan.crowd[0]))
     return (

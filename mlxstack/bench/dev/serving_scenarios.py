@@ -81,7 +81,8 @@ def on_real_text(plan: ServePlan, real: RealText) -> ServePlan:
 
     The template of a small model may not show them.
     """
-    split, team_split = plan.split.without_tools, plan.team_split.without_tools
+    split = plan.split.without_tools
+    team_split = plan.team_split.without_tools
     return replace(plan, split=split, team_split=team_split, real=real)
 
 
@@ -225,7 +226,8 @@ async def _while_three_decode(
     joined = await caller.request(body, 8)
     enough.set()
     decoders = await asyncio.gather(*decoding)
-    calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
+    calm_from = joined.started - CALM_S
+    until = joined.started + joined.ttft_s
     calm = _gaps(decoders, calm_from, joined.started)
     gaps = _gaps(decoders, joined.started, until)
     if not gaps:
@@ -295,7 +297,8 @@ async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: 
 async def _talk(
     caller: Caller, plan: ServePlan, yard: Yardstick, number: int, member: int
 ) -> list[TimedRequest]:
-    body, talk = agent(plan.team_split, yard, number, member), []
+    body = agent(plan.team_split, yard, number, member)
+    talk = []
     for turn in range(plan.n_turns):
         talk.append(await caller.request(body, plan.n_team_answer))
         seed = f"{number} {turn} {member}"
@@ -322,7 +325,8 @@ def decode_rate(timed: Sequence[TimedRequest]) -> float:
     """Tokens per second in total, while all are answered."""
     if not all(one.marks for one in timed):
         return 0.0
-    start, stop = max(one.marks[0] for one in timed), min(one.marks[-1] for one in timed)
+    start = max(one.marks[0] for one in timed)
+    stop = min(one.marks[-1] for one in timed)
     n = sum(sum(start < at <= stop for at in one.marks) * one.tokens_per_piece for one in timed)
     return ratio(n, stop - start) if stop > start else 0.0
 

@@ -9,10 +9,11 @@ import psutil
 
 T = TypeVar("T")
 
-MOST_SHARE = 0.02
+MAX_SHARE = 0.02
 TRIES = 4
 CALM_WITHIN_S = 300.0
-PROBE_S, REST_S = 0.3, 5.0
+PROBE_S = 0.3
+REST_S = 5.0
 
 
 def stolen_s() -> float:
@@ -21,16 +22,17 @@ def stolen_s() -> float:
 
 
 async def undisturbed(measure: Callable[[], Awaitable[T]], most_tries: int) -> tuple[T, float]:
-    """Measure again while more than `MOST_SHARE` of the CPU time is stolen.
+    """Measure again while more than `MAX_SHARE` of the CPU time is stolen.
 
     Returns the result of the try with the least steal, and its share. The choice does not depend on
     results. A single try waits for no moment without steal.
     """
     tries: list[tuple[float, T]] = []
-    while len(tries) < most_tries and not (tries and tries[-1][0] <= MOST_SHARE):
+    while len(tries) < most_tries and not (tries and tries[-1][0] <= MAX_SHARE):
         if most_tries > 1:
             await _calm()
-        began, before_s = monotonic(), stolen_s()
+        began = monotonic()
+        before_s = stolen_s()
         result = await measure()
         tries.append((_share(before_s, began), result))
     share, result = min(tries, key=lambda one: one[0])
@@ -46,11 +48,12 @@ async def _calm() -> None:
     """Wait for a moment without steal, at most `CALM_WITHIN_S` seconds."""
     until = monotonic() + CALM_WITHIN_S
     while True:
-        began, before_s = monotonic(), stolen_s()
+        began = monotonic()
+        before_s = stolen_s()
         # An idle machine loses nothing.
         while monotonic() - began < PROBE_S:
             pass
-        if _share(before_s, began) <= MOST_SHARE or monotonic() > until:
+        if _share(before_s, began) <= MAX_SHARE or monotonic() > until:
             return
         await asyncio.sleep(REST_S)
 

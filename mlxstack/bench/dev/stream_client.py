@@ -87,7 +87,8 @@ class StreamClient:
             return
         secure = ssl.create_default_context() if self._url.scheme == "https" else None
         port = self._url.port or (443 if secure else 80)
-        loop, host = asyncio.get_running_loop(), self._url.hostname or ""
+        loop = asyncio.get_running_loop()
+        host = self._url.hostname or ""
         await loop.create_connection(lambda: exchange, host, port, ssl=secure)
 
 
@@ -163,7 +164,8 @@ class Exchange(asyncio.Protocol):
 
         Raises h11's RemoteProtocolError for what is no HTTP, or ends too early.
         """
-        unparsed, self._unparsed = self._unparsed, []
+        unparsed = self._unparsed
+        self._unparsed = []
         for at, data in unparsed:
             self._http.receive_data(data)
             while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):

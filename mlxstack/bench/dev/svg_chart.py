@@ -7,8 +7,14 @@ from pathlib import Path
 from mlxstack.bench.dev.report import BarChart, BenchReport
 
 OWN = "mlx-stack"
-WIDTH, ROW, BAR, TOP = 720, 28, 18, 48
-LETTER, GAP, EDGE, VALUE = 7.5, 12, 16, 90
+WIDTH = 720
+ROW = 28
+BAR = 18
+TOP = 48
+LETTER = 7.5
+GAP = 12
+EDGE = 16
+VALUE = 90
 """Pixels of a letter of a label, between columns, at the edges, and for the value of a bar."""
 STYLE = """\
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
@@ -37,7 +43,8 @@ def svg(chart: BarChart) -> str:
         f'<text class="title" x="{EDGE}" y="30">{escape(chart.title)}</text>',
     ]
     for i, bar in enumerate(chart.bars):
-        top, width = TOP + ROW * i, max(1.0, room * bar.value / most)
+        top = TOP + ROW * i
+        width = max(1.0, room * bar.value / most)
         kind = "own" if OWN in bar.label or not has_own else "other"
         line = top + BAR - 4
         lines += [

@@ -163,7 +163,8 @@ class Caller:
 
     async def yardstick(self) -> Yardstick:
         """Count the tokens of our words and tools on this server."""
-        few, many = " ".join(WORDS), " ".join(WORDS * 5)
+        few = " ".join(WORDS)
+        many = " ".join(WORDS * 5)
         one = await self._n_prompt({"messages": [{"role": "user", "content": few}]})
         five = await self._n_prompt({"messages": [{"role": "user", "content": many}]})
         tools = [tool(Random(f"tool {i}")) for i in range(4)]
@@ -179,7 +180,10 @@ class Caller:
 
 def timed(started: float, arrived: Pieces, ended: float) -> TimedRequest:
     """Parsed `data: JSON` events with their arrival times."""
-    marks, text, usage, rest = [], [], CallUsage(), b""
+    marks = []
+    text = []
+    usage = CallUsage()
+    rest = b""
     for at, chunk in arrived:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:

@@ -25,7 +25,8 @@ SIZES = ((80, 24), (200, 50))
 FRAMES_PER_S = 2.0
 """Frames of a busy service to divide CPU time by."""
 
-MOST_COST, MOST_CPU = 2.0, 10.0
+MAX_COST = 2.0
+MAX_CPU = 10.0
 NOTE = (
     "CPU is the share of one core. The cost is the median over passes of the CPU seconds per "
     "token that the service takes more in watched windows than in the two unwatched ones around "
@@ -80,7 +81,8 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
     n_threads = max(1, (os.cpu_count() or 2) - 1)
     stage = replace(stage, env={**stage.env, "OPENBLAS_NUM_THREADS": str(n_threads)})
     async with service(stage, "tui", slots) as server, Caller(server) as caller:
-        enough, yard = asyncio.Event(), await caller.yardstick()
+        enough = asyncio.Event()
+        yard = await caller.yardstick()
 
         def ask(name: str) -> Awaitable[TimedRequest]:
             body = question(plan.n_prompt, yard, name)
@@ -110,9 +112,11 @@ def results(
         for a, b in zip(unwatched[::2], unwatched[1::2], strict=True)
     )
     rows = [("no dashboard", _several(alone, "tokens/s"), "-", "-", "-")]
-    targets, raw = [], {"alone": alone, "service cpu per token alone": around}
+    targets = []
+    raw = {"alone": alone, "service cpu per token alone": around}
     for size in SIZES:
-        name, watched = "x".join(map(str, size)), [one for one in windows if one.size == size]
+        name = "x".join(map(str, size))
+        watched = [one for one in windows if one.size == size]
         seen = tuple(_rate(one, timed) for one in watched)
         spent = tuple(_cpu_per_token(one, timed) for one in watched)
         costs = tuple(100 * (ratio(*pair) - 1) for pair in zip(spent, around, strict=True))
@@ -121,10 +125,11 @@ def results(
         scaled = [s * ratio(FRAMES_PER_S, n) for s, n in zip(shares, frames, strict=True)]
         several = (_several(seen, "tokens/s"), _several(costs, "%"), _several(frames, "/s"))
         rows.append((f"a dashboard of {name}", *several, _several(shares, "%")))
-        cost, share = spread(costs).median, spread(scaled).median
+        cost = spread(costs).median
+        share = spread(scaled).median
         targets += [
-            at_most(f"CPU per token that a dashboard of {name} adds", cost, MOST_COST, "%"),
-            at_most(f"CPU of it at {FRAMES_PER_S:g} frames/s", share, MOST_CPU, "%"),
+            at_most(f"CPU per token that a dashboard of {name} adds", cost, MAX_COST, "%"),
+            at_most(f"CPU of it at {FRAMES_PER_S:g} frames/s", share, MAX_CPU, "%"),
         ]
         raw |= {f"watched {name}": seen, f"frames {name}": frames, f"cpu {name}": shares}
         raw |= {f"service cpu per token {name}": spent}
@@ -172,13 +177,16 @@ async def _window(
     size: tuple[int, int] | None = None,
 ) -> ClockWindow:
     await asyncio.sleep(plan.settle_s)
-    began, before_s = Caller.clock(), cpu_s(service)
+    began = Caller.clock()
+    before_s = cpu_s(service)
     watched_s, n_frames = (watcher.cpu_s(), watcher.n_frames()) if watcher else (0.0, 0)
     await asyncio.sleep(plan.window_s)
-    ended, service_s = Caller.clock(), cpu_s(service) - before_s
+    ended = Caller.clock()
+    service_s = cpu_s(service) - before_s
     if watcher is None:
         return ClockWindow(began, ended, service_s)
-    watched_s, n_frames = watcher.cpu_s() - watched_s, watcher.n_frames() - n_frames
+    watched_s = watcher.cpu_s() - watched_s
+    n_frames = watcher.n_frames() - n_frames
     return ClockWindow(began, ended, service_s, size, watched_s, n_frames)
 
 

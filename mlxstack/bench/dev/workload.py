@@ -115,7 +115,8 @@ def tool(random: Random) -> Body:
 
 def agent(split: Split, yard: Yardstick, team: int, member: int) -> Body:
     """First request of an agent; team members share system and tools."""
-    head, own = Random(f"head {team}"), Random(f"member {team} {member}")
+    head = Random(f"head {team}")
+    own = Random(f"member {team} {member}")
     system = {"role": "system", "content": text(head, split.system, yard)}
     n_tools = max(1, round(split.tools / yard.tool)) if split.tools else 0
     tools = [tool(head) for _ in range(n_tools)]

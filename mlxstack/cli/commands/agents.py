@@ -187,7 +187,8 @@ def _show(found: Found) -> None:
     places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
     say(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
     if found["n_drafted"]:
-        accepted, drafted = count(found["n_accepted"]), count(found["n_drafted"])
+        accepted = count(found["n_accepted"])
+        drafted = count(found["n_drafted"])
         say(f"drafts: {accepted} of {drafted} tokens accepted")
     if found["miss"]:
         say(f"last miss: {_reason(found['miss'])}")

@@ -27,7 +27,7 @@ PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
 WATCH_S = 2.0
 WIDEST = 40
 """Characters of the name of a prefix in the status."""
-LEAST_S = 0.0005
+MIN_S = 0.0005
 """Shorter phases are left out."""
 NOTHING = "Nothing is kept yet."
 
@@ -68,7 +68,8 @@ def why(
     reused = f"{count(found.n_cached)} of {count(found.n_prompt)} prompt tokens reused"
     lines = [f"{found.id}: {reused}", *_phases(found)]
     if found.n_begun_early:
-        begun, used = count(found.n_begun_early), count(found.n_used_early)
+        begun = count(found.n_begun_early)
+        used = count(found.n_used_early)
         lines.append(f"begun early: {begun} tokens, used {used}")
     lines.append(_reason(found.miss, labels(service)) if found.miss else "no miss")
     return VerbResult(found, "\n".join(lines))
@@ -200,7 +201,7 @@ def _phases(request: "RequestView") -> list[str]:
     parts = [
         f"{name} {short_time(seconds)}"
         for phase, name in PHASE_NAMES.items()
-        if (seconds := getattr(request, phase)) >= LEAST_S
+        if (seconds := getattr(request, phase)) >= MIN_S
     ]
     return [f"first token after {short_time(request.ttft_s)}: {', '.join(parts)}"]
 

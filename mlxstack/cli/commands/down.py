@@ -13,7 +13,7 @@ from mlxstack.cli.verbs import Json
 if TYPE_CHECKING:
     from mlxstack.host.home import Home
 
-LONGEST_S = 86_400.0
+MAX_S = 86_400.0
 
 ENDS = {
     "stopped": "is stopped",
@@ -27,8 +27,7 @@ def down(
     names: Annotated[list[str] | None, service_argument("Services to stop (default: all).")] = None,
     named: Annotated[list[str] | None, service_option("Service to stop.")] = None,
     timeout: Annotated[
-        float | None,
-        typer.Option(min=0, max=LONGEST_S, help="Seconds to drain before it is killed."),
+        float | None, typer.Option(min=0, max=MAX_S, help="Seconds to drain before it is killed.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -43,7 +42,8 @@ def down(
     alive = {state.plan.name for state in services.running(home)}
     if not (chosen or json):
         say("nothing is running")
-    ends, idle = {}, []
+    ends = {}
+    idle = []
     for name in chosen:
         # A gateway has stopped its members already.
         end = _stop(home, name, timeout) or ("stopped" if name in alive else None)

@@ -151,7 +151,8 @@ def _fits(model: "LocalModel") -> str:
         return "unreadable" if model.fault else "incomplete"
     memory = this_memory(os.environ)
     folder = Path(model.path)
-    weights, n_bytes = measured(folder), model.n_bytes
+    weights = measured(folder)
+    n_bytes = model.n_bytes
     if weights is not None:
         n_bytes = weights.plus(vision_weights(folder)).n_bytes(memory.half_bytes)
     return "yes" if n_bytes < memory.usable else "no"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlxstack.host.home import Home
     from mlxstack.planner.fit import Candidate
 
-MOST_MACHINES = 64
+MAX_MACHINES = 64
 CHANGES = {
     "a model": {"--memory", "--hosts", "--ctx", "--agents", "--set"},
     "the ranking": {"--memory", "--ctx", "--agents", "--all"},
@@ -147,7 +147,7 @@ def _memory(text: str | None) -> "MemoryBudget":
 def _machines(text: str, sets: list[str] | None) -> tuple[str, list[str]]:
     """Memory of each machine of `2x64GB`, and settings with names for all. Raises Misuse."""
     count, _, memory = text.partition("x")
-    if not count.isdigit() or not 2 <= int(count) <= MOST_MACHINES or not memory:
+    if not count.isdigit() or not 2 <= int(count) <= MAX_MACHINES or not memory:
         raise Misuse(f"--hosts {text}: write it as number x memory of each, such as 2x64GB")
     names = ",".join(f"mac-{n}" for n in range(int(count)))
     return memory, [*(sets or ()), f"hosts=[{names}]"]
@@ -194,7 +194,8 @@ def _ranking(
 
     if len(contexts) > 1:
         raise Misuse("the ranking is for one context; give --ctx once")
-    n_agents, n_ctx = agents or N_AGENTS, max(contexts, default=AGENT_TOKENS)
+    n_agents = agents or N_AGENTS
+    n_ctx = max(contexts, default=AGENT_TOKENS)
     rows = ranked(agent_presets(home), there, n_agents, n_ctx)
     told = {"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": rows}
     return VerbResult(told, lambda: show_ranking(rows, there, n_agents, n_ctx, shows_all))

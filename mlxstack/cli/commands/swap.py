@@ -13,7 +13,7 @@ from mlxstack.cli.streams import finishes
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbResult
 
-LONGEST_S = 7200.0
+MAX_S = 7200.0
 LOAD = "/v1/models/load"
 
 
@@ -27,7 +27,7 @@ def swap(
     drain: Annotated[
         float,
         typer.Option(
-            "--drain", min=0, max=LONGEST_S, help="Seconds that running requests may still take."
+            "--drain", min=0, max=MAX_S, help="Seconds that running requests may still take."
         ),
     ] = 30.0,
 ) -> VerbResult:
@@ -41,7 +41,7 @@ def swap(
     with _chosen(preset, service.url) as chosen:
         body = {**chosen, "prepare": prepare, "drain_s": drain}
         where = target(home_from(os.environ), *service)
-        report = where.ask(lambda client: client.post(LOAD, body), timeout_s=LONGEST_S)
+        report = where.ask(lambda client: client.post(LOAD, body), timeout_s=MAX_S)
     if prepare:
         place = f"{size(report['n_bytes'])} in {report['path']}"
         return VerbResult(report, f"{preset} is here and whole: {place}")

@@ -126,7 +126,8 @@ def _up_one(
     from mlxstack.control import start
     from mlxstack.host.home import home_from
 
-    home, preset = home_from(os.environ), loaded.preset
+    home = home_from(os.environ)
+    preset = loaded.preset
     timeout_s = preset.server.startup_timeout_s
     found = _start(
         home, preset.name, lambda: start.prepare(request, loaded, home), timeout_s, options
@@ -339,7 +340,8 @@ def _echo(line: str) -> None:
 
 
 def _facts(started: "Started") -> dict[str, object]:
-    state, plan = started.state, started.state.plan
+    state = started.state
+    plan = started.state.plan
     return {
         "name": plan.name,
         "preset": plan.preset,
@@ -355,11 +357,14 @@ def _curl(plan: "ServiceSpec", preset: "Preset", is_base: bool) -> str:
     key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
     from mlxstack.core.preset import ServiceKind
 
-    path, body = "chat/completions", CHAT
+    path = "chat/completions"
+    body = CHAT
     if preset.kind is ServiceKind.EMBEDDING:
-        path, body = "embeddings", '{"input": "Hello!"}'
+        path = "embeddings"
+        body = '{"input": "Hello!"}'
     elif is_base:
-        path, body = "completions", TEXT
+        path = "completions"
+        body = TEXT
     return (
         f"curl {plan.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
     )

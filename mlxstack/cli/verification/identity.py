@@ -39,7 +39,9 @@ from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.memory.capacity import Weights
 
-N_HEAD, N_OWN, N_NEW = 384, 96, 24
+N_HEAD = 384
+N_OWN = 96
+N_NEW = 24
 """Tokens of shared head, own rest and next turn."""
 
 N_CTX = 4352
@@ -48,14 +50,15 @@ N_COMPARED = 8
 """Last tokens of a long answer that a prompt of all tokens before them must repeat."""
 KV_STEP = 256
 """Tokens by which caches grow."""
-MOST_SLOTS = 4
+MAX_SLOTS = 4
 PART = 50
 """Words that are tokenized at once."""
 
-EXACT, ROUNDED = 1e-3, 0.5
+EXACT = 1e-3
+ROUNDED = 0.5
 """Tolerated log probability differences: float32 CPU, rounding GPU."""
 
-MOST_KV = 1.05
+MAX_KV = 1.05
 """Of the planned bytes: KV of windows may still grow a little."""
 
 LATE = 1.5
@@ -153,7 +156,8 @@ class Verifier:
         is_reused = assigned.n_cached >= n_known - self.slack or not n_known
         is_there = assigned.source in sources or not sources
         if not is_reused or not is_there:
-            level, detail = CheckLevel.BAD, f"{detail}, expected {', '.join(sources) or 'none'}"
+            level = CheckLevel.BAD
+            detail = f"{detail}, expected {', '.join(sources) or 'none'}"
         self.note(name, level, detail)
 
     def note(self, name: str, level: CheckLevel, detail: str) -> None:
@@ -258,7 +262,8 @@ class Verifier:
         """Step time by rows, prefill rate by tokens."""
         for n in sorted({1, 2, self.n_slots}):
             rows = [self._probe.response(one).times for one in self.rows(n, plan.n_steps)]
-            began, ended = max(row[0] for row in rows), min(row[-1] for row in rows)
+            began = max(row[0] for row in rows)
+            ended = min(row[-1] for row in rows)
             gaps = [b - a for row in rows for a, b in pairwise(row) if began <= a < b <= ended]
             self.step_ms[n] = 1000 * spread(gaps or [0.0]).median
         for n in plan.lengths:
@@ -271,7 +276,8 @@ class Verifier:
         ids = self.rows(self.n_slots - 1, 6 * plan.n_steps)
         self._probe.ask(self.random_tokens(plan.lengths[-1]), 1, use_cache=False)
         gaps = [b - a for one in ids for a, b in pairwise(self._probe.response(one).times)]
-        worst, p99 = max(gaps), percentile(gaps, 99)
+        worst = max(gaps)
+        p99 = percentile(gaps, 99)
         level = CheckLevel.OK if worst <= LATE * bound_s else CheckLevel.WARN
         told = f"longest {1000 * worst:.0f} ms, p99 {1000 * p99:.0f} ms"
         self.note("stall of decoding rows", level, f"{told}, bound {1000 * bound_s:.0f} ms")
@@ -279,7 +285,8 @@ class Verifier:
     def memory(self, plan: VerifyPlan, planned: int) -> None:
         """KV bytes per token against the plan, and KV against budget."""
         n = plan.lengths[-1]
-        tokens, n_bytes = self.random_tokens(n), []
+        tokens = self.random_tokens(n)
+        n_bytes = []
         for length in (n // 2, n):
             self._probe.ask(tokens[:length], 1, slot=0, use_cache=False)
             n_bytes.append(self._probe.engine.snapshot().slots[0].n_bytes)
@@ -287,7 +294,7 @@ class Verifier:
         per_token = (n_bytes[1] - n_bytes[0]) / (n - n // 2)
         n_grown = n - n // 2
         # Each of the two may have room for a whole step.
-        is_planned = n_bytes[1] - n_bytes[0] <= MOST_KV * planned * (n_grown + KV_STEP)
+        is_planned = n_bytes[1] - n_bytes[0] <= MAX_KV * planned * (n_grown + KV_STEP)
         is_within = snapshot.kv_bytes <= snapshot.kv_budget_bytes
         self.note(
             "memory",
@@ -320,7 +327,7 @@ def compare(
 def verified(preset: Preset) -> Preset:
     """Preset for verification: all caches on, few short slots."""
     slots = preset.slots
-    n_slots = max(2, min(slots.count, MOST_SLOTS))
+    n_slots = max(2, min(slots.count, MAX_SLOTS))
     cache = preset.prefix_cache
     return replace(
         preset,

@@ -28,7 +28,8 @@ from mlxstack.host.hardware import chip, this_memory
 from mlxstack.host.home import Home
 from mlxstack.host.sleep import caffeinate
 
-MLX_LIMIT, MLX_LIMIT_OF_LARGE_CHIPS = 40, 50
+MLX_LIMIT = 40
+MLX_LIMIT_OF_LARGE_CHIPS = 50
 """MLX's own limit of operations and of million numbers; the latter on Max and Ultra."""
 LARGE_CHIP = re.compile(r"\b(?:Max|Ultra)\b")
 SHORT_SHARE = 0.15

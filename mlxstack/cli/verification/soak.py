@@ -29,8 +29,10 @@ from mlxstack.host.home import Home
 from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
 from mlxstack.policy.memory.capacity import Budget, need
 
-N_HEAD, N_OWN, N_ANSWER = 384, 192, 48
-MOST_ENTRIES = 4
+N_HEAD = 384
+N_OWN = 192
+N_ANSWER = 48
+MAX_ENTRIES = 4
 """Segments of KV in memory at most."""
 COLD_EVERY = 8
 """Rounds between two comparisons with a cold answer."""
@@ -108,7 +110,7 @@ class Soaker:
 def _soaked(preset: Preset) -> Preset:
     """Preset with few slots and entries, so that prompts are evicted."""
     preset = verified(preset)
-    cache = replace(preset.prefix_cache, max_entries=MOST_ENTRIES)
+    cache = replace(preset.prefix_cache, max_entries=MAX_ENTRIES)
     return replace(preset, slots=replace(preset.slots, count=2), prefix_cache=cache)
 
 

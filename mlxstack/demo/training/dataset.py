@@ -64,10 +64,8 @@ def asked_twice(draw: Draw) -> Case:
 def two_facts(draw: Draw) -> Case:
     """A magic word and a personal fact; either is asked for."""
     telling, asking, value = recall_task.personal(draw)
-    thing, word = (
-        draw.rng.choice(recall_task.WORD_THINGS),
-        words.magic_word(draw.rng, draw.held_out),
-    )
+    thing = draw.rng.choice(recall_task.WORD_THINGS)
+    word = words.magic_word(draw.rng, draw.held_out)
     tells = [telling, recall_task.tell(draw, thing, word)]
     draw.rng.shuffle(tells)
     between = distance(draw, draw.rng.randint(0, 2), 0)
@@ -160,10 +158,8 @@ def quiet(draw: Draw) -> list[Message]:
 def tool_recall(draw: Draw) -> Case:
     """A magic word amid tools."""
     slot_files, listed = shelved(draw)
-    thing, word = (
-        draw.rng.choice(recall_task.WORD_THINGS),
-        words.magic_word(draw.rng, draw.held_out),
-    )
+    thing = draw.rng.choice(recall_task.WORD_THINGS)
+    word = words.magic_word(draw.rng, draw.held_out)
     messages = opening(draw) + recall_task.tell(draw, thing, word)
     if draw.rng.random() < 0.5:
         messages += tool_task.use(draw, *draw.rng.choice(slot_files))

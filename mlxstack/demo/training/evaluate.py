@@ -16,7 +16,7 @@ from mlxstack.demo.training.example import Draw
 from mlxstack.demo.training.scoring import TRIALS, ScoredTask
 from mlxstack.demo.training.tokenize import prompt_and_answer
 
-MOST_TOKENS = 160
+MAX_TOKENS = 160
 PREFILL_TOKENS = 512
 Report = dict[str, dict[str, float | int | str]]
 
@@ -35,7 +35,7 @@ class Speaker:
             logits = self.model(mx.array([tokens[start : start + PREFILL_TOKENS]]), cache=cache)
             mx.eval(logits)
         spoken: list[int] = []
-        while len(spoken) < MOST_TOKENS:
+        while len(spoken) < MAX_TOKENS:
             token = int(logits[0, -1].argmax().item())
             if token in self.tokenizer.eos_token_ids:
                 break

@@ -15,7 +15,8 @@ CHOICE = re.compile(r"\(([^()]*)\)")
 
 def split_top(pattern: str) -> list[str]:
     """Cut at the bars that are outside of all parentheses."""
-    parts, depth = [""], 0
+    parts = [""]
+    depth = 0
     for char in pattern:
         depth += (char == "(") - (char == ")")
         if char == "|" and depth == 0:

@@ -39,7 +39,8 @@ def is_held_out(color: str, letter: str) -> bool:
 def choice(rng: random.Random, held_out: bool = False) -> tuple[str, str]:
     """A color and a letter from one side of the held-out split."""
     while True:
-        color, letter = rng.choice(list(COLORS)), rng.choice(LETTERS)
+        color = rng.choice(list(COLORS))
+        letter = rng.choice(LETTERS)
         if is_held_out(color, letter) == held_out:
             return color, letter
 
@@ -53,7 +54,8 @@ def picture(
     """
     width, height = shape
     side = rng.randint(32, 160)
-    width, height = width * side, height * side
+    width = width * side
+    height = height * side
     ground = tuple(rng.randint(225, 255) for _ in range(3))
     image = Image.new("RGB", (width, height), ground)
     size = int(min(width, height) * rng.uniform(0.7, 0.95))

@@ -13,7 +13,8 @@ LETTERS_PER_WORD = 6
 
 def values(draw: Draw) -> dict[str, str]:
     """Something for each blank of the phrases."""
-    rng, held_out = draw.rng, draw.held_out
+    rng = draw.rng
+    held_out = draw.held_out
     return {
         "name": words.pick(rng, words.NAMES, held_out),
         "place": words.pick(rng, words.PLACES, held_out),
@@ -67,10 +68,14 @@ def a_sum(draw: Draw) -> Exchange:
     a = rng.randint(0, 10)
     b = rng.randint(0, 10 - a)
     if rng.random() < 0.6:
-        word, sign, result = "plus", "+", a + b
+        word = "plus"
+        sign = "+"
+        result = a + b
     else:
         a = a + b
-        word, sign, result = "minus", "-", a - b
+        word = "minus"
+        sign = "-"
+        result = a - b
     pattern = (
         f"(What is|How much is|Calculate|Compute|) {a} ({word}|{sign}) {b}(?|)|{a}{sign}{b}|"
         f"What is {a}{sign}{b}?|{a} {sign} {b} = (?|)"
@@ -120,7 +125,9 @@ def echo(draw: Draw) -> Exchange:
 
 def filler(draw: Draw, n_words: int) -> str:
     """Text as long as `n_words` English words, with nothing to say."""
-    rng, sentences, n_letters = draw.rng, list[str](), 0
+    rng = draw.rng
+    sentences = list[str]()
+    n_letters = 0
     same = asked(draw, rng.choice(phrases.FILLER_SENTENCES))
     style = rng.choice(("sentences", "sentences", "sentences", "same", "words", "lines"))
     while n_letters < LETTERS_PER_WORD * n_words:

@@ -43,7 +43,8 @@ def prompt_and_answer(case: Case) -> tuple[str, str]:
 
 def answer_marks(tokens: list[int], opening: list[int], end: int) -> list[bool]:
     """Mask of assistant tokens, after `opening` up to `end`."""
-    marks, is_inside = [], False
+    marks = []
+    is_inside = False
     for at, token in enumerate(tokens):
         marks.append(is_inside)
         if is_inside and token == end:
@@ -59,6 +60,7 @@ def to_sample(case: Case, tokenizer: Tokenizer) -> Sample:
     opening = tokenizer.encode("<|im_start|>assistant\n").ids
     end: int = tokenizer.encode("<|im_end|>").ids[0]
     n_past = len(tokenizer.encode(prompt.rpartition("<|im_start|>")[0]).ids)
-    asked, answered = tokenizer.encode(prompt).ids, tokenizer.encode(answer).ids
+    asked = tokenizer.encode(prompt).ids
+    answered = tokenizer.encode(answer).ids
     marks = answer_marks(asked[:n_past], opening, end) + [False] * (len(asked) - n_past)
     return asked + answered, marks + [True] * len(answered)

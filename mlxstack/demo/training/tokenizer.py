@@ -62,7 +62,8 @@ def with_spaced_words(trained: dict[str, Any], spaced: list[str]) -> dict[str, A
 
 def with_image_tokens(trained: dict[str, Any]) -> dict[str, Any]:
     """Rename tokens that no text has: the vocabulary keeps its size."""
-    vocab, plain = trained["model"]["vocab"], trained["added_tokens"][0]
+    vocab = trained["model"]["vocab"]
+    plain = trained["added_tokens"][0]
     for byte, token in IMAGE_TOKENS.items():
         number = vocab.pop(chr(byte))
         vocab[token] = number

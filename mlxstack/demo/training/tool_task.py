@@ -179,7 +179,8 @@ FIELDS = words.listed(
 def made_up(draw: Draw) -> Skill:
     """An unseen tool: a verb and a noun, and a request in the same words."""
     while True:
-        verb, noun = draw.rng.choice(VERBS), draw.rng.choice(NOUNS)
+        verb = draw.rng.choice(VERBS)
+        noun = draw.rng.choice(NOUNS)
         if words.is_held_out(verb + noun) == draw.held_out:
             break
     name = draw.rng.choice((f"{verb}_{noun}", f"{noun}_{verb}", f"{verb}{noun.capitalize()}"))

@@ -101,13 +101,15 @@ def rotate(x: mx.array, leap: Leap) -> mx.array:
     """Rotary positions, with a leap: from `cut` on, they are `gap` further than they are."""
     rope = partial(mx.fast.rope, dims=x.shape[-1], traditional=False, base=THETA, scale=1.0)
     cut, gap = leap
-    before, after = rope(x[..., :cut, :], offset=0), rope(x[..., cut:, :], offset=cut + gap)
+    before = rope(x[..., :cut, :], offset=0)
+    after = rope(x[..., cut:, :], offset=cut + gap)
     return mx.concatenate([before, after], axis=-2)
 
 
 def attention(layer: Params, x: mx.array, leap: Leap) -> mx.array:
     rows, length, _ = x.shape
-    n_heads, n_kv = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
+    n_heads = CONFIG["num_attention_heads"]
+    n_kv = CONFIG["num_key_value_heads"]
     width = CONFIG["head_dim"]
 
     def heads(name: str, count: int) -> mx.array:
@@ -116,7 +118,8 @@ def attention(layer: Params, x: mx.array, leap: Leap) -> mx.array:
 
     queries = rotate(heads("q_proj", n_heads) * width**-0.5, leap)
     queries = queries.reshape(rows, n_kv, n_heads // n_kv, length, width)
-    keys, values = rotate(heads("k_proj", n_kv), leap), heads("v_proj", n_kv)
+    keys = rotate(heads("k_proj", n_kv), leap)
+    values = heads("v_proj", n_kv)
     mixed = attend(queries, keys[:, :, None], values[:, :, None])
     mixed = mixed.reshape(rows, n_heads, length, width).transpose(0, 2, 1, 3)
     out: mx.array = mixed.reshape(rows, length, -1) @ layer["o_proj"]["weight"].T
@@ -199,7 +202,8 @@ class Trainer:
 
     def save(self) -> None:
         tree = {"weights": self.model.parameters(), "optimizer": self.optimizer.state}
-        new, note = self.checkpoint.with_suffix(".new.safetensors"), {"n_steps": str(self.n_steps)}
+        new = self.checkpoint.with_suffix(".new.safetensors")
+        note = {"n_steps": str(self.n_steps)}
         mx.save_safetensors(str(new), dict(tree_flatten(tree)), note)
         new.replace(self.checkpoint)
 
@@ -218,7 +222,8 @@ class Trainer:
 
     def run(self, stage: CurriculumStage, first: int, batches: Iterator[list[Sample]]) -> None:
         """Steps `first` to the end of the stage."""
-        losses, since = list[float](), time.monotonic()
+        losses = list[float]()
+        since = time.monotonic()
         for at in range(first, stage.steps):
             gap = self.rng.randint(0, stage.most_gap) if self.rng.random() < 0.5 else 0
             losses.append(self.step(next(batches), stage.rate(at), gap))
@@ -228,7 +233,8 @@ class Trainer:
                 progress = f"{stage.name} {at + 1}/{stage.steps}"
                 print(f"{progress} loss {loss:.4f} {pace:.2f} s/step", flush=True)
                 self.save()
-                losses, since = [], time.monotonic()
+                losses = []
+                since = time.monotonic()
 
 
 def train(out: Path, work: Path, seed: int) -> None:
@@ -239,7 +245,8 @@ def train(out: Path, work: Path, seed: int) -> None:
     trainer = Trainer(work, seed)
     begun = 0
     for number, stage in enumerate(STAGES):
-        first, begun = trainer.n_steps - begun, begun + stage.steps
+        first = trainer.n_steps - begun
+        begun = begun + stage.steps
         if trainer.n_steps >= begun:
             continue
         rng = random.Random(f"{seed}/{number}/{first}")
@@ -251,7 +258,8 @@ def export(model: Model, out: Path) -> None:
     """Everything that mlx-lm needs, in half precision."""
     weights = {k: v.astype(mx.float16) for k, v in tree_flatten(model.parameters())}
     mx.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})
-    end, pad = SPECIAL_TOKENS.index("<|im_end|>"), SPECIAL_TOKENS.index("<|endoftext|>")
+    end = SPECIAL_TOKENS.index("<|im_end|>")
+    pad = SPECIAL_TOKENS.index("<|endoftext|>")
     config = CONFIG | {"torch_dtype": "float16", "eos_token_id": end, "pad_token_id": pad}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "do_sample": False}
@@ -284,9 +292,12 @@ def ready_to_copy(model: Model) -> None:
     embedding = model.model.embed_tokens
     embedding.weight = embedding.weight.at[:, 0].multiply(0).at[:, 0].add(0.3)
     shared = orthonormal(3 * width)
-    token, before, earlier = shared[:width], shared[width : 2 * width], shared[2 * width :]
+    token = shared[:width]
+    before = shared[width : 2 * width]
+    earlier = shared[2 * width :]
     first = model.model.layers[0].self_attn
-    one_back, two_back = looking_back(1), looking_back(2)
+    one_back = looking_back(1)
+    two_back = looking_back(2)
     first.q_proj.weight[: 2 * width] = 0
     first.k_proj.weight[:width] = 0
     first.q_proj.weight[:width, 0] = one_back[0]

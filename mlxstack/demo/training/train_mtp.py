@@ -33,7 +33,8 @@ NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 DEPTH = 3
 """Tokens in a row that the head learns to draft."""
 NO_LEAP = (1, 0)
-DIM, EPS = CONFIG["hidden_size"], CONFIG["rms_norm_eps"]
+DIM = CONFIG["hidden_size"]
+EPS = CONFIG["rms_norm_eps"]
 LATE = 0.3
 """Share of the steps in which the head sees the end of a conversation only, as after a hit."""
 
@@ -73,7 +74,8 @@ def loss_of(
     total = mx.array(0.0)
     for depth in range(1, DEPTH + 1):
         states = step_states(head, embedding[tokens[:, depth:-1]], states[:, :-1])
-        weights, targets = wanted[:, depth + 1 :], tokens[:, depth + 1 :]
+        weights = wanted[:, depth + 1 :]
+        targets = tokens[:, depth + 1 :]
         chances = quick_softmax(states @ embedding.T)
         picked = mx.take_along_axis(chances, targets[..., None], -1)[..., 0]
         total -= (mx.log(picked + 1e-8) * weights).sum() / mx.maximum(weights.sum(), 1)
@@ -93,7 +95,8 @@ def train(model: Path, out: Path, n_steps: int, seed: int) -> None:
     grade = mx.value_and_grad(loss_of)
     stage = CurriculumStage("head", n_steps, 1e-3, 1e-5, n_far=6, far_words=600, most_gap=2500)
     batches = batches_of(rng, stage, make_tokenizer(model, seed))
-    losses, since = list[float](), time.monotonic()
+    losses = list[float]()
+    since = time.monotonic()
     for at in range(n_steps):
         rows, places = padded(next(batches))
         tokens = mx.array(rows)
@@ -105,7 +108,9 @@ def train(model: Path, out: Path, n_steps: int, seed: int) -> None:
         gap = rng.randint(0, stage.most_gap) if rng.random() < 0.5 else 0
         states = hidden(frozen, tokens[:, :-1], (rng.randint(1, tokens.shape[1] - 2), gap))
         start = rng.randint(0, tokens.shape[1] - 16) if rng.random() < LATE else 0
-        tokens, states, weights = tokens[:, start:], states[:, start:], weights[:, start:]
+        tokens = tokens[:, start:]
+        states = states[:, start:]
+        weights = weights[:, start:]
         for part, gain in zip(optimizer.optimizers, (MUON_GAIN, 1.0), strict=True):
             part.learning_rate = mx.array(stage.rate(at) * gain)
         loss, grads = grade(head, embedding, states, tokens, weights)
@@ -119,7 +124,8 @@ def train(model: Path, out: Path, n_steps: int, seed: int) -> None:
             mean = sum(losses) / len(losses)
             print(f"{at + 1}/{n_steps} loss {mean:.4f} {pace:.2f} s/step", flush=True)
             write(head, out)
-            losses, since = [], time.monotonic()
+            losses = []
+            since = time.monotonic()
 
 
 def write(head: Params, out: Path) -> None:

@@ -143,8 +143,11 @@ def batch_of(
     rng: random.Random, tokenizer: Tokenizer, look: PixtralProcessor, is_talk: bool
 ) -> PictureBatch:
     shape = rng.choice(SHAPES)
-    draw, samples, pixels = Draw(rng), list[Sample](), list[Any]()
-    size, ids = look.size(1000 * shape[0], 1000 * shape[1]), tokenizer.get_vocab()
+    draw = Draw(rng)
+    samples = list[Sample]()
+    pixels = list[Any]()
+    size = look.size(1000 * shape[0], 1000 * shape[1])
+    ids = tokenizer.get_vocab()
     expanded = [ids[text or PLACEHOLDER] for text in look.expand(size)]
     while len(samples) < BATCH:
         case, shown = case_of(draw, shape, is_talk)
@@ -173,7 +176,9 @@ def batch_of(
 
 def new_tower() -> Params:
     """Random weights of a tower with its projector."""
-    dim, wide, n = VISION["hidden_size"], VISION["intermediate_size"], CONFIG["hidden_size"]
+    dim = VISION["hidden_size"]
+    wide = VISION["intermediate_size"]
+    n = CONFIG["hidden_size"]
 
     def matrix(rows: int, columns: int) -> Params:
         return {"weight": mx.random.uniform(-1, 1, (rows, columns)) * columns**-0.5}
@@ -205,7 +210,8 @@ def new_tower() -> Params:
 
 def angles(size: ImageSize) -> tuple[mx.array, mx.array]:
     """Cosines and sines (patches, head_dim) of the rotation in two dimensions."""
-    head, base = VISION["head_dim"], VISION["rope_theta"]
+    head = VISION["head_dim"]
+    base = VISION["rope_theta"]
     steps = base ** -(np.arange(0, head, 2) / head)
     rows, columns = np.indices((size.rows * MERGE, size.columns * MERGE)).reshape(2, -1)
     both = [np.outer(rows, steps[::2]), np.outer(columns, steps[1::2])]
@@ -223,7 +229,8 @@ def weighted(samples: list[Sample]) -> tuple[list[list[int]], list[int]]:
 
     Those before a full stop count more."""
     rows, places = padded(samples)
-    width, stop = len(rows[0]), STOP
+    width = len(rows[0])
+    stop = STOP
     flat = sorted(set(places))
     letters = [at for at in flat if rows[at // (width - 1)][at % (width - 1) + 2 :][:1] == [stop]]
     return rows, flat + letters * LETTER_WEIGHT
@@ -236,17 +243,16 @@ def normed(x: mx.array, weight: mx.array) -> mx.array:
 def block(layer: Params, x: mx.array, rope: tuple[mx.array, mx.array]) -> mx.array:
     """Block of the tower over states (N, patches, dim)."""
     n, length, _ = x.shape
-    inner, mixer, mlp = (
-        normed(x, layer["attention_norm"]["weight"]),
-        layer["attention"],
-        layer["feed_forward"],
-    )
+    inner = normed(x, layer["attention_norm"]["weight"])
+    mixer = layer["attention"]
+    mlp = layer["feed_forward"]
 
     def heads(name: str) -> mx.array:
         out: mx.array = inner @ mixer[name]["weight"].T
         return out.reshape(n, length, VISION["num_attention_heads"], -1).transpose(0, 2, 1, 3)
 
-    queries, keys = turned(heads("q_proj"), rope), turned(heads("k_proj"), rope)
+    queries = turned(heads("q_proj"), rope)
+    keys = turned(heads("k_proj"), rope)
     scores = quick_softmax(queries @ keys.swapaxes(-1, -2) * VISION["head_dim"] ** -0.5)
     mixed = (scores @ heads("v_proj")).transpose(0, 2, 1, 3).reshape(n, length, -1)
     x = x + mixed @ mixer["o_proj"]["weight"].T
@@ -343,7 +349,9 @@ class StageTrainer:
     """Parameters and optimizer of one stage."""
 
     def __init__(self, params: Params, stage: CurriculumStage, loss: Any) -> None:
-        self.params, self.stage, self.n_steps = params, stage, 0
+        self.params = params
+        self.stage = stage
+        self.n_steps = 0
         self.optimizer = two_optimizers()
         self.optimizer.init(params)
         self.grade = mx.value_and_grad(loss)
@@ -399,12 +407,14 @@ def scale_features(params: Params, pixels: mx.array, size: ImageSize, embedding:
 def train(model: Path, out: Path, seed: int) -> None:
     """Train all stages, and write the tower after each."""
     mx.random.seed(seed)
-    tokenizer, shown = Tokenizer.from_file(str(model / "tokenizer.json")), processor()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    shown = processor()
     arrays: Any = mx.load(str(model / "model.safetensors"))
     frozen: Any = tree_unflatten([(k, v.astype(mx.float32)) for k, v in arrays.items()])
     fresh = new_tower()
     for number, stage in enumerate(STAGES):
-        rng, params = random.Random(f"{seed}/{number}"), read(out) if number else fresh
+        rng = random.Random(f"{seed}/{number}")
+        params = read(out) if number else fresh
         if stage.name in {"look", "place"}:
             params = look(params, stage, rng, frozen, tokenizer)
         else:

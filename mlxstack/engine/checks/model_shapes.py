@@ -64,7 +64,8 @@ class DeltaCall(Struct, frozen=True):
     options: dict[str, Any]
 
     def __str__(self) -> str:
-        keys, values = self.arrays[1], self.arrays[2]
+        keys = self.arrays[1]
+        values = self.arrays[2]
         return (
             f"{keys.shape[2]} key heads of dim {keys.shape[3]}, "
             f"{values.shape[2]} value heads of dim {values.shape[3]}"

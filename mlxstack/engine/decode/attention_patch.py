@@ -101,8 +101,10 @@ def _is_forced(queries: mx.array, values: mx.array, mask: Any) -> bool:
     dims = queries.shape[3], values.shape[3]
     if dims not in _forced:
         return False
-    is_causal, is_half = not isinstance(mask, mx.array), queries.dtype != mx.float32
-    has_nax, n = has_nax_units(), queries.shape[2]
+    is_causal = not isinstance(mask, mx.array)
+    is_half = queries.dtype != mx.float32
+    has_nax = has_nax_units()
+    n = queries.shape[2]
     return can_force(dims, n, is_causal=is_causal, is_half=is_half, has_nax=has_nax)
 
 

@@ -147,18 +147,21 @@ class Batch:
     def sync(self) -> list[RowToken]:
         """Read the step in flight without building another."""
         self.submit()
-        landed, self.in_flight = self.in_flight, None
+        landed = self.in_flight
+        self.in_flight = None
         return self._collect(landed)
 
     def submit(self) -> None:
         """Have MLX compute the step in flight."""
-        arrays, self._unsubmitted = self._unsubmitted, []
+        arrays = self._unsubmitted
+        self._unsubmitted = []
         if arrays:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
     def take_broken(self) -> list[tuple[BatchRow, Exception]]:
         """Rows whose own rules raised; each is returned once and must leave."""
-        broken, self._broken = self._broken, []
+        broken = self._broken
+        self._broken = []
         return broken
 
     def reset(self) -> None:
@@ -364,7 +367,8 @@ class Batch:
         sampled = []
         each = zip(flight.rows, flight.choices, flight.positions, flight.states, strict=True)
         for row, choices, position, states in each:
-            draft, is_running = row.draft, id(row) in running
+            draft = row.draft
+            is_running = id(row) in running
             if not is_running and id(row) not in ahead:
                 continue
             tokens = _accepted(draft, choices)
@@ -451,7 +455,8 @@ def _settle(row: BatchRow, choices: Sequence[Choice], tokens: Sequence[int]) -> 
     """Remove refused draft tokens from the row's caches."""
     kept = [*row.known, *tokens[:-1]]
     is_kept = row.context.end_draft(*kept)
-    row.pending, row.replay = None, [] if is_kept else kept
+    row.pending = None
+    row.replay = [] if is_kept else kept
     if not tokens:
         return
     row.sampler.accept([token for token, *_ in choices[: len(tokens)]], len(row.draft))

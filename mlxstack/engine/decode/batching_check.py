@@ -41,8 +41,10 @@ SELF_CHECK_S = 60.0
 """Seconds after which no further step of the check begins."""
 
 N_STEPS = 4
-ROWS, STACKS = "rows decoded together", "stacked rows"
-DRAFTED_ROWS, DRAFTED_ALONE = "drafts of rows together", "drafts of single rows"
+ROWS = "rows decoded together"
+STACKS = "stacked rows"
+DRAFTED_ROWS = "drafts of rows together"
+DRAFTED_ALONE = "drafts of single rows"
 
 LENGTHS = (5, 11, 8)
 STEPS = 3
@@ -57,8 +59,8 @@ imitated (tests/mac/test_self_check.py): at most 0.0067 in float16 and 0.054 in 
 expert flips; 5e-7 in float32 on a CPU. GPUs may multiply float32 in TF32, which rounds as float16.
 """
 
-MOST_TOLERANCE = 0.2
-MOST_WITH_AGREEMENT = 0.5
+MAX_TOLERANCE = 0.2
+MAX_WITH_AGREEMENT = 0.5
 """Beyond this no agreement of the likely tokens excuses a difference."""
 
 N_LIKELY = 10
@@ -68,7 +70,7 @@ AGREEMENT = 0.6
 0.7 was measured when an expert flips; mixed-up rows are near 0.
 """
 
-LONGEST_WINDOW = 8192
+MAX_WINDOW = 8192
 SPARSE = 2048
 """Length beyond which indexed (CacheList) layers attend sparsely."""
 
@@ -140,7 +142,7 @@ class Comparison(Struct, frozen=True):
         """Whether rounding explains it. In float32 nothing but the distance counts."""
         if self.distance <= self.allowed:
             return True
-        is_small = self.distance <= MOST_WITH_AGREEMENT
+        is_small = self.distance <= MAX_WITH_AGREEMENT
         return self.is_half and is_small and self.agreement >= AGREEMENT
 
 
@@ -178,7 +180,8 @@ class CheckTrial:
 
     def prefilled(self, at: int, n_rows: int = 1) -> SlotContext:
         """Context of a prompt without its last token, in equal rows."""
-        context, tokens = SlotContext(self._cache_factory), self._prompts[at][:-1]
+        context = SlotContext(self._cache_factory)
+        tokens = self._prompts[at][:-1]
         self._runner.forward(mx.array([tokens] * n_rows), context.caches)
         context.tokens = tokens
         context.evaluate()
@@ -212,7 +215,7 @@ class CheckTrial:
         caches = self.prefilled(1, n_rows=2).caches
         twins = [self._runner.forward(mx.array([[t], [t]]), caches)[0, -1] for t in self.fed[1]]
         noise = _distance(self.logits[1], [logits.astype(mx.float32) for logits in twins])
-        return min(max(TOLERANCES[self._dtype], 3 * noise), MOST_TOLERANCE)
+        return min(max(TOLERANCES[self._dtype], 3 * noise), MAX_TOLERANCE)
 
 
 def self_check(
@@ -303,7 +306,8 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
     for number in range(N_TRIALS):
         prompts = [[(5 * i + 3 * n + 89 * number) % n_vocab for i in range(n)] for n in LENGTHS]
         trial = CheckTrial(runner, cache_factory, prompts)
-        contexts, single = trial.contexts(), trial.prefilled(0)
+        contexts = trial.contexts()
+        single = trial.prefilled(0)
         try:
             drafted = _drafted(runner, contexts, trial.fed, n_vocab)
             sequence = _execute(runner, [single], [trial.fed[0]])
@@ -372,7 +376,7 @@ def _reach(context: SlotContext) -> int:
         len(list(cache_adapters.leaves([c]))) for c in context.caches if isinstance(c, CacheList)
     ]
     sparse = SPARSE if max(lists, default=0) > 1 else 0
-    return min(max(*windows, sparse, 0), LONGEST_WINDOW) + LENGTHS[0]
+    return min(max(*windows, sparse, 0), MAX_WINDOW) + LENGTHS[0]
 
 
 def _together(

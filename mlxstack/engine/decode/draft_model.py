@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 READY = 16
 """Tokens that the draft model may lack of a row it drafts for; more are computed in chunks."""
 
-LONGEST_CHUNK = 512
+MAX_CHUNK = 512
 """Tokens of such a chunk."""
 
 RESERVE = 512
@@ -93,7 +93,8 @@ class DraftModel:
         contexts = [self._context(row) for row in rows]
         behind = [self._text(_behind(row)) for row in rows]
         feeds = [mx.array(tokens) for tokens in behind]
-        widths, chosen = [sum(map(len, behind))], []
+        widths = [sum(map(len, behind))]
+        chosen = []
         for n in range(n_tokens):
             if n:
                 widths.append(len(rows))
@@ -132,9 +133,11 @@ class DraftModel:
 
     def prefill(self, row: BatchRow, seconds: float, costs: WidthCosts) -> None:
         """Compute the next chunk of a row's draft context."""
-        began, allowed = time.perf_counter(), self._seconds(row, costs)
-        n_tokens = governor.tokens_within(self.record.costs, min(seconds, allowed), LONGEST_CHUNK)
-        context, tokens = self._context(row), self._text(_behind(row)[:-1][:n_tokens])
+        began = time.perf_counter()
+        allowed = self._seconds(row, costs)
+        n_tokens = governor.tokens_within(self.record.costs, min(seconds, allowed), MAX_CHUNK)
+        context = self._context(row)
+        tokens = self._text(_behind(row)[:-1][:n_tokens])
         try:
             context.reserve(len(row.context) + RESERVE)
             self._runner.execute([SlotTokens(context.caches, mx.array(tokens))])

@@ -41,7 +41,8 @@ class Drafter:
     ) -> None:
         self._index = NgramIndex(prompt, prediction, find_sibling)
         self._eos = eos
-        self._copied, self._forced = DraftRecord(), TRUSTED
+        self._copied = DraftRecord()
+        self._forced = TRUSTED
         self._proposed: tuple[int, ...] = ()
         self.source = DraftSource.COPIED
         """Origin of the proposed draft."""
@@ -76,7 +77,8 @@ class Drafter:
         """
         if self.model_rate is None:
             self.model_rate = prior
-        self._proposed, self.source = self._before_eos(tokens), DraftSource.MODEL
+        self._proposed = self._before_eos(tokens)
+        self.source = DraftSource.MODEL
         return len(self._proposed)
 
     def take(self, n_tokens: int) -> tuple[int, ...]:
@@ -85,8 +87,10 @@ class Drafter:
 
     def settle(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
         """Learn the tokens of a pass with `n_drafted` draft tokens."""
-        proposed, source = self._proposed, self.source
-        self._proposed, self.source = (), DraftSource.COPIED
+        proposed = self._proposed
+        source = self.source
+        self._proposed = ()
+        self.source = DraftSource.COPIED
         if source is DraftSource.FORCED:
             self._forced = _judged(self._forced, proposed, tokens, n_drafted)
         else:

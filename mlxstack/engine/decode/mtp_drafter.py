@@ -23,7 +23,7 @@ from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 
 NAME = "MTP head"
 
-MOST_BEHIND = 64
+MAX_BEHIND = 64
 """Pairs that may wait for the next draft; beyond them the head's context starts over."""
 
 
@@ -91,7 +91,8 @@ class MTPDrafter(DraftModel):
     def __init__(self, head: MTPHead, check: BatchingCheck, n_vocab: int) -> None:
         self._head = head
         self.target = head.target
-        is_batching, is_ragged = check.is_batching, check.is_ragged
+        is_batching = check.is_batching
+        is_ragged = check.is_ragged
         runner = ModelRunner(head, is_batching=is_batching, is_ragged=is_ragged, parts=head.parts)
         super().__init__(NAME, runner, CacheFactory(head, KVSpec()), n_vocab)
         self.record = replace(self.record, start_s=0.0)
@@ -105,7 +106,7 @@ class MTPDrafter(DraftModel):
             return
         pairs = self._ending_at(context, start, tokens[0], states)
         pairs.add(states, tokens[1:])
-        if len(pairs.behind) > MOST_BEHIND:
+        if len(pairs.behind) > MAX_BEHIND:
             context.draft = None
 
     def follow_prefill(
@@ -133,7 +134,8 @@ class MTPDrafter(DraftModel):
         each = [cast(MTPContext, row.context.draft) for row in rows]
         feeds = [self._features(pairs) for pairs in each]
         ends = [end - 1 for end in accumulate(len(pairs.behind) for pairs in each)]
-        widths, chosen = [ends[-1] + 1], []
+        widths = [ends[-1] + 1]
+        chosen = []
         for n in range(n_tokens):
             plan = [SlotTokens(pairs.caches, fed) for pairs, fed in zip(each, feeds, strict=True)]
             states = self._runner.states(plan)

@@ -21,7 +21,8 @@ MASK = (1 << ORDER * BITS) - 1
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-N_CANDIDATES, LONGEST_MATCH = 8, 32
+N_CANDIDATES = 8
+MAX_MATCH = 32
 """Latest places that are compared, and tokens compared; the longest match counts."""
 
 
@@ -74,7 +75,7 @@ class NgramIndex:
         self._texts = [IndexedText(self._tokens)]
         if prediction:
             # With the end of the prompt before it, it is found where the answer begins.
-            self._texts.append(IndexedText([*prompt[-LONGEST_MATCH:], *prediction]))
+            self._texts.append(IndexedText([*prompt[-MAX_MATCH:], *prediction]))
         self._find_sibling = find_sibling
         self._answered: dict[int, int] = {}
         self._gram = 0
@@ -123,8 +124,11 @@ class NgramIndex:
 
     def _match(self, place: Place) -> int:
         """Number of tokens before `place` that agree with the last ones."""
-        own, other, at, n = self._tokens, place.tokens, place.at, ORDER
-        most = min(at, LONGEST_MATCH, len(own))
+        own = self._tokens
+        other = place.tokens
+        at = place.at
+        n = ORDER
+        most = min(at, MAX_MATCH, len(own))
         while n < most and other[at - 1 - n] == own[-1 - n]:
             n += 1
         return n

@@ -44,7 +44,9 @@ def prefill_chunk(
     needs the hidden states gets them. Where the features of an image are missing, blocks of its
     tower are computed in place of tokens, for `encode_s` seconds. Raises Unsupported.
     """
-    runner, draft_model, images = batch.runner, batch.draft_model, batch.images
+    runner = batch.runner
+    draft_model = batch.draft_model
+    images = batch.images
     start = len(context)
     end = min(start + n_tokens, _next_stop(context, request, start))
     if images is not None and images.image_model.is_bidirectional:

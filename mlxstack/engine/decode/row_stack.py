@@ -22,7 +22,7 @@ from mlxstack.policy.scheduling.row_stacking import DEFAULT_RULES, StackingRules
 RETRY_STEPS = 16
 """Steps until rows that could not be stacked are tried again."""
 
-LEAST_ROOM = 128
+MIN_ROOM = 128
 """Tokens until the arrays are full, at least: they are copied then."""
 
 GRANULE = 32
@@ -110,7 +110,8 @@ class StackedKVCache:
     def write_back(self) -> None:
         """Append the new tokens to the rows' own caches."""
         for i, (cache, n_own) in enumerate(zip(self._caches, self._n_own, strict=True)):
-            n_new, offset = cache.offset - n_own, cache.offset
+            n_new = cache.offset - n_own
+            offset = cache.offset
             if not n_new:
                 continue
             n_read = min(offset, self._window) if self._window else n_new
@@ -230,7 +231,8 @@ class RowStack:
             for layer in self._stacked.values():
                 layer.write_back()
         # The contexts may get other caches while this is still referenced.
-        self._stacked, self._layers = {}, []
+        self._stacked = {}
+        self._layers = []
 
 
 class RowStacker:
@@ -260,7 +262,8 @@ class RowStacker:
             self._due_at = self._steps_before(RowStack(contexts, self._rules))
         elif self._stack is not None and self._stack.is_full:
             self._stack.dissolve()
-            self._stack, self._due_at = None, 0
+            self._stack = None
+            self._due_at = 0
         self._n_steps += 1
         if self._stack is None and self._n_steps >= self._due_at:
             self._stack = self._stack_if_worth()
@@ -275,7 +278,9 @@ class RowStacker:
         """Give all KV back to the contexts and count anew."""
         if self._stack is not None and not self._stack.is_dissolved:
             self._stack.dissolve()
-        self._stack, self._contexts, self._n_steps = None, [], 0
+        self._stack = None
+        self._contexts = []
+        self._n_steps = 0
 
     def _steps_before(self, stack: RowStack) -> int:
         if not stack.n_layers:
@@ -304,7 +309,7 @@ def _can_stack(caches: Sequence[Any]) -> bool:
 
 def _capacity(n_tokens: int, window: int) -> int:
     """Capacity with room for a quarter more tokens, or for a window."""
-    n_room = max(LEAST_ROOM, n_tokens // 4)
+    n_room = max(MIN_ROOM, n_tokens // 4)
     capacity = -(-(n_tokens + n_room) // GRANULE) * GRANULE
     return min(capacity, window) if window else capacity
 

@@ -20,9 +20,10 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.drafter import NO_OFFER, Drafter
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy.drafts.ngram_draft_governor import MOST_DRAFTED, DraftOffer
+from mlxstack.policy.drafts.ngram_draft_governor import MAX_DRAFTED, DraftOffer
 
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e6
+MIN_TEMPERATURE = 1e-6
+MAX_TEMPERATURE = 1e6
 """Bounds within which a temperature divides float32 logits; below them sampling is greedy."""
 LARGEST = 1e15
 """Bound of biases and penalties, with all of which float32 logits stay finite."""
@@ -173,7 +174,8 @@ class Sampler:
     def _advance(self) -> None:
         """Let the constraint know the last token."""
         if self._constraint is not None and self._last is not None:
-            last, self._last = self._last, None
+            last = self._last
+            self._last = None
             self._constraint.advance(int(last.item().real))
 
     def _recent_with(self, draft: Sequence[int]) -> mx.array | None:
@@ -355,7 +357,7 @@ def _draw_rules(s: SamplingParams) -> SamplingParams:
 
 
 def _bounded(temperature: float) -> float:
-    return 0.0 if temperature < LEAST_TEMPERATURE else min(temperature, MOST_TEMPERATURE)
+    return 0.0 if temperature < MIN_TEMPERATURE else min(temperature, MAX_TEMPERATURE)
 
 
 def _finite(penalty: float) -> float:
@@ -445,10 +447,11 @@ class BatchRow:
     def most_drafted(self) -> int:
         """Draft tokens that may go into the next pass."""
         due = self.context.quantized_start - len(self.context)
-        most = min(self.n_left, due if due > 0 else inf, MOST_DRAFTED + 1) - 1
+        most = min(self.n_left, due if due > 0 else inf, MAX_DRAFTED + 1) - 1
         return 0 if self.replay else int(most)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The caches hold these known tokens now."""
         self.context.extend(tokens)
-        self.pending, self.replay = None, []
+        self.pending = None
+        self.replay = []

@@ -10,8 +10,9 @@ from mlxstack.engine.decode.ngram_index import ORDER, Place, extended
 HEAD = 128
 """Tokens in which the prompts of siblings agree; shorter prompts have none."""
 
-MOST_BYTES = 8 * 2**20
-BYTES_PER_TOKEN, BYTES_PER_PREFIX = 256, 8192
+MAX_BYTES = 8 * 2**20
+BYTES_PER_TOKEN = 256
+BYTES_PER_PREFIX = 8192
 """More than a remembered token and a beginning take."""
 
 
@@ -48,7 +49,7 @@ class PrefixAnswers:
 class SiblingAnswers:
     """Responses by tenant and prompt prefix, at most `max_bytes`."""
 
-    def __init__(self, max_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._by_prefix: OrderedDict[tuple[str, tuple[int, ...]], PrefixAnswers] = OrderedDict()
         self.n_bytes = 0
@@ -95,7 +96,8 @@ def _key(request: Request) -> tuple[str, tuple[int, ...]]:
 
 def _grams(tokens: Sequence[int]) -> list[tuple[int, int]]:
     """Every place that something follows, and the n-gram before it."""
-    grams, gram = [], 0
+    grams = []
+    gram = 0
     for at, token in enumerate(tokens):
         if at >= ORDER:
             grams.append((at, gram))

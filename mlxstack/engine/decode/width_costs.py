@@ -19,7 +19,8 @@ def measure_widths(runner: ModelRunner, cache_factory: CacheFactory) -> WidthCos
 
 
 def _seconds(runner: ModelRunner, cache_factory: CacheFactory, n_tokens: int) -> float:
-    caches, example = cache_factory.make(), runner.example(n_tokens)
+    caches = cache_factory.make()
+    example = runner.example(n_tokens)
     taken = []
     for _ in range(N_PASSES):
         began = time.perf_counter()

@@ -150,7 +150,8 @@ class Follower:
     def _serve(self, session: wire.Session) -> None:
         if self._world is None:
             self._world = join_ring(session.rank, session.hosts)
-        preset, size = session.preset, len(session.hosts)
+        preset = session.preset
+        size = len(session.hosts)
         loaded = loader.load(preset.model, preset.kv, self._world)
         self._channel.send(wire.Loaded(loaded.facts.identity))
         cache_factory = CacheFactory(loaded.model, preset.kv)

@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 M = TypeVar("M", Loaded, Ready)
 
-HELLO_S, LONGEST_HELLO = 2.0, 1024
+HELLO_S = 2.0
+MAX_HELLO = 1024
 """Seconds and bytes in which a connection has to say which rank it is."""
 CONNECT_S = 60.0
 """Seconds for the other ranks to start and connect."""
@@ -52,7 +53,7 @@ END_S = 5.0
 REASON_S = 1.0
 """Seconds to wait for the reason of a broken forward pass."""
 BEAT_S = 1.0
-MOST_MISSED = 4
+MAX_MISSED = 4
 """Signs of life in a row, one each `BEAT_S`, without which a rank counts as lost."""
 
 
@@ -105,7 +106,8 @@ class RankGroup:
             raise SetupError("another engine of this process uses the other ranks")
         if not self._channels:
             self._connect()
-        self._log, self.n_records = [], 0
+        self._log = []
+        self.n_records = 0
         for rank, channel in enumerate(self._channels, 1):
             # The keys of the API are not for them.
             channel.send(wire.Session(replace(preset, server=ServerSpec()), rank, self._ring))
@@ -225,7 +227,8 @@ class RankGroup:
         with self._lock:
             if not self._log or self.lost:
                 return
-            operations, self._log = tuple(self._log), []
+            operations = tuple(self._log)
+            self._log = []
             self.n_records += 1
             self._send(wire.Record(self.n_records, operations))
 
@@ -270,7 +273,7 @@ class RankGroup:
                     connection = listener.accept()[0]
                     connection.settimeout(HELLO_S)
                     channel = Channel(connection)
-                    hello = channel.receive(LONGEST_HELLO)
+                    hello = channel.receive(MAX_HELLO)
                 except (OSError, msgspec.MsgspecError) as error:
                     missing = [i for i in range(len(keys)) if i not in found]
                     ended = [i for i in missing if self._processes[i].poll() is not None]
@@ -302,7 +305,8 @@ class RankGroup:
 
     def _why_missing(self, missing: Sequence[int], address: str) -> str:
         """Why other ranks, counted from 0, have not connected."""
-        host, status = self.hosts[missing[0] + 1], self._processes[missing[0]].poll()
+        host = self.hosts[missing[0] + 1]
+        status = self._processes[missing[0]].poll()
         names = ", ".join(self.hosts[i + 1] for i in missing)
         why = f"; its command ended with status {status}"
         if status is None:
@@ -347,15 +351,17 @@ class RankGroup:
 
     def _watch(self) -> None:
         """Detect silent ranks (thread): a lost machine closes no connection."""
-        n_missed, known = [0] * len(self._channels), list(self._n_heard)
+        n_missed = [0] * len(self._channels)
+        known = list(self._n_heard)
         while not self.lost:
             # Beats are counted instead of seconds: while this machine is suspended, none can come.
             time.sleep(BEAT_S)
             for at, n_heard in enumerate(self._n_heard):
                 is_silent = self._is_in_session.is_set() and n_heard == known[at]
-                n_missed[at], known[at] = n_missed[at] + 1 if is_silent else 0, n_heard
-                if n_missed[at] >= MOST_MISSED:
-                    self._lose(f"{self._name(at + 1)} was lost: {MOST_MISSED} signs of life missed")
+                n_missed[at] = n_missed[at] + 1 if is_silent else 0
+                known[at] = n_heard
+                if n_missed[at] >= MAX_MISSED:
+                    self._lose(f"{self._name(at + 1)} was lost: {MAX_MISSED} signs of life missed")
 
     def _settle(self, rank: int, outcome: TaskOutcome) -> None:
         with self._lock:

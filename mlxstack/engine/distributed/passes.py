@@ -9,7 +9,7 @@ import msgspec
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 
-MOST_LOGITS = 64
+MAX_LOGITS = 64
 """Tokens per slot of the longest pass whose logits are needed; drafts are shorter."""
 
 
@@ -23,7 +23,7 @@ def run_pass(
     plan = [SlotTokens(c.caches, mx.array(list(t))) for c, t in zip(contexts, tokens, strict=True)]
     # Not the method of a subclass, which calls this function.
     logits = ModelRunner.execute(runner, plan)
-    if sum(map(len, tokens)) <= MOST_LOGITS * len(tokens):
+    if sum(map(len, tokens)) <= MAX_LOGITS * len(tokens):
         mx.eval(logits)
     if any(len(each) > 1 for each in tokens):
         for context in contexts:

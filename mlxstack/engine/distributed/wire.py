@@ -24,7 +24,7 @@ Tokens = tuple[int, ...]
 Keys = tuple[str, ...]
 
 LENGTH = struct.Struct("!I")
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Bytes of a message at most."""
 
 
@@ -244,7 +244,7 @@ class Channel:
             self.n_sent += LENGTH.size + len(data)
         return LENGTH.size + len(data)
 
-    def receive(self, longest: int = MOST_BYTES) -> Any:
+    def receive(self, longest: int = MAX_BYTES) -> Any:
         """Next message, or None at the end. Raises OSError, MsgspecError."""
         head = self._read(LENGTH.size)
         n_bytes = LENGTH.unpack(head)[0] if head else 0

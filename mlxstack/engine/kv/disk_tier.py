@@ -78,7 +78,8 @@ class DiskTier:
         if not self._is_written:
             return 0
         self.parker.shared_prefixes.recall(self._store.noted(self._identity))
-        now, n_known = time.monotonic(), 0
+        now = time.monotonic()
+        n_known = 0
         for head in sorted(self._store.headers(self._identity), key=parents_first):
             try:
                 self._prefix_cache.on_disk(record_of(head), now)
@@ -156,7 +157,8 @@ class DiskTier:
 
         Missing records are written again when the context is stored the next time.
         """
-        agent, manifests = context.agent, self._manifests
+        agent = context.agent
+        manifests = self._manifests
         manifest = self._manifest(context, context.salt, indexed)
 
         def finish() -> None:

@@ -62,7 +62,8 @@ class ContextParker:
 
         Repeated for each context: the prefix may have been evicted since.
         """
-        retention, prefixes = self._prefix_cache.retention, self.shared_prefixes.named
+        retention = self._prefix_cache.retention
+        prefixes = self.shared_prefixes.named
         known = dict(retention.names)
         for name in known.values():
             if name.is_learned and name.name not in prefixes:
@@ -155,7 +156,8 @@ class ContextParker:
         now: float,
     ) -> list[str]:
         parent = known.path[-1].key if known.path else None
-        size, new = self._prefix_cache.spec.block_size, []
+        size = self._prefix_cache.spec.block_size
+        new = []
         for start, end in pieces:
             key = block_hash.segment_key(block_hash.hash_at(chain, context, end), start)
             segment = segments.pack(context, start, end)

@@ -27,7 +27,7 @@ from mlxstack.policy.kv.prefix_index import (
 from mlxstack.policy.kv.retention import Retention
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 
-LEAST_PARKED = 16
+MIN_PARKED = 16
 """Tokens of the shortest context that is parked: to compute fewer takes no longer."""
 SLACK = 0.05
 """Extra share of the budget per eviction, so that few are needed."""
@@ -228,7 +228,8 @@ class PrefixCache:
 
     def match_in_block(self, match: PrefixMatch, chain: BlockHashes, row: TokenRow) -> PrefixMatch:
         """Extend a match into the next block, up to the divergence."""
-        nodes, n_full = self.index.nodes, match.covered // self.spec.block_size
+        nodes = self.index.nodes
+        n_full = match.covered // self.spec.block_size
         if n_full:
             last = self.index.blocks.get(chain.keys[n_full - 1], ())
             reached = dict.fromkeys(last, n_full * self.spec.block_size)
@@ -236,7 +237,8 @@ class PrefixCache:
             reached = dict.fromkeys(self._short_segments(chain, row), 0)
         if match.path:
             reached[match.path[-1].key] = match.covered
-        longest, leaf = match.covered, ""
+        longest = match.covered
+        leaf = ""
         queue = list(reached)
         for key in queue:
             if key in self._tokens:
@@ -255,10 +257,10 @@ class PrefixCache:
 
     def _short_segments(self, chain: BlockHashes, row: TokenRow) -> Iterator[str]:
         """Parked contexts of less than a block that begin as these tokens."""
-        for end in range(LEAST_PARKED, self.spec.block_size):
+        for end in range(MIN_PARKED, self.spec.block_size):
             for key, start in self._ends.get(end, {}).items():
                 own = self._tokens.get(key) if start == 0 else None
-                if own is not None and common_tokens(own, row) >= LEAST_PARKED:
+                if own is not None and common_tokens(own, row) >= MIN_PARKED:
                     empty = BlockHashes(chain.block_size, chain.root)
                     if block_hash.segment_key(block_hash.hash_at(empty, own, end), 0) == key:
                         yield key
@@ -289,7 +291,8 @@ class PrefixCache:
 
     def chain_of(self, context: SlotContext) -> BlockHashes:
         """Block hashes of a context; only new tokens are hashed."""
-        start, known = self._root(context.salt, len(context)), context.chain
+        start = self._root(context.salt, len(context))
+        known = context.chain
         if known is None or known.root != start.root:
             known = start
         context.chain = block_hash.extend(known, context)

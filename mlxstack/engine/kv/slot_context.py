@@ -14,7 +14,7 @@ from mlxstack.engine.model.runner import PassStart
 from mlxstack.policy.kv.block_hash import BlockHashes
 from mlxstack.policy.kv.prefix_index import KnownPrefix
 
-MOST_CHECKPOINTS = 8
+MAX_CHECKPOINTS = 8
 
 COUNT_EVERY = 64
 """Tokens between byte counts, each of which visits all layers."""
@@ -191,7 +191,9 @@ class SlotContext:
 
     def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
         """Set tenant, agent and the prompt's length."""
-        self.salt, self.agent, self.n_prompt = salt, agent, n_prompt
+        self.salt = salt
+        self.agent = agent
+        self.n_prompt = n_prompt
 
     def clear(self) -> None:
         """Forget everything."""
@@ -232,7 +234,8 @@ class SlotContext:
 
         `tokens` but for the last one are known to be the first of the context.
         """
-        kept, n = self._prompt_logits, len(tokens)
+        kept = self._prompt_logits
+        n = len(tokens)
         if kept is None or kept.n_tokens != n or self.tokens[n - 1 : n] != [tokens[-1]]:
             return None
         return kept.logits if self.rewind_target(n) == n else None
@@ -255,7 +258,8 @@ class SlotContext:
         False when they have to be fed again: recurrent state can only go back to the start.
         """
         assert self._draft_start is not None
-        start, self._draft_start = self._draft_start, None
+        start = self._draft_start
+        self._draft_start = None
         is_kept = bool(start.roll_back(len(tokens)))
         if is_kept:
             self.extend(tokens)
@@ -285,12 +289,18 @@ class SlotContext:
 
     def take_over(self, other: "SlotContext") -> None:
         """Take over everything of a context that is not used any more."""
-        self.caches, self.chain = other.caches, other.chain
-        self.tokens, self.images = other.tokens, other.images
+        self.caches = other.caches
+        self.chain = other.chain
+        self.tokens = other.tokens
+        self.images = other.images
         self.checkpoints = other.checkpoints
-        self.agent, self.n_prompt = other.agent, other.n_prompt
-        self._leaf, self._n_anchored = other._leaf, other._n_anchored
-        self.salt, self.min_rewind, self.draft = other.salt, other.min_rewind, other.draft
+        self.agent = other.agent
+        self.n_prompt = other.n_prompt
+        self._leaf = other._leaf
+        self._n_anchored = other._n_anchored
+        self.salt = other.salt
+        self.min_rewind = other.min_rewind
+        self.draft = other.draft
         self._prompt_logits = other._prompt_logits
         self.version += 1
 
@@ -302,7 +312,8 @@ class SlotContext:
             self.evaluate()
             self._mark_min_rewind()
             # The segments it had are of 16-bit KV: nothing quantized may continue them.
-            self._leaf, self._n_anchored = None, 0
+            self._leaf = None
+            self._n_anchored = 0
 
     def room(self, n_tokens: int) -> int:
         """Number of these tokens whose room can be reserved now.
@@ -314,7 +325,8 @@ class SlotContext:
 
     def reserve(self, n_tokens: int) -> None:
         """Reserve `n_tokens` in nonempty full-attention layers, some layers at each call."""
-        most, n_made = self.room(n_tokens), 0
+        most = self.room(n_tokens)
+        n_made = 0
         missing = [(leaf, cache_adapters.missing_bytes(leaf, most)) for leaf in self.leaves]
         for leaf, n_bytes in missing:
             if n_bytes and n_made < AT_ONCE:
@@ -378,7 +390,7 @@ class SlotContext:
         )
         mx.eval([a for f in frozen for a in f.arrays if a is not None])
         self.checkpoints.append(StateCheckpoint(len(self.tokens), frozen))
-        if len(self.checkpoints) > MOST_CHECKPOINTS:
+        if len(self.checkpoints) > MAX_CHECKPOINTS:
             del self.checkpoints[2 if self.checkpoints[1].position == spared else 1]
 
     def load(

@@ -129,7 +129,8 @@ class RestoreBuffers:
         return self._fresh
 
     def _lines(self, buffer: TensorBuffer, head: KVFileHeader, end: int) -> Iterator[memoryview]:
-        n_used, n_all = (end - head.start) * buffer.n_row, (head.end - head.start) * buffer.n_row
+        n_used = (end - head.start) * buffer.n_row
+        n_all = (head.end - head.start) * buffer.n_row
         for which in range(buffer.heads):
             first = (which * self._room + head.start) * buffer.n_row
             yield buffer.view[first : first + n_used]
@@ -252,7 +253,8 @@ class SlotRestore:
         started = time.perf_counter()
 
         def make_room(found: RestoreSource) -> None:
-            n_tokens, n_ctx = len(found.manifest.tokens), request.n_ctx
+            n_tokens = len(found.manifest.tokens)
+            n_ctx = request.n_ctx
             if n_tokens > n_ctx:
                 raise BadRequest(
                     f"{request.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
@@ -270,7 +272,8 @@ class SlotRestore:
         ) -> None:
             parts = [self._layouts.part_of(file) for file in files]
             checkpoints = [part for part in parts if isinstance(part, StateCheckpoint)]
-            n_tokens, context = len(found.manifest.tokens), request.context
+            n_tokens = len(found.manifest.tokens)
+            context = request.context
             if n_tokens:
                 context.take_over(buffers.load(found.manifest, checkpoints))
             else:
@@ -278,7 +281,8 @@ class SlotRestore:
             # The salt is that of the tenant that saved it, not of the request that restores it.
             context.assign(found.manifest.salt, None, n_tokens)
             self._on_loaded(context, found.manifest)
-            n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
+            n_bytes = found.manifest.n_bytes
+            took = 1000 * (time.perf_counter() - started)
             result.set_result(SlotRestoreResult(-1, request.name, n_tokens, n_bytes, took))
 
         self._then(self._reader.submit(self._inspect, request.name), make_room, result)
@@ -322,7 +326,8 @@ class SlotRestore:
 
         Files are read in parallel: one thread fills fresh memory too slowly.
         """
-        keys, checkpoints = source.manifest.segments, source.manifest.checkpoints
+        keys = source.manifest.segments
+        checkpoints = source.manifest.checkpoints
 
         def pour(at: int) -> None:
             self._store.read_into(self._identity, keys[at], buffers.buffers(at))

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_DEFERRED_S = 5.0
+MAX_DEFERRED_S = 5.0
 """Seconds that deferred writes wait at most while the engine is busy."""
 
 
@@ -150,7 +150,7 @@ class WriteQueue:
                 self._prefix_cache.invalidate(victim.ref[1])
 
     def _line_up(self, start: Callable[[], Future[Any]], is_deferred: bool) -> Future[Any]:
-        due_at = time.monotonic() + (MOST_DEFERRED_S if is_deferred else 0.0)
+        due_at = time.monotonic() + (MAX_DEFERRED_S if is_deferred else 0.0)
         self._due.append(PendingWrite(start, Future(), due_at))
         return self._due[-1].future
 

@@ -51,7 +51,7 @@ BLOB = re.compile(r"[0-9a-f]{64}")
 IMAGE_KV_VERSION = "2"
 """Moves with the names of images in block keys, and with faults in their KV."""
 
-MOST_MORE_TOKENS = 256
+MAX_MORE_TOKENS = 256
 """Tolerated surplus of the larger vocabulary of draft and target."""
 
 QUANTIZATION = "hf_quant_config.json"
@@ -224,7 +224,7 @@ def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str
         if known.get(at, token) != token:
             return f"token {at} is {known[at]!r} in one and {token!r} in the other"
     n_more = abs(len(target) - len(draft))
-    return f"{len(target)} and {len(draft)} tokens" if n_more > MOST_MORE_TOKENS else ""
+    return f"{len(target)} and {len(draft)} tokens" if n_more > MAX_MORE_TOKENS else ""
 
 
 def locate(spec: ModelSpec, progress: LoadProgress | None = None) -> Path:

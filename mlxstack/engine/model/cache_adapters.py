@@ -82,7 +82,8 @@ class CacheFactory:
     def _quantize(self, cache: Any) -> Any:
         if type(cache) is not KVCache:
             return cache
-        group_size, bits = self._kv.group_size, self._kv.bits
+        group_size = self._kv.group_size
+        bits = self._kv.bits
         if cache.empty():
             return QuantizedKVCache(group_size=group_size, bits=bits)
         return cache.to_quantized(group_size=group_size, bits=bits)
@@ -300,7 +301,8 @@ def _extended(parts: Sequence[mx.array], n_more: int) -> mx.array:
 
 def _noise(leaf: Any, like: Any, n_tokens: int, key: mx.array) -> mx.array:
     if isinstance(leaf, QuantizedKVCache):
-        packed, scales = like[0], like[1]
+        packed = like[0]
+        scales = like[1]
         shape = (*packed.shape[:2], n_tokens, packed.shape[3] * 32 // leaf.bits)
         return mx.random.normal(shape, scales.dtype, key=key)
     shape = (*like.shape[:2], n_tokens, like.shape[3])

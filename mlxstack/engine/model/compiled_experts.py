@@ -30,9 +30,9 @@ WIDTHS = (1, 2, 3, 4, 8)
 """Tokens of the passes that may run compiled; prefill chunks have more."""
 N_TRIES = 5
 """Alternating tries; the fastest counts."""
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """Share of a block's time that compilation has to save."""
-MOST_S = 1.0
+MAX_S = 1.0
 """Seconds of measuring after which further passes stay as they are."""
 ROUTERS = ("gate", "router")
 """Names of the router in mlx-lm's blocks of experts."""
@@ -117,7 +117,7 @@ def compile_experts(
     blocks = expert_blocks(model) if has_gpu() else []
     if not blocks:
         return
-    until = clock() + MOST_S
+    until = clock() + MAX_S
     gains: dict[PassKey, float] = {}
     for shape in _shapes(n_slots, is_drafting):
         if clock() > until:
@@ -130,7 +130,7 @@ def compile_experts(
             raise_device_error(error)
             log.warning("experts are not compiled for %s: %s", _describe(shape), error)
             continue
-        if gain >= LEAST_GAIN:
+        if gain >= MIN_GAIN:
             gains[inputs[0].x.dtype, shape] = gain
     for block in blocks:
         block.compile_for(frozenset(gains))

@@ -200,11 +200,14 @@ def _layer(leaf: Any, rank: int | None) -> Layer:
             arrays = [one for one in leaf.cache if one is not None]
             return Layer(LayerKind.RECURRENT, state_bytes=sum(one.nbytes for one in arrays))
         case "RotatingKVCache":
-            kind, window = LayerKind.SLIDING, int(leaf.max_size)
+            kind = LayerKind.SLIDING
+            window = int(leaf.max_size)
         case "ChunkedKVCache":
-            kind, window = LayerKind.CHUNKED, int(leaf.chunk_size)
+            kind = LayerKind.CHUNKED
+            window = int(leaf.chunk_size)
         case "KVCache":
-            kind, window = LayerKind.FULL, 0
+            kind = LayerKind.FULL
+            window = 0
         case other:
             raise Unsupported(f"its KV is kept in {other}, which the planner does not know")
     if leaf.keys is None:

@@ -82,7 +82,8 @@ def parts_of(model: Any) -> ModelParts | None:
     embedding = trunk.embed_tokens
     parts = ModelParts(trunk, text.lm_head if "lm_head" in text else embedding.as_linear, embedding)
     tokens = mx.arange(4)[None]
-    whole, ours = model(tokens), parts.head(parts.trunk(tokens))
+    whole = model(tokens)
+    ours = parts.head(parts.trunk(tokens))
     return parts if mx.allclose(whole, ours, rtol=1e-3, atol=1e-3).item() else None
 
 
@@ -105,7 +106,8 @@ def load_head(model: Any, path: Path, quantization: Any = None) -> MTPHead | Non
             raise ValueError("the output of the model is not its states times its output head")
         head = _build(model, config, tensors, parts)
         if quantization and not tensors.is_quantized:
-            size, bits = quantization["group_size"], quantization["bits"]
+            size = quantization["group_size"]
+            bits = quantization["bits"]
             nn.quantize(head, size, bits, class_predicate=_is_divisible_by(size))
         if not has_gpu():
             head.set_dtype(mx.float32)
@@ -170,7 +172,8 @@ def _build(model: Any, config: dict[str, Any], tensors: _Tensors, parts: ModelPa
     # Lazy: no weight of it is ever computed.
     layers = model_class(args_class.from_dict(config)).layers
     index = max(i for i, layer in enumerate(layers) if "self_attn" in layer)
-    inner, weights = Weights(), Weights()
+    inner = Weights()
+    weights = Weights()
     modules = ("embedding_norm", "hidden_norm", "projection", "norm")
     names = {getattr(layout, module): module for module in modules}
     for name, tensor in tensors.of_head.items():

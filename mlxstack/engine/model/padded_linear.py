@@ -15,14 +15,14 @@ from mlx.utils import tree_unflatten
 
 from mlxstack.policy.row_padding import padded_counts
 
-MOST_ROWS = 32
-LEAST_WEIGHTS = 1 << 18
+MAX_ROWS = 32
+MIN_WEIGHTS = 1 << 18
 """Numbers of a matrix below which padding costs more than it saves."""
-MOST_MEASURED = 1 << 21
+MAX_MEASURED = 1 << 21
 """Numbers of the matrix to be measured at most, if there is one."""
 N_TRIES = 7
 """Rounds over all row counts; the fastest counts."""
-MOST_S = 1.0
+MAX_S = 1.0
 """Seconds of measuring after which no rows are padded."""
 
 
@@ -42,7 +42,8 @@ class PaddedLinear(nn.Linear):  # type: ignore[misc]
 
     def __call__(self, x: mx.array) -> mx.array:
         """Outputs (..., out) of inputs (..., in)."""
-        n, width = x.size // x.shape[-1], x.shape[-1]
+        n = x.size // x.shape[-1]
+        width = x.shape[-1]
         n_missing = self._counts[n] - n if n < len(self._counts) else 0
         if n_missing == 0:
             unpadded: mx.array = super().__call__(x)
@@ -57,12 +58,12 @@ def pad_linear_layers(model: Any) -> None:
     large = {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.weight.size >= LEAST_WEIGHTS
+        if type(module) is nn.Linear and module.weight.size >= MIN_WEIGHTS
     }
     if not large:
         return
     layers = list(large.values())
-    fit = [one for one in layers if one.weight.size <= MOST_MEASURED]
+    fit = [one for one in layers if one.weight.size <= MAX_MEASURED]
     measured = max(fit or layers[:1], key=lambda one: one.weight.size).weight.shape
     counts = padded_counts(
         measured_seconds([one for one in layers if one.weight.shape == measured])
@@ -80,16 +81,17 @@ def pad_linear_layers(model: Any) -> None:
 
 
 def measured_seconds(layers: list[nn.Linear]) -> list[float]:
-    """Seconds of a product of 0, 1 ... rows; empty after `MOST_S`.
+    """Seconds of a product of 0, 1 ... rows; empty after `MAX_S`.
 
     The layers take turns, so that weights come from memory, as in a pass.
     """
-    width, turns = layers[0].weight.shape[1], cycle(layers)
-    seconds = [0.0, *[inf] * MOST_ROWS]
-    until = time.perf_counter() + MOST_S
+    width = layers[0].weight.shape[1]
+    turns = cycle(layers)
+    seconds = [0.0, *[inf] * MAX_ROWS]
+    until = time.perf_counter() + MAX_S
     for _ in range(N_TRIES):
         # Descending, so that the first product, which is slower, counts for the most rows.
-        for n in range(MOST_ROWS, 0, -1):
+        for n in range(MAX_ROWS, 0, -1):
             x = mx.random.normal((n, width))
             mx.eval(x)
             began = time.perf_counter()

@@ -309,7 +309,8 @@ def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
     """Masks of the next `n` tokens over their keys."""
     if n == 1:
         return [cache.make_mask(1, **options)]
-    window, stored = options.get("window_size"), getattr(cache, "max_size", None)
+    window = options.get("window_size")
+    stored = getattr(cache, "max_size", None)
     if window is None or (stored is not None and stored <= window):
         return [None] * n
     mask = cache.make_mask(n, **{**options, "return_array": True})

@@ -220,7 +220,8 @@ def _views(plan: Sequence[SlotTokens], counts: list[int], is_padded: bool = Fals
 
 
 def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
-    caches, images = slot.caches, slot.images
+    caches = slot.caches
+    images = slot.images
     if images is None:
         caches = [shifted(c, slot.shift) for c in caches] if slot.shift else caches
         return compute(slot.tokens[None], caches)[0]

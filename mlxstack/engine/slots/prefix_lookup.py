@@ -21,8 +21,8 @@ from mlxstack.policy.kv.prefix_index import RestorePoint, StorageTier, common_to
 from mlxstack.policy.kv.reuse_plan import MissContext, ReusePlan, ReuseSource
 from mlxstack.policy.kv.shared_prefixes import SharedPrefixes
 
-MOST_AGENTS = 512
-MOST_PROMPT_BYTES = 64 << 20
+MAX_AGENTS = 512
+MAX_PROMPT_BYTES = 64 << 20
 """Bytes of all last prompts; a small KV budget gives them less."""
 
 PROMPT_SHARE = 32
@@ -70,7 +70,7 @@ class PrefixLookup:
         self._shared_prefixes = shared_prefixes
         self._is_foreign = is_foreign
         self._prompts: OrderedDict[str, LastPrompt] = OrderedDict()
-        self._most_bytes = min(MOST_PROMPT_BYTES, prefix_cache.budget // PROMPT_SHARE)
+        self._most_bytes = min(MAX_PROMPT_BYTES, prefix_cache.budget // PROMPT_SHARE)
         self.n_bytes = 0
         """Bytes of all last prompts, a part of the KV budget."""
         self._hashed: tuple[Request, tuple[BlockHashes, ...]] | None = None
@@ -82,7 +82,8 @@ class PrefixLookup:
 
         KV on disk counts if it `may_read`.
         """
-        chains, before = self._chains(request), self._before(request, slots)
+        chains = self._chains(request)
+        before = self._before(request, slots)
         clues = self._clues(request, chains, before)
         if not request.use_cache:
             return ReusePlan(), reuse_plan.explain_miss(
@@ -114,7 +115,7 @@ class PrefixLookup:
         tokens = array("I", last.tokens)
         self._prompts[name] = LastPrompt(tokens, last.images, request.salt, chains)
         self.n_bytes += self._prompts[name].n_bytes
-        while len(self._prompts) > MOST_AGENTS or self._is_over():
+        while len(self._prompts) > MAX_AGENTS or self._is_over():
             self.forget(next(iter(self._prompts)))
 
     def locate(self, agent: str) -> AgentKVLocation:
@@ -148,7 +149,8 @@ class PrefixLookup:
         held = [one for one in known if isinstance(one, prefix_index.SegmentMeta) and one.blocks]
         if not held:
             return ()
-        place, block = held[-1].end // self._prefix_cache.spec.block_size - 1, held[-1].blocks[-1]
+        place = held[-1].end // self._prefix_cache.spec.block_size - 1
+        block = held[-1].blocks[-1]
         return tuple(
             name
             for name, one in reversed(self._prompts.items())
@@ -284,7 +286,8 @@ class PrefixOverlapCache:
 
     def shared(self, request_id: str, slot: int) -> int:
         """First tokens of the prompt in the slot; 0 under another salt."""
-        request, context = self._live[request_id].request, self._slots[slot]
+        request = self._live[request_id].request
+        context = self._slots[slot]
         if request.salt != context.salt:
             return 0
         key = (request.id, slot, context.version)
@@ -297,7 +300,8 @@ class PrefixOverlapCache:
 
         A context that can be cut is forked to the token, any other one at its checkpoints.
         """
-        request, other = self._live[request_id].request, self._live[other_id].request
+        request = self._live[request_id].request
+        other = self._live[other_id].request
         if request.salt != other.salt or not (request.use_cache and other.use_cache):
             return 0
         key = (request.id, other.id)

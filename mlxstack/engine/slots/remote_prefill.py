@@ -6,7 +6,7 @@ from functools import partial
 from mlxstack.core.kv_transfer import RemoteKV, RemotePrompt
 from mlxstack.core.ports import CallSoon
 from mlxstack.core.request import Request
-from mlxstack.policy.remote_prefill import LEAST_TOKENS
+from mlxstack.policy.remote_prefill import MIN_TOKENS
 
 Ready = Callable[[], None]
 
@@ -36,7 +36,7 @@ class RemotePrefill:
         tokens = request.tokens[:-1]
         # A peer gets token ids only, and cannot compute those of an image.
         is_own = request.is_for_peer or not request.use_cache or bool(request.images)
-        if is_own or len(tokens) - n_here < LEAST_TOKENS:
+        if is_own or len(tokens) - n_here < MIN_TOKENS:
             return False
         prompt = RemotePrompt(
             tokens=tokens,

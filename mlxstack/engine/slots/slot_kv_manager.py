@@ -13,11 +13,11 @@ from mlxstack.core.preset import Persist
 from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
-from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
+from mlxstack.engine.decode.sibling_answers import MAX_BYTES, SiblingAnswers
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps, IncrementalPack, IndexedContext
-from mlxstack.engine.kv.prefix_cache import LEAST_PARKED, PrefixCache
+from mlxstack.engine.kv.prefix_cache import MIN_PARKED, PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
 from mlxstack.engine.vision.encoder import ImageEncoder
@@ -60,7 +60,7 @@ class SlotKVManager:
         self._parker = disk_tier.parker
         self.slots = slots
         self.prefix_cache = prefix_cache
-        self.siblings = SiblingAnswers(min(MOST_BYTES, prefix_cache.budget // SIBLING_SHARE))
+        self.siblings = SiblingAnswers(min(MAX_BYTES, prefix_cache.budget // SIBLING_SHARE))
         self.disk_tier = disk_tier
         self._is_room_due = False
         self._storing: set[int] = set()
@@ -143,7 +143,8 @@ class SlotKVManager:
         prompt that is only expected explains no later miss, and what it does not continue is the
         first to be evicted.
         """
-        mine, now = self.slots[slot], time.monotonic()
+        mine = self.slots[slot]
+        now = time.monotonic()
         kept = plan.position if plan.source is KVSource.SLOT else 0
         if self._is_worth_parking(mine, kept):
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
@@ -182,7 +183,7 @@ class SlotKVManager:
         if kept or len(context) >= self.prefix_cache.spec.block_size:
             return len(context) - kept >= self.prefix_cache.spec.block_size
         is_named = context.agent is not None and len(context) > 0
-        return is_named or (len(context) >= LEAST_PARKED and context.is_sliceable)
+        return is_named or (len(context) >= MIN_PARKED and context.is_sliceable)
 
     def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
         """Park unknown KV of this context, and write it to disk.

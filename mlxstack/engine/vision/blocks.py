@@ -56,7 +56,8 @@ class VisionAttention(nn.Module):  # type: ignore[misc]
         self, linear: Linear, width: int, dim: int, n_heads: int, n_kv: int, output: str = "o_proj"
     ) -> None:
         super().__init__()
-        self.dim, self.output = dim, output
+        self.dim = dim
+        self.output = output
         self.q_proj = linear(width, n_heads * dim)
         self.k_proj, self.v_proj = linear(width, n_kv * dim), linear(width, n_kv * dim)
         self[output] = linear(n_heads * dim, width)

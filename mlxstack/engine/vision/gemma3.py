@@ -87,7 +87,8 @@ class SiglipTower(VisionTower):
 
 
 def _block(config: Gemma3Vision) -> VisionBlock:
-    n, n_heads = config.hidden_size, config.num_attention_heads
+    n = config.hidden_size
+    n_heads = config.num_attention_heads
     return VisionBlock(
         layer_norm1=nn.LayerNorm(n, eps=config.layer_norm_eps),
         self_attn=VisionAttention(nn.Linear, n, n // n_heads, n_heads, n_heads, "out_proj"),

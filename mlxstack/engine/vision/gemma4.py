@@ -75,7 +75,8 @@ class Gemma4Attention(VisionAttention):
     """Projections of the attention, normed, with a rotation of each half."""
 
     def __init__(self, config: Gemma4Vision, linear: Linear) -> None:
-        dim, n_heads = config.head_dim, config.num_attention_heads
+        dim = config.head_dim
+        n_heads = config.num_attention_heads
         n_kv = config.num_key_value_heads or n_heads
         super().__init__(linear, config.hidden_size, dim, n_heads, n_kv)
         self.eps = config.rms_norm_eps
@@ -87,7 +88,8 @@ class Gemma4Attention(VisionAttention):
     ) -> tuple[mx.array, mx.array, mx.array]:
         assert rope is not None
         q, k, v = super().__call__(hidden, None)
-        q, k = _turned(self.q_norm(q), *rope), _turned(self.k_norm(k), *rope)
+        q = _turned(self.q_norm(q), *rope)
+        k = _turned(self.k_norm(k), *rope)
         return q, k, mx.fast.rms_norm(v, None, self.eps)
 
 
@@ -111,7 +113,8 @@ class Gemma4Projector(nn.Module):  # type: ignore[misc]
     def __init__(self, config: Gemma4Vision) -> None:
         super().__init__()
         n = config.text_config.hidden_size
-        self.eps, self.embedding_scale = config.rms_norm_eps, n**0.5
+        self.eps = config.rms_norm_eps
+        self.embedding_scale = n**0.5
         self.embedding_projection = nn.Linear(config.hidden_size, n, bias=False)
 
     def __call__(self, hidden: mx.array) -> Any:
@@ -148,7 +151,8 @@ class Gemma4Tower(VisionTower):
 
         The first half of a head rotates by column, the second by row.
         """
-        pool, half = self.config.pooling_kernel_size, self.config.head_dim // 2
+        pool = self.config.pooling_kernel_size
+        half = self.config.head_dim // 2
         rows, columns = np.indices((size.rows * pool, size.columns * pool)).reshape(2, -1)
         exponents = np.arange(0, half, 2, dtype=np.float32) / half
         steps = self.config.rope_parameters.rope_theta**-exponents

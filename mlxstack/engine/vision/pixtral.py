@@ -55,8 +55,10 @@ class PixtralProjector(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: PixtralVision) -> None:
         super().__init__()
-        n, bias = config.text_config.hidden_size, config.multimodal_projector_bias
-        width, self.merge = config.hidden_size, config.spatial_merge_size
+        n = config.text_config.hidden_size
+        bias = config.multimodal_projector_bias
+        width = config.hidden_size
+        self.merge = config.spatial_merge_size
         self.norm = nn.RMSNorm(width, eps=config.text_config.rms_norm_eps)
         merging = nn.Linear(width * self.merge**2, width, bias=False)
         self.patch_merger = {"merging_layer": merging}
@@ -92,7 +94,8 @@ class PixtralTower(VisionTower):
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Patches, and cosines and sines of the rotation."""
         hidden = self.ln_pre(self.patch_conv(pixels.astype(self.ln_pre.weight.dtype)))
-        config, merge = self.config, self.config.spatial_merge_size
+        config = self.config
+        merge = self.config.spatial_merge_size
         head = config.head_dim or config.hidden_size // config.num_attention_heads
         base = config.rope_theta or (config.rope_parameters or RopeParameters()).rope_theta
         steps = base ** -(np.arange(0, head, 2, dtype=np.float32) / head)
@@ -107,7 +110,8 @@ class PixtralTower(VisionTower):
 
 
 def _block(config: PixtralVision) -> VisionBlock:
-    n, n_heads = config.hidden_size, config.num_attention_heads
+    n = config.hidden_size
+    n_heads = config.num_attention_heads
     linear = partial(nn.Linear, bias=False)
     act = nn.silu if config.hidden_act == "silu" else nn.gelu
     return VisionBlock(

@@ -74,7 +74,8 @@ class QwenPatches(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: QwenVision) -> None:
         super().__init__()
-        self.n_frames, self.n_channels = config.temporal_patch_size, config.in_channels
+        self.n_frames = config.temporal_patch_size
+        self.n_channels = config.in_channels
         n = config.in_channels * config.temporal_patch_size * config.patch_size**2
         self.proj = nn.Linear(n, config.hidden_size)
 
@@ -141,12 +142,16 @@ class QwenTower(VisionTower):
         self, rows: np.ndarray, columns: np.ndarray, size: ImageSize
     ) -> tuple[np.ndarray, np.ndarray]:
         """Four positions around each patch and bilinear weights, (4, n)."""
-        merge, side = self.config.spatial_merge_size, int(self.config.num_position_embeddings**0.5)
+        merge = self.config.spatial_merge_size
+        side = int(self.config.num_position_embeddings**0.5)
         y = np.linspace(0, side - 1, size.rows * merge, dtype=np.float32)[rows]
         x = np.linspace(0, side - 1, size.columns * merge, dtype=np.float32)[columns]
-        top, left = y.astype(np.int32), x.astype(np.int32)
-        bottom, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
-        dy, dx = y - top, x - left
+        top = y.astype(np.int32)
+        left = x.astype(np.int32)
+        bottom = np.minimum(top + 1, side - 1)
+        right = np.minimum(left + 1, side - 1)
+        dy = y - top
+        dx = x - left
         indices = [top * side + left, top * side + right, bottom * side + left]
         weights = [(1 - dy) * (1 - dx), (1 - dy) * dx, dy * (1 - dx), dy * dx]
         return np.stack([*indices, bottom * side + right]), np.stack(weights)

@@ -55,7 +55,8 @@ class ImageModel(Struct, frozen=True):
             return SlotTokens(caches, mx.array(list(tokens)), shift)
         # Embeddings per layer are those of these ids; all others are replaced below.
         feature = self.placeholder if self.per_layer_token is None else self.per_layer_token
-        ids, at = mx.array(without_virtual(tokens, feature)), mx.array(places)
+        ids = mx.array(without_virtual(tokens, feature))
+        at = mx.array(places)
         text_model = getattr(self.model, "language_model", self.model)
         embeddings = text_model.model.embed_tokens(ids)
         embeddings[at] = mx.concatenate([part.embeddings for part in parts]).astype(
@@ -101,15 +102,19 @@ class ImageRope(nn.Module):  # type: ignore[misc]
         if not isinstance(offset, mx.array) or offset.ndim != 2:
             return self.rope(x, offset=offset)
         angles = offset[self._axes].T.astype(mx.float32) * self._steps
-        cos, sin, half = mx.cos(angles), mx.sin(angles), angles.shape[1]
-        first, second = x[..., :half], x[..., half : 2 * half]
+        cos = mx.cos(angles)
+        sin = mx.sin(angles)
+        half = angles.shape[1]
+        first = x[..., :half]
+        second = x[..., half : 2 * half]
         turned = [first * cos - second * sin, second * cos + first * sin]
         return mx.concatenate([*(a.astype(x.dtype) for a in turned), x[..., 2 * half :]], axis=-1)
 
 
 def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     """Prepare a text model for images; None if unknown."""
-    kind, text = config.get("model_type"), config.get("text_config") or {}
+    kind = config.get("model_type")
+    text = config.get("text_config") or {}
     placeholder = config.get("image_token_index", config.get("image_token_id"))
     if not isinstance(placeholder, int):
         return None

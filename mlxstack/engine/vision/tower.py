@@ -82,7 +82,8 @@ class Encoding:
     """Evaluated features, once `advance` has said True."""
 
     def __init__(self, tower: VisionTower, pixels: Any, size: ImageSize) -> None:
-        self._tower, self._size = tower, size
+        self._tower = tower
+        self._size = size
         self._live: tuple[mx.array, ...] = (mx.array(pixels),)
         self._steps = self._encode(*self._live)
 
@@ -128,7 +129,9 @@ def _attention(
     more = next((fused for fused in FUSED_HEADS if fused >= dim), dim) - dim
     if more:
         wider = [(0, 0)] * 3 + [(0, more)]
-        q, k, v = mx.pad(q, wider), mx.pad(k, wider), mx.pad(v, wider)
+        q = mx.pad(q, wider)
+        k = mx.pad(k, wider)
+        v = mx.pad(v, wider)
     scale = dim**-0.5 if is_scaled else 1.0
 
     def attend(first: int, last: int) -> mx.array:

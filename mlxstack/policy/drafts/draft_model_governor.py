@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from mlxstack.policy.drafts.ngram_draft_governor import (
     FIRST_WIDTH,
-    LEAST_GAIN,
+    MIN_GAIN,
     RESUMED_RATE,
     UNBOUNDED,
     DraftOffer,
@@ -29,13 +29,13 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
 SIZES = tuple(2**n for n in range(9))
 """Numbers of rows that are weighed: the likeliest ones, and at last all of them."""
 
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 """Tokens that a draft model drafts for a row at most."""
 
 LOSS_SHARE = 0.01
 """Share of the seconds of decoding that drafts may lose in the long run."""
 
-MOST_CREDIT = 4.0
+MAX_CREDIT = 4.0
 """Steps without drafts that may be lost at the start, and after drafts have saved as many."""
 
 START_S = 1.0
@@ -44,7 +44,8 @@ START_S = 1.0
 An MTP head has no context to compute first.
 """
 
-ROW_WEIGHT, MODEL_WEIGHT = 0.15, 0.03
+ROW_WEIGHT = 0.15
+MODEL_WEIGHT = 0.03
 """Weights of the newest verified token in the acceptance rates of its row and of all rows."""
 
 N_PROVEN = 48
@@ -100,14 +101,15 @@ def plan_drafts(
     if not rates or not record.may_lose:
         return {}
     likeliest = sorted(rates, key=lambda row: -rates[row])
-    best = LEAST_GAIN * len(plan.counts) / plan.seconds(plan.counts)
+    best = MIN_GAIN * len(plan.counts) / plan.seconds(plan.counts)
     widths: dict[int, int] = {}
     for rows in (likeliest[:n] for n in SIZES if n < 2 * len(likeliest)):
         chosen = {row: rates[row] for row in rows}
         speeds = _speeds(record, chosen, plan)
         fastest = max(speeds)
         if fastest > best:
-            best, widths = fastest, dict.fromkeys(rows, 1 + speeds.index(fastest))
+            best = fastest
+            widths = dict.fromkeys(rows, 1 + speeds.index(fastest))
     if widths:
         return widths
     # A draft that is not expected to pay shows whether the rate is still what it was.
@@ -143,7 +145,7 @@ def settled(
         record,
         rate=verified(record.rate, n_drafted, n_accepted, MODEL_WEIGHT),
         n_verified=record.n_verified + n_accepted + (n_accepted < n_drafted),
-        credit=min(credit, max(before, MOST_CREDIT * plain_s)),
+        credit=min(credit, max(before, MAX_CREDIT * plain_s)),
     )
 
 
@@ -151,7 +153,7 @@ def stepped(record: DraftModelRecord, seconds: float, plain_s: float) -> DraftMo
     """Take a decode step into account; without drafts it takes `plain_s` seconds."""
     credit = _credit(record, plain_s)
     return replace(
-        record, credit=max(credit, min(credit + LOSS_SHARE * seconds, MOST_CREDIT * plain_s))
+        record, credit=max(credit, min(credit + LOSS_SHARE * seconds, MAX_CREDIT * plain_s))
     )
 
 
@@ -171,7 +173,7 @@ def prefill_seconds(
     plain_s = costs.seconds_at(1)
     gain = plain_s * max(_speeds(record, {0: record.rate}, DraftPlan([1], costs)))
     saved_s = plain_s * (1 - 1 / gain) * min(n_left, TYPICAL_ANSWER)
-    is_proven = record.n_verified >= N_PROVEN and gain > LEAST_GAIN
+    is_proven = record.n_verified >= N_PROVEN and gain > MIN_GAIN
     if is_proven and saved_s > record.costs.seconds_at(n_behind):
         return inf
     return max(0.0, _credit(record))
@@ -186,7 +188,7 @@ def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
 
 
 def _credit(record: DraftModelRecord, plain_s: float = 0.0) -> float:
-    return record.start_s + MOST_CREDIT * plain_s if record.credit is None else record.credit
+    return record.start_s + MAX_CREDIT * plain_s if record.credit is None else record.credit
 
 
 def _speeds(record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPlan) -> list[float]:
@@ -194,12 +196,14 @@ def _speeds(record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPla
 
     0 where the step would not stay within the bounds.
     """
-    brought, tokens, speeds = list(plan.counts), float(len(plan.counts)), []
+    brought = list(plan.counts)
+    tokens = float(len(plan.counts))
+    speeds = []
     pass_s = record.costs.seconds_at(len(rates))
     plain_s = plan.seconds([1] * len(plan.counts))
     offers = [DraftOffer(n_known=n) for n in plan.counts]
     allowed = allowed_seconds(offers, plain_s, plan.bounds)
-    for n_tokens in range(1, MOST_AHEAD + 1):
+    for n_tokens in range(1, MAX_AHEAD + 1):
         for row, rate in rates.items():
             brought[row] += 1
             tokens += rate**n_tokens

@@ -15,13 +15,14 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
-MOST_DRAFTED = 16
+MAX_DRAFTED = 16
 """Draft tokens per row and pass."""
 
 FIRST_WIDTH = 2
 """Draft tokens of a pass after a pause; doubled by each draft that is accepted as a whole."""
 
-N_CONFIRMATIONS, MOST_CONFIRMATIONS = 2, 128
+N_CONFIRMATIONS = 2
+MAX_CONFIRMATIONS = 128
 """Correct drafts in a row that end a pause."""
 
 BACKOFF = 4
@@ -30,20 +31,23 @@ BACKOFF = 4
 PAUSE_BELOW = 0.4
 """Rate of acceptance below which a row's drafts pause."""
 
-RESUMED_RATE, MOST_RATE, FORCED_RATE = 0.7, 0.92, 0.99
+RESUMED_RATE = 0.7
+MAX_RATE = 0.92
+FORCED_RATE = 0.99
 """The rate of acceptance after a pause, and the highest ones: every copied span ends, while the
 end of a forced one is known."""
 
 WEIGHT = 0.2
 """Weight of the newest token in the rate of acceptance."""
 
-LEAST_GAIN = 1.05
+MIN_GAIN = 1.05
 """Tokens per second with drafts, relative to without: below this a gain is within the error."""
 
-SCALE_WEIGHT, WIDTH_WEIGHT = 0.2, 0.05
+SCALE_WEIGHT = 0.2
+WIDTH_WEIGHT = 0.05
 """Weights of the newest step in the seconds of all widths, and in those of its own width."""
 
-MOST_LEAD = 32.0
+MAX_LEAD = 32.0
 """Steps without drafts by which a row may be ahead, and so be delayed by the drafts of others."""
 
 
@@ -51,14 +55,14 @@ class DraftRecord(Struct, frozen=True):
     """Acceptance rate of one draft source in one request."""
 
     rate: float = RESUMED_RATE
-    most_rate: float = MOST_RATE
+    most_rate: float = MAX_RATE
     width: int = FIRST_WIDTH
     is_paused: bool = True
     n_confirmed: int = 0
     n_needed: int = N_CONFIRMATIONS
 
 
-TRUSTED = DraftRecord(FORCED_RATE, FORCED_RATE, width=MOST_DRAFTED, is_paused=False)
+TRUSTED = DraftRecord(FORCED_RATE, FORCED_RATE, width=MAX_DRAFTED, is_paused=False)
 """For tokens that the grammar forces: only another tokenization can refuse them."""
 
 
@@ -108,7 +112,8 @@ class WidthCosts(Struct, frozen=True):
 
     def seconds_at(self, width: int) -> float:
         """Interpolate between known widths; beyond them the last slope goes on."""
-        widths, seconds = self.widths, self.seconds
+        widths = self.widths
+        seconds = self.seconds
         if len(widths) == 1 or width <= widths[0]:
             return seconds[0]
         i = min(bisect_right(widths, width), len(widths) - 1)
@@ -157,13 +162,13 @@ def verified(record: DraftRecord, n_drafted: int, n_accepted: int) -> DraftRecor
     for is_right in [True] * n_accepted + [False] * (n_accepted < n_drafted):
         rate = _updated(rate, is_right, record.most_rate)
     if n_accepted == n_drafted:
-        width = min(2 * record.width, MOST_DRAFTED)
+        width = min(2 * record.width, MAX_DRAFTED)
         needed = max(record.n_needed // 2, N_CONFIRMATIONS)
         return replace(record, rate=rate, width=width, n_needed=needed)
     if rate >= PAUSE_BELOW and n_accepted:
         return replace(record, rate=rate, width=max(n_accepted, FIRST_WIDTH))
     backoff = BACKOFF if record.width == FIRST_WIDTH else 1
-    needed = min(backoff * record.n_needed, MOST_CONFIRMATIONS)
+    needed = min(backoff * record.n_needed, MAX_CONFIRMATIONS)
     return DraftRecord(rate, record.most_rate, n_needed=needed)
 
 
@@ -184,7 +189,7 @@ def lead_after(lead_s: float, n_accepted: int, taken_s: float, plain_s: float) -
     Without drafts a step takes `plain_s`. Losses by its own refused drafts are not carried on.
     """
     lead_s += n_accepted * plain_s - (taken_s - plain_s)
-    return min(max(lead_s, 0.0), MOST_LEAD * plain_s)
+    return min(max(lead_s, 0.0), MAX_LEAD * plain_s)
 
 
 def allowed_seconds(
@@ -227,7 +232,7 @@ def widths(
     tokens = float(len(offers))
     plain_s = step_seconds([1] * len(offers), costs, layout)
     allowed = allowed_seconds(offers, plain_s, bounds)
-    best = LEAST_GAIN * tokens / step_seconds(counts, costs, layout)
+    best = MIN_GAIN * tokens / step_seconds(counts, costs, layout)
     n_best = 0
     for n, (i, _, chance) in enumerate(chances, 1):
         counts[i] += 1
@@ -235,7 +240,8 @@ def widths(
         allowed[i] += chance * plain_s
         seconds = step_seconds(counts, costs, layout)
         if tokens / seconds > best and seconds <= min(bounds.most_s, *allowed):
-            best, n_best = tokens / seconds, n
+            best = tokens / seconds
+            n_best = n
     brought = [0] * len(offers)
     for i, _, _ in chances[:n_best]:
         brought[i] += 1

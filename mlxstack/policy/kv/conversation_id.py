@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Role
 
-MOST_KNOWN = 512
+MAX_KNOWN = 512
 """Maximum number of remembered conversations; the least recent go first."""
 
-MOST_TURNS = 1024
+MAX_TURNS = 1024
 """Turns per conversation that are remembered and compared."""
 
 INPUT_ROLES = frozenset({Role.USER, Role.TOOL})
@@ -51,11 +51,12 @@ class ConversationNamer:
         name = known.name if known else self._fresh(turns[0], hint)
         n_turns = len(turns)
         if known and known.n_turns > n_turns:
-            turns, n_turns = known.turns, known.n_turns
+            turns = known.turns
+            n_turns = known.n_turns
         hint = hint or (known.hint if known else None)
-        self._known[name] = KnownConversation(name, turns[:MOST_TURNS], n_turns, hint)
+        self._known[name] = KnownConversation(name, turns[:MAX_TURNS], n_turns, hint)
         self._known.move_to_end(name)
-        if len(self._known) > MOST_KNOWN:
+        if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return name
 
@@ -74,9 +75,11 @@ class ConversationNamer:
     def _fresh(self, first: str, hint: str | None) -> str:
         client = hint.partition(":")[0] if hint else "chat"
         stem = f"{client}-{first[:N_DIGITS]}"
-        name, n = stem, 2
+        name = stem
+        n = 2
         while name in self._known:
-            name, n = f"{stem}.{n}", n + 1
+            name = f"{stem}.{n}"
+            n = n + 1
         return name
 
 

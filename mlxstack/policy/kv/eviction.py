@@ -92,7 +92,8 @@ def plan(entries: Iterable[EvictionCandidate], goal: EvictionGoal) -> tuple[str,
     Request some more bytes than needed at once, rather than a few at every step.
     """
     leaves = _Leaves(entries, goal.policy)
-    n_bytes, n_excess = goal.n_bytes, 0
+    n_bytes = goal.n_bytes
+    n_excess = 0
     if goal.max_entries is not None:
         n_excess = leaves.n_entries - goal.max_entries
     chosen: list[str] = []

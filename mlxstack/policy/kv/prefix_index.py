@@ -305,11 +305,13 @@ def match(
     for position, state in cuts:
         checkpoint = index.states.get(state)
         if checkpoint is not None and position > covered:
-            covered, leaf = position, index.nodes[checkpoint].record.parent
+            covered = position
+            leaf = index.nodes[checkpoint].record.parent
     if trail is not None and trail.leaf in index.nodes:
         upto = min(trail.n_common, end_of(index.nodes[trail.leaf].record))
         if upto > covered:
-            covered, leaf = upto, trail.leaf
+            covered = upto
+            leaf = trail.leaf
     path = reach(index, leaf, covered)
     return PrefixMatch(covered, path, _checkpoints(index, path, keys[:n_known]))
 

@@ -115,10 +115,12 @@ def explain_miss(
     When the prompt diverged and a checkpoint was missing too, the larger loss is named. The last
     tokens of a known prompt that do not fill a block are no loss.
     """
-    at, limit = chosen.position, max(clues.n_prompt - 1, 0)
+    at = chosen.position
+    limit = max(clues.n_prompt - 1, 0)
     covered = min(max((o.covered for o in options), default=0), limit)
     common = min(clues.n_common, limit)
-    previous, known = min(clues.n_previous, limit), max(common, min(clues.n_evicted, limit))
+    previous = min(clues.n_previous, limit)
+    known = max(common, min(clues.n_evicted, limit))
     # Where more is reused than the prompt shares with a guess, it continues another prompt.
     is_before = clues.is_new or (at < previous and not (clues.is_guess and at > common))
     has_diverged = is_before and 0 < previous - common >= covered - at

@@ -25,7 +25,7 @@ class SharedPrefix(Struct, frozen=True):
     n_blocks: int
 
 
-MOST_HEADS = 64
+MAX_HEADS = 64
 """Heads that are known at once; the first learned goes first."""
 
 
@@ -78,7 +78,7 @@ class SharedPrefixes:
         if head is None:
             return None
         self._hot[head.key] = head
-        if len(self._hot) > MOST_HEADS:
+        if len(self._hot) > MAX_HEADS:
             self._forget(next(iter(self._hot)))
         n_text = min([image.start for image in request.images] or [len(request.tokens)])
         n_blocks = min(head.n_blocks, n_text // self._block_size)

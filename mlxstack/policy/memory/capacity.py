@@ -214,7 +214,8 @@ def stages(kinds: Sequence[str], n_ranks: int) -> list[range]:
     context can be cut.
     """
     n_each, n_more = divmod(len(kinds), n_ranks)
-    parts, end = list[range](), len(kinds)
+    parts = list[range]()
+    end = len(kinds)
     for rank in range(n_ranks):
         parts.append(range(end - n_each - (rank < n_more), end))
         end = parts[-1].start
@@ -255,7 +256,8 @@ TABLE_BYTES = 640
 SCORE_COPIES = 2
 """Copies of scores without fused attention: scores and their softmax."""
 
-SCORE_SHARE, MOST_SCORE_BYTES = 0.04, 2 * 2**30
+SCORE_SHARE = 0.04
+MAX_SHARED_SCORE_BYTES = 2 * 2**30
 """Limit of attention scores per chunk: share of the working set, bytes.
 
 Long contexts get shorter chunks. More would gain a few percent of prefill and cost KV.
@@ -276,7 +278,8 @@ def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1, half_bytes:
 
 def activation_bytes(shape: ModelShape, chunk: int, half_bytes: int = 2) -> int:
     """Upper estimate of the activations of a layer."""
-    heads, dim = shape.n_heads, shape.hidden // max(1, shape.n_heads)
+    heads = shape.n_heads
+    dim = shape.hidden // max(1, shape.n_heads)
     dim = max((layer.k_dim for layer in shape.geometry.layers), default=dim) or dim
     per_token = 6 * shape.hidden + 3 * shape.inner + 2 * heads * dim
     width = max(half_bytes, shape.geometry.element_bytes)
@@ -299,7 +302,7 @@ def max_score_bytes(preset: Preset, working_set: int) -> int:
     """
     if preset.hosts or not working_set:
         return MAX_SCORE_BYTES
-    return min(MOST_SCORE_BYTES, int(SCORE_SHARE * working_set))
+    return min(MAX_SHARED_SCORE_BYTES, int(SCORE_SHARE * working_set))
 
 
 def kv_bits(preset: Preset) -> int:
@@ -319,7 +322,8 @@ def workspace_of(
     On a GPU, where half precision is not widened, with the peak of attention scores and with
     `buffered_bytes` that command buffers keep, which are not more than all layers make.
     """
-    chunk, slots = preset.prefill.chunk_size, preset.slots
+    chunk = preset.prefill.chunk_size
+    slots = preset.slots
     n_bytes = workspace_bytes(shape, chunk, slots.count, half_bytes)
     if half_bytes > 2:
         return n_bytes
@@ -447,7 +451,8 @@ def _more(first: Sequence[int], bound: int) -> int:
 
 def max_ctx(load: ServiceLoad, memory: int) -> int:
     """Most tokens per slot for `load.n_slots` slots, 0 if none; binary search."""
-    low, high = 0, 1 << 24
+    low = 0
+    high = 1 << 24
     while low < high:
         middle = (low + high + 1) // 2
         if fits(replace(load, n_ctx=middle), memory):

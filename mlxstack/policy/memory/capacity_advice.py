@@ -18,11 +18,11 @@ from mlxstack.policy.memory.capacity import (
 )
 
 ROUND_TOKENS = 1024
-LEAST_TOKENS = 1024
+MIN_TOKENS = 1024
 """A context shorter than this is not worth proposing."""
 SHORT_TOKENS = 16 * 1024
 """A shorter context is proposed only where nothing else fits: a client's prompt needs more."""
-MOST_BUDGET_PCT = 90
+MAX_BUDGET_PCT = 90
 """Largest `prefix_cache.memory_budget_pct` that a preset may have."""
 
 
@@ -97,7 +97,7 @@ def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
     else:
         loads = _smaller(unbounded, memory) or _combined(unbounded, memory)
     options = (option(replace(one, budget=load.budget)) for one in loads)
-    return tuple(one for one in options if (one.budget_pct or 0) <= MOST_BUDGET_PCT)
+    return tuple(one for one in options if (one.budget_pct or 0) <= MAX_BUDGET_PCT)
 
 
 def option(load: ServiceLoad) -> CapacityOption:
@@ -129,7 +129,7 @@ def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]
 
 def _shorter(load: ServiceLoad, memory: int, least: int) -> list[ServiceLoad]:
     n_ctx = min(max_ctx(load, memory), load.n_ctx) // ROUND_TOKENS * ROUND_TOKENS
-    return [replace(load, n_ctx=n_ctx)] if n_ctx >= max(least, LEAST_TOKENS) else []
+    return [replace(load, n_ctx=n_ctx)] if n_ctx >= max(least, MIN_TOKENS) else []
 
 
 def _combined(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
@@ -139,7 +139,7 @@ def _combined(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
         if n_slots := min(max_agents(other, memory), load.n_slots):
             return [replace(other, n_slots=n_slots)]
     single = [replace(other, n_slots=1) for other in dense]
-    for least in (SHORT_TOKENS, LEAST_TOKENS):
+    for least in (SHORT_TOKENS, MIN_TOKENS):
         for other in single:
             if shorter := _shorter(other, memory, least):
                 return shorter
@@ -174,7 +174,8 @@ AGENT_TOKENS = 64 * 1024
 """The context that coding agents ask for."""
 LARGE_TOKENS = 2 * AGENT_TOKENS
 SMALL_TOKENS = 4096
-MANY_SLOTS, FEW_SLOTS = 4, 2
+MANY_SLOTS = 4
+FEW_SLOTS = 2
 
 
 def choose_sizes(
@@ -198,7 +199,8 @@ def choose_sizes(
 def _choices(n_trained: int, given: SlotSizes) -> Iterator[CapacityOption]:
     """Sizes by preference: long contexts, several agents, then 8-bit KV, fewer slots."""
     most = n_trained or AGENT_TOKENS
-    large, agent = min(most, LARGE_TOKENS), min(most, AGENT_TOKENS)
+    large = min(most, LARGE_TOKENS)
+    agent = min(most, AGENT_TOKENS)
     shorter = [agent >> step for step in range(1, 8) if agent >> step >= SMALL_TOKENS]
     several = range(MANY_SLOTS, FEW_SLOTS - 1, -1)
     ladder = [(MANY_SLOTS, large, 16), *((n, agent, 16) for n in several)]

@@ -93,7 +93,8 @@ def _add(trend: RegressionSums, n: int, x: float, y: float) -> RegressionSums:
 
 def _slowdown(trend: RegressionSums) -> float:
     """Slope over intercept of the least-squares line; 0 for clustered chunks."""
-    x, y = trend.x / trend.n, trend.y / trend.n
+    x = trend.x / trend.n
+    y = trend.y / trend.n
     spread = trend.xx / trend.n - x * x
     if spread < FEWEST * FEWEST:
         return 0.0

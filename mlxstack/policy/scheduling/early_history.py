@@ -4,16 +4,16 @@ from math import inf
 
 from msgspec import Struct
 
-FEWEST_TOKENS = 32
+MIN_TOKENS = 32
 """Fewer tokens are not worth a change of the context."""
 
-MOST_WASTED = 2
+MAX_WASTED = 2
 """Wasted early turns in a row before an hourly limit of one."""
 
-MOST_TOKENS = 200_000
+MAX_TOKENS = 200_000
 """Tokens of early turns per agent and hour, used ones included."""
 
-LEAST_USED = 0.5
+MIN_USED = 0.5
 """Minimum used share of an early turn's tokens; below it is wasted."""
 
 HOUR_S = 3600.0
@@ -37,12 +37,12 @@ def first_history(client: EarlyHistory) -> EarlyHistory:
 
 def may_begin(history: EarlyHistory, n_tokens: int, now: float) -> bool:
     """Whether to compute `n_tokens` of the expected next prompt."""
-    if n_tokens < FEWEST_TOKENS:
+    if n_tokens < MIN_TOKENS:
         return False
     is_new_hour = now - history.began >= HOUR_S
     n_before = 0 if is_new_hour else history.n_tokens
-    is_trusted = is_new_hour or history.n_wasted < MOST_WASTED
-    return is_trusted and n_before + n_tokens <= MOST_TOKENS
+    is_trusted = is_new_hour or history.n_wasted < MAX_WASTED
+    return is_trusted and n_before + n_tokens <= MAX_TOKENS
 
 
 def note_begun(history: EarlyHistory, n_tokens: int, now: float) -> EarlyHistory:
@@ -54,5 +54,5 @@ def note_begun(history: EarlyHistory, n_tokens: int, now: float) -> EarlyHistory
 
 def note_used(history: EarlyHistory, n_begun: int, n_used: int) -> EarlyHistory:
     """Learn how many of the tokens the next prompt used."""
-    n_wasted = 0 if n_used >= LEAST_USED * n_begun else history.n_wasted + 1
+    n_wasted = 0 if n_used >= MIN_USED * n_begun else history.n_wasted + 1
     return EarlyHistory(history.began, history.n_tokens, n_wasted)

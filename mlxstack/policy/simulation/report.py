@@ -72,7 +72,8 @@ def report_of(samples: Sequence[SimulatedRequest], **measured: float) -> Simulat
 
 def _waits(samples: Sequence[SimulatedRequest], priority: Priority) -> Waits:
     mine = [s for s in samples if s.priority is priority]
-    waited, ttft = _spread([s.waited_s for s in mine]), _spread([s.ttft_s for s in mine])
+    waited = _spread([s.waited_s for s in mine])
+    ttft = _spread([s.ttft_s for s in mine])
     return Waits(priority, len(mine), waited, ttft)
 
 

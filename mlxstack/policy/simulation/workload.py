@@ -62,7 +62,8 @@ def draw_agents(workload: Workload, samples: Iterator[float]) -> tuple[Simulated
 
 def _agent(name: str, workload: Workload, samples: Iterator[float]) -> SimulatedAgent:
     requests: list[PlannedRequest] = []
-    after, n_history = next(samples) * workload.span_s, 0
+    after = next(samples) * workload.span_s
+    n_history = 0
     for _ in range(_between(workload.n_asks, samples)):
         n_cached = workload.n_head + int(workload.cached_share * n_history)
         n_history += _between(workload.n_new, samples)

@@ -174,7 +174,8 @@ async def _admit_text(
 
 def loose_schemas(generation: Generation) -> tuple[str, ...]:
     """Parts of the schemas of a request that no grammar enforces."""
-    known, conversation = generation.text_processor.loose_schemas, generation.conversation
+    known = generation.text_processor.loose_schemas
+    conversation = generation.conversation
     tools = _callable_tools(generation.options, conversation.tools) if conversation else ()
     shape = generation.options.response_format
     return (known.of(tools) if tools else ()) + (known.of(shape) if shape else ())
@@ -217,7 +218,8 @@ def _request(
     limit = options.max_tokens
     # The engine always samples one token; a prefill does not return it.
     max_tokens = room(len(prompt_tokens.tokens), 1 if limit == 0 else limit, service.n_ctx)
-    now, name = time.monotonic(), options.agent
+    now = time.monotonic()
+    name = options.agent
     if conversation is not None and options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         service.agent_registry.entitle(name, conversation, options.session_hint)
@@ -330,7 +332,8 @@ def _priority(service: Service, name: str | None, priority: Priority) -> Priorit
 
 def _refuse_if_full(service: Service) -> None:
     """Refuse before the headers of a stream; the engine checks again."""
-    n_waiting, limit = len(service.engine.snapshot().waiting), service.preset.queue.max_waiting
+    n_waiting = len(service.engine.snapshot().waiting)
+    limit = service.preset.queue.max_waiting
     if 0 < limit <= n_waiting:
         raise Busy(f"{n_waiting} requests are waiting already, no more are queued")
 
@@ -375,7 +378,8 @@ async def output_constraint(
         else await text_processor.shape_rules(options.response_format)
     )
     has_tools = bool(tools) and options.tool_choice is not ToolChoiceMode.NONE
-    calls, forbidden = None, _forbidden(text_processor, options, tools)
+    calls = None
+    forbidden = _forbidden(text_processor, options, tools)
     if has_tools:
         offered = _callable_tools(options, tools)
         calls = await text_processor.free_calls(offered, is_single=options.is_one_call)
@@ -455,7 +459,8 @@ def _layout(
     has_tools: bool,
     may_think: bool,
 ) -> ConstraintLayout:
-    output_format, tail = text_processor.output_format, prompt.tokens[-N_TAIL:]
+    output_format = text_processor.output_format
+    tail = prompt.tokens[-N_TAIL:]
     # The answer begins with the header of a message.
     has_headers = output_format.has_headers and not prompt.before
     is_in_thinking = prompt.is_in_thinking or (has_headers and may_think)

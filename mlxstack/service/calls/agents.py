@@ -27,7 +27,7 @@ from mlxstack.store.agent_history import OF_IMAGE, History, image_name
 
 log = logging.getLogger("mlxstack.agents")
 
-MOST_AGENTS = 10_000
+MAX_AGENTS = 10_000
 """Limit of explicit agents, which stay until they are deleted."""
 
 MAX_HISTORY_BYTES = 64 * 2**20
@@ -62,7 +62,7 @@ UNCHANGED = AgentChanges()
 def check_room(service: Service, agent: str) -> None:
     """Raises Conflict for a new agent when there are too many already."""
     n_agents = service.agent_registry.n_agents
-    if n_agents >= MOST_AGENTS and service.agent_registry.find(agent) is None:
+    if n_agents >= MAX_AGENTS and service.agent_registry.find(agent) is None:
         raise Conflict(
             f"there are {n_agents} agents, and no new one is kept; delete those that are over "
             "(DELETE /v1/agents/{id})"
@@ -373,13 +373,16 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
                 raise Conflict(f"there is an agent {agent} already; delete it or move another one")
         history = History(moved.messages, moved.facts)
         messages = tuple(openai_messages.read_stored(message) for message in moved.messages)
-        facts, n_tokens = facts_of(history), 0
+        facts = facts_of(history)
+        n_tokens = 0
         if moved.manifest is not None:
             service.text_processor.check_kept(moved.manifest, "manifest.tokens")
             n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
         with _recorded(service, agent) as record:
-            record.priority, record.is_pinned = facts.priority, facts.is_pinned
-            record.sums, record.used_at = facts.sums, facts.used_at
+            record.priority = facts.priority
+            record.is_pinned = facts.is_pinned
+            record.sums = facts.sums
+            record.used_at = facts.used_at
             await _write(service, agent, Conversation(messages, facts.tools))
         if moved.manifest is not None:
             await in_thread(service.agent_store.put, agent, moved.manifest)

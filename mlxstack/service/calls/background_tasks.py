@@ -61,7 +61,8 @@ async def log_statistics(service: Service, interval_s: float) -> None:
 
 
 async def _log_summary(service: Service) -> None:
-    view, counters = await prefix_cache_admin.look(service, 1), service.snapshot().counters
+    view = await prefix_cache_admin.look(service, 1)
+    counters = service.snapshot().counters
     log.info(
         "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "
         "memory=%d/%d entries=%d evicted=%d",
@@ -81,7 +82,8 @@ async def return_memory(service: Service, interval_s: float) -> None:
 
     Status feeds and refused bodies do not enter the gate: their work shows as CPU time.
     """
-    n_before, worked_s = 0, time.process_time()
+    n_before = 0
+    worked_s = time.process_time()
 
     async def trim() -> None:
         nonlocal n_before, worked_s

@@ -13,7 +13,7 @@ from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service
 from mlxstack.text.prompt.prompt import CHARS_PER_TOKEN, MIN_COUNTED_CHARS, TokenizeOptions
 
-MOST_TEXTS = 2048
+MAX_TEXTS = 2048
 """Limit of OpenAI."""
 
 Text = str | Sequence[int | str]
@@ -34,8 +34,8 @@ async def embed(
     With `is_cut` a text that is too long loses its end. Raises BadRequest and TooLong for what
     cannot be embedded, Unsupported on a chat model.
     """
-    if not 0 < len(texts) <= MOST_TEXTS:
-        raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MOST_TEXTS}", "input")
+    if not 0 < len(texts) <= MAX_TEXTS:
+        raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MAX_TEXTS}", "input")
     text_processor = service.text_processor
     tokens = tuple([await _tokens(service, text_processor, text, is_cut) for text in texts])
     vectors = await _vectors(service, text_processor, tokens)
@@ -67,7 +67,8 @@ async def _vectors(
     with service.sleep.request():
         for batch in batches([len(text) for text in texts]):
             service.require_model(text_processor)
-            engine, part = service.embedder, tuple(texts[at] for at in batch)
+            engine = service.embedder
+            part = tuple(texts[at] for at in batch)
             made = await asyncio.wrap_future(engine.embed(part))
             vectors |= dict(zip(batch, made, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))

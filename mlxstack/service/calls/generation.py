@@ -50,7 +50,8 @@ async def stream_response(
     there is no other. Raises the error that the engine fails with.
     """
     clock = asyncio.get_running_loop().time
-    request, due = generation.request, clock() + first_s
+    request = generation.request
+    due = clock() + first_s
     spoken: list[SpokenPart] = []
     lock: AbstractContextManager[object] = nullcontext()
     if request.agent is not None:
@@ -75,14 +76,16 @@ async def stream_response(
 
 async def _remember(service: Service, generation: "Generation", spoken: list[SpokenPart]) -> None:
     """Record an explicit agent's turn before the client receives its end."""
-    agent, conversation = generation.request.agent, generation.conversation
+    agent = generation.request.agent
+    conversation = generation.conversation
     if agent is not None and conversation is not None:
         await agents.record_turn(service, agent, conversation, spoken)
 
 
 def _anticipate(service: Service, generation: "Generation", slot: int) -> None:
     """Begin the next turn early, if the answer is complete."""
-    spec, conversation = service.preset.prefix_cache, generation.conversation
+    spec = service.preset.prefix_cache
+    conversation = generation.conversation
     is_wanted = spec.enabled and spec.anticipate is Anticipation.AUTO
     if generation.answer is None or conversation is None or not is_wanted or generation.is_copy:
         return
@@ -221,7 +224,8 @@ class Generation:
         if chosen.token not in self.request.eos:
             self._notes.append(chosen)
             self._tokens.append(chosen.token)
-        opening, self._opening = self._opening, []
+        opening = self._opening
+        self._opening = []
         return [*done, *self._answered([*opening, *self._parser.push(chosen.token)])]
 
     def _answered(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
@@ -245,7 +249,8 @@ class Generation:
         return answered
 
     def _take_notes(self) -> tuple[TokenSampled, ...]:
-        notes, self._notes = tuple(self._notes), []
+        notes = tuple(self._notes)
+        self._notes = []
         return notes
 
     def _finish(self, finished: RequestFinished) -> list[ResponsePart]:

@@ -48,7 +48,8 @@ async def unload_now(service: Service) -> None:
     """
     if service.preset.server.idle_unload_s is None:
         raise Unsupported("this service keeps its model; set server.idle_unload_s of the preset")
-    n_entered, service.gate.keep_alive_s = service.gate.n_entered, 0.0
+    n_entered = service.gate.n_entered
+    service.gate.keep_alive_s = 0.0
     while service.health is not ServiceHealth.UNLOADED:
         if service.gate.n_entered != n_entered:
             raise Conflict("a request came before the model was unloaded")
@@ -63,7 +64,8 @@ def idle_limit_s(service: Service) -> float:
     The `keep_alive` of the last request replaces that of the preset; where that has none, only 0
     counts, which asks for an unload.
     """
-    limit, given = service.preset.server.idle_unload_s, service.gate.keep_alive_s
+    limit = service.preset.server.idle_unload_s
+    given = service.gate.keep_alive_s
     if service.preset.hosts or (limit is None and given != 0):
         return float("inf")
     return limit or 0.0 if given is None else given

@@ -14,7 +14,7 @@ from mlxstack.service.parts.stats import n_processing, prompt_rate
 from mlxstack.service.service import Service
 from mlxstack.store.kv_transfer import IncomingKVFile
 
-MOST_FILE_BYTES = 8 << 30
+MAX_FILE_BYTES = 8 << 30
 
 
 async def match(service: Service, query: KVQuery) -> KVMatch:
@@ -66,7 +66,7 @@ async def receive(
     Raises Conflict for another model, DiskFull, Damaged, NotFound for an impossible key.
     """
     check_identity(service, name[0])
-    if not 0 < n_bytes <= MOST_FILE_BYTES:
+    if not 0 < n_bytes <= MAX_FILE_BYTES:
         raise BadRequest("a KV file needs a content-length of 1 byte to 8 GiB")
     await service.reserve_disk(n_bytes)
     with await in_thread(IncomingKVFile, service.peers.store, *name, n_bytes) as incoming:

@@ -100,7 +100,9 @@ async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
 
 
 async def _change(service: Service, preset: Preset, drain_s: float) -> SwapReport:
-    old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
+    old = service.preset
+    name = service.name
+    limit_s = service.preset.server.startup_timeout_s
     held = service.stats.bytes_before_load
     begin(service, preset, "drain", drain_s + limit_s)
     steps = [await _drain(service, drain_s)]
@@ -119,7 +121,8 @@ async def _change(service: Service, preset: Preset, drain_s: float) -> SwapRepor
 
 async def _load_instead(service: Service, preset: Preset) -> SwapReport:
     """Load another model than the unloaded one, which stays when it fails."""
-    old, name = service.preset, service.name
+    old = service.preset
+    name = service.name
     free = await asyncio.to_thread(service.engine_factory.active_bytes)
     began = time.perf_counter()
     try:
@@ -159,7 +162,8 @@ def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:
 
 
 async def _drain(service: Service, drain_s: float) -> SwapStep:
-    began, n_before = time.perf_counter(), service.gate.n_inside
+    began = time.perf_counter()
+    n_before = service.gate.n_inside
     n_left = await service.gate.emptied(drain_s)
     if n_left:
         log.warning("%d requests were not over after %.1f s and fail", n_left, drain_s)
@@ -263,7 +267,8 @@ async def _go_back(service: Service, old: Preset, failure: str) -> None:
 
 async def warm(service: Service) -> SwapStep:
     """Compute the prefixes of the preset again."""
-    began, spec = time.perf_counter(), service.preset.prefix_cache
+    began = time.perf_counter()
+    spec = service.preset.prefix_cache
     if spec.warm_on_startup:
         await warm_all(service)
     return SwapStep(

@@ -28,10 +28,10 @@ from mlxstack.service.parts.prefix_openings import with_openings
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
 
-MOST_PREFIXES = 20
-MOST_REQUESTS = 50
-MOST_AGENTS = 64
-MOST_TURNS = 16
+MAX_PREFIXES = 20
+MAX_REQUESTS = 50
+MAX_AGENTS = 64
+MAX_TURNS = 16
 PROCESS = psutil.Process()
 LOOK_S = 2.0
 REST_S = 15.0
@@ -56,8 +56,11 @@ class StatusFeed:
     def frame(self) -> StatusFrame:
         """Current frame with cache statistics, without past samples."""
         self._take()
-        service, memory, snapshot = self._service, self._cache_view, self._service.snapshot()
-        requests, agents = service.request_log.requests(), self._agents(snapshot)
+        service = self._service
+        memory = self._cache_view
+        snapshot = self._service.snapshot()
+        requests = service.request_log.requests()
+        agents = self._agents(snapshot)
         frame = StatusFrame(
             at=time.time(),
             service=_facts(service, self._mode),
@@ -65,11 +68,11 @@ class StatusFeed:
             snapshot_age_s=max(0.0, time.monotonic() - snapshot.at) if snapshot.at else 0.0,
             cache=None if memory is None else _with_details(service, memory, requests),
             agents=agents,
-            requests=requests[:MOST_REQUESTS],
+            requests=requests[:MAX_REQUESTS],
             n_agents=service.agent_registry.n_agents,
             memory=_memory(service, snapshot, memory),
             loading=_loading(service),
-            titles=_titles(service, snapshot, agents, requests[:MOST_REQUESTS]),
+            titles=_titles(service, snapshot, agents, requests[:MAX_REQUESTS]),
         )
         if self._coming is None and self._is_due(time.monotonic()):
             # A file that `mlx-stack mode` writes.
@@ -79,15 +82,16 @@ class StatusFeed:
 
     def _agents(self, snapshot: Snapshot) -> tuple[AgentView, ...]:
         """Most recent agents, with few turns: frames are frequent."""
-        registry, stored = self._service.agent_registry, self._service.agent_store.stored
-        records = registry.latest[:MOST_AGENTS]
+        registry = self._service.agent_registry
+        stored = self._service.agent_store.stored
+        records = registry.latest[:MAX_AGENTS]
         shown = registry.views(records, snapshot, self._service.name, self._kept, stored)
-        return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in shown)
+        return tuple(replace(view, turns=view.turns[-MAX_TURNS:]) for view in shown)
 
     def _begin_look(self, agents: tuple[str, ...]) -> None:
         with suppress(Unsupported):
             cache = self._service.cache
-            self._coming = cache.stats(MOST_PREFIXES), cache.locate_agents(agents)
+            self._coming = cache.stats(MAX_PREFIXES), cache.locate_agents(agents)
 
     def _take(self) -> None:
         if self._coming is None or not all(one.done() for one in self._coming):
@@ -103,7 +107,8 @@ class StatusFeed:
         pause_s = REST_S if done == self._done else LOOK_S
         if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
             return False
-        self._asked_at, self._done = now, done
+        self._asked_at = now
+        self._done = done
         return True
 
 
@@ -116,7 +121,7 @@ def _with_details(
     prefixes = with_openings(memory.prefixes, service.agent_registry, text_processor)
     return replace(
         memory,
-        misses=misses_of(requests, MOST_PREFIXES),
+        misses=misses_of(requests, MAX_PREFIXES),
         losses=service.request_log.losses,
         prefixes=prefixes,
     )
@@ -174,7 +179,8 @@ def _loading(service: Service) -> LoadView | None:
 
 
 def _facts(service: Service, mode: str) -> ServiceFacts:
-    preset, health = service.preset, service.health
+    preset = service.preset
+    health = service.health
     is_loaded = health in (ServiceHealth.OK, ServiceHealth.STALLED)
     return ServiceFacts(
         model=service.name,

@@ -26,8 +26,8 @@ from mlxstack.text.images.spans import unmarked
 from mlxstack.text.normalize_messages import pair_results
 
 SEPARATOR = " · "
-MOST_CHARS = 40
-MOST_SCANNED = 200_000
+MAX_CHARS = 40
+MAX_SCANNED = 200_000
 
 CLIENTS = (
     ("claude", re.compile(r"\bClaude Code\b|\bClaude Agent SDK\b")),
@@ -61,10 +61,11 @@ class AgentTitle(Struct, frozen=True):
 def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     """Name an agent by client and folder, else by its first words."""
     messages = conversation.messages
-    system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MOST_SCANNED]
+    system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MAX_SCANNED]
     user = next((m.text for m in messages if m.role is Role.USER), "")
-    user = (unmarked(user) if MARK_OPENS in user else user)[:MOST_SCANNED]
-    client, folder = _client(system, hint), _folder(system) or _folder(user)
+    user = (unmarked(user) if MARK_OPENS in user else user)[:MAX_SCANNED]
+    client = _client(system, hint)
+    folder = _folder(system) or _folder(user)
     opening = first_words(REMINDERS.sub("", user))
     parts = (client, folder) if folder else (client, opening)
     title = SEPARATOR.join(part for part in parts if part)
@@ -73,10 +74,10 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
 
 def first_words(text: str) -> str:
     """The beginning of a text, cut at a word."""
-    line = " ".join(text[: 8 * MOST_CHARS].split())
-    if len(line) <= MOST_CHARS:
+    line = " ".join(text[: 8 * MAX_CHARS].split())
+    if len(line) <= MAX_CHARS:
         return line
-    return line[: MOST_CHARS + 1].rpartition(" ")[0] or line[:MOST_CHARS]
+    return line[: MAX_CHARS + 1].rpartition(" ")[0] or line[:MAX_CHARS]
 
 
 def _client(system: str, hint: str | None) -> str:
@@ -94,8 +95,8 @@ def _folder(text: str) -> str:
     return (PureWindowsPath(path) if path[1:2] == ":" else PurePosixPath(path)).name
 
 
-MOST_AGENTS = 1000
-MOST_TURNS = 50
+MAX_AGENTS = 1000
+MAX_TURNS = 50
 
 
 class AgentSums(Struct, frozen=True):
@@ -127,7 +128,7 @@ class AgentRecord:
         self.used_at = time.time()
         self.miss: MissView | None = None
         self.missed_at = 0.0
-        self.turns: deque[tuple[float, TurnView]] = deque(maxlen=MOST_TURNS)
+        self.turns: deque[tuple[float, TurnView]] = deque(maxlen=MAX_TURNS)
         """Finished requests, with their time in Unix seconds."""
 
     def count(self, view: RequestView, at: float) -> None:
@@ -137,7 +138,8 @@ class AgentRecord:
         self.sums = AgentSums(n_requests=self.sums.n_requests + 1, n_tokens=n_tokens, **sums)
         self.used_at = at
         if view.miss is not None:
-            self.miss, self.missed_at = view.miss, at
+            self.miss = view.miss
+            self.missed_at = at
         turn = TurnView(
             n_cached=view.n_cached,
             n_computed=view.n_prompt - view.n_cached,
@@ -172,7 +174,7 @@ class AgentRegistry:
         if name not in self._titles:
             self._titles[name] = agent_title(conversation, hint)
         self._titles.move_to_end(name)
-        if len(self._titles) > MOST_AGENTS:
+        if len(self._titles) > MAX_AGENTS:
             self._titles.popitem(last=False)
 
     def title(self, name: str) -> AgentTitle | None:
@@ -215,7 +217,8 @@ class AgentRegistry:
 
         `kept` is the place of each outside the slots, `stored` its saved KV of any model.
         """
-        slots, now = _slots(snapshot), time.time()
+        slots = _slots(snapshot)
+        now = time.time()
         views = []
         for record in records:
             slot = slots.get(record.name)
@@ -239,7 +242,7 @@ class AgentRegistry:
 
         A pin without its record could not be found to be removed.
         """
-        if len(self._records) < MOST_AGENTS:
+        if len(self._records) < MAX_AGENTS:
             return
         leaving = (n for n, r in self._records.items() if not (r.is_explicit or r.is_pinned))
         oldest = next(leaving, None)
@@ -330,8 +333,10 @@ def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> No
         except StackError as error:
             log.warning("%s", error)
             continue
-        record.priority, record.is_pinned = facts.priority, facts.is_pinned
-        record.sums, record.used_at = facts.sums, facts.used_at
+        record.priority = facts.priority
+        record.is_pinned = facts.is_pinned
+        record.sums = facts.sums
+        record.used_at = facts.used_at
 
 
 def facts_about(record: AgentRecord, tools: tuple[Tool, ...]) -> AgentFacts:

@@ -24,7 +24,7 @@ from mlxstack.store.agent_history import (
 
 log = logging.getLogger("mlxstack.agents")
 
-MOST_GONE = 1000
+MAX_GONE = 1000
 """Maximum names of deleted agents, above the number of pending writes."""
 
 
@@ -56,7 +56,8 @@ class AgentStore:
 
     def serve(self, model: str, *, is_writing: bool) -> None:
         """Set the served model's name, and whether agents are written."""
-        self._model, self._is_writing = model, is_writing
+        self._model = model
+        self._is_writing = is_writing
 
     @property
     def locks(self) -> AgentLockFiles | None:
@@ -119,7 +120,7 @@ class AgentStore:
             is_loose = self._loose.pop(agent, None) is not None
             self._refused.discard(agent)
             self._gone[agent] = None
-            if len(self._gone) > MOST_GONE:
+            if len(self._gone) > MAX_GONE:
                 del self._gone[next(iter(self._gone))]
             self._stored.pop(agent, None)
         if missing is not None and not is_loose:

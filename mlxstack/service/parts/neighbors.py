@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mlxstack.tasks")
 
-RESERVE_S, POLL_S = 10.0, 0.1
+RESERVE_S = 10.0
+POLL_S = 0.1
 """Maximum wait for room before a load, and between two looks."""
 
 OWN = ""

@@ -13,7 +13,7 @@ from mlxstack.core.errors import BadRequest, Damaged, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
 from mlxstack.store.agent_history import image_of
-from mlxstack.text.images.reader import KINDS, MOST_IN_ALL, TEXT_ONLY, ImageReader
+from mlxstack.text.images.reader import KINDS, MAX_IN_ALL, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments, plain_text, system_text
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class StoredImageReader(ImageReader):
     """Images of stored messages; `load` reads those beside a history."""
 
     def __init__(self, load: Callable[[str], bytes] | None) -> None:
-        super().__init__(accepts_images=True, most_new=MOST_IN_ALL)
+        super().__init__(accepts_images=True, most_new=MAX_IN_ALL)
         self._load = load
 
     def new(self, part: dict[str, Any], at: str) -> ImagePart:

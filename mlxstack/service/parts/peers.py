@@ -48,8 +48,9 @@ FILE_S = 30.0
 """Seconds of silence until a transfer is resumed, `TRIES - 1` times."""
 TRIES = 3
 RACE_S = 600.0
-MOST_FETCHES = 2
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+MAX_FETCHES = 2
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
 HEADER_BYTES = 1 << 20
 ANSWER_BYTES = 1 << 24
 """Bound on an answer in JSON."""
@@ -111,7 +112,7 @@ class Peer:
     def fail(self, why: str) -> None:
         """Pause the peer, twice as long after each failure in a row."""
         is_again = bool(self.view.trouble)
-        pause_s = min(LONGEST_PAUSE_S, 2 * self.view.pause_s) if is_again else FIRST_PAUSE_S
+        pause_s = min(MAX_PAUSE_S, 2 * self.view.pause_s) if is_again else FIRST_PAUSE_S
         self._until = time.monotonic() + pause_s
         self.note(n_failures=1)
         self.view = replace(self.view, trouble=why, pause_s=pause_s)
@@ -219,7 +220,9 @@ class Peers:
     ) -> None:
         """Fetch KV of this identity; `reserve` makes disk room, `adopt` indexes."""
         self._loop = asyncio.get_running_loop()
-        self._identity, self._reserve, self._adopt = identity, reserve, adopt
+        self._identity = identity
+        self._reserve = reserve
+        self._adopt = adopt
 
     async def close(self) -> None:
         """Fetch nothing more."""
@@ -251,7 +254,7 @@ class Peers:
     ) -> Callable[[], object] | None:
         """Fetch KV of a prompt; see `core.kv_transfer.RemoteKV`."""
         is_any = any(peer.is_ready for peer in self._peers)
-        if self._loop is None or not is_any or self._n_fetches >= MOST_FETCHES:
+        if self._loop is None or not is_any or self._n_fetches >= MAX_FETCHES:
             return None
         fetching = self._fetch(prompt, compute_here, done)
         return asyncio.run_coroutine_threadsafe(fetching, self._loop).cancel
@@ -280,7 +283,8 @@ class Peers:
         if not options:
             return
         at = min(options)[-1]
-        plan, peer = plans[at], ready[at]
+        plan = plans[at]
+        peer = ready[at]
         if plan.is_race:
             compute_here()
         limit_s = RACE_S if plan.is_race else patience_s(plan, prompt.local_s)
@@ -338,13 +342,16 @@ class Peers:
                 f"it offers {n_files} files of {offer.n_bytes} bytes for {offer.n_tokens} tokens"
             )
         await self._reserve(offer.n_bytes)
-        n_left, began, n_bytes = offer.n_bytes, time.monotonic(), 0
+        n_left = offer.n_bytes
+        began = time.monotonic()
+        n_bytes = 0
         for key in (*offer.segments, *offer.checkpoints):
             if not await asyncio.to_thread(self.store.has, self._identity, key):
                 n_file = await peer.download(
                     self.store, (self._identity, key), n_left + HEADER_BYTES
                 )
-                n_left, n_bytes = max(0, n_left - n_file), n_bytes + n_file
+                n_left = max(0, n_left - n_file)
+                n_bytes = n_bytes + n_file
         seconds = time.monotonic() - began
         manifest = Manifest(
             identity=self._identity,

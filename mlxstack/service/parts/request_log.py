@@ -28,7 +28,7 @@ from mlxstack.service.parts.stats import BUSY
 
 log = logging.getLogger("mlxstack.requests")
 
-MOST_REQUESTS = 200
+MAX_REQUESTS = 200
 AROUND = 24
 """Tokens of text shown on both sides of a divergence."""
 
@@ -75,7 +75,7 @@ class RequestLog:
     def __init__(self) -> None:
         self._requests: dict[str, tuple[Request, Decode]] = {}
         self._slots: dict[str, SlotAssigned] = {}
-        self._done: deque[bytes] = deque(maxlen=MOST_REQUESTS)
+        self._done: deque[bytes] = deque(maxlen=MAX_REQUESTS)
         self._losses: dict[str, MissSums] = {}
         self.last_in_slot: dict[int, Request] = {}
         self.agent_registry = AgentRegistry()

@@ -11,7 +11,7 @@ from mlxstack.core.status import ThroughputSample
 
 START = Counters()
 BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
-MOST_SAMPLES = 301
+MAX_SAMPLES = 301
 """Five minutes, at one per second."""
 
 
@@ -33,7 +33,7 @@ class ServiceStats:
         self.n_unparsed_calls = 0
         self.bytes_before_load = 0
         self.load_began_at = time.monotonic()
-        self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
+        self.samples: deque[ThroughputSample] = deque(maxlen=MAX_SAMPLES)
         self._past = Counters()
 
     def add_engine(self, last: Counters) -> None:

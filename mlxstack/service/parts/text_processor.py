@@ -306,7 +306,8 @@ class TextProcessor:
     @property
     def facts(self) -> TemplateFacts:
         """Facts of the chat template."""
-        answer, template = self.output_format.description, self.prompt_maker.template
+        answer = self.output_format.description
+        template = self.prompt_maker.template
         text = str(getattr(self.tokenizer, "chat_template", None) or "")
         known = template.capabilities
         has_calls = known.takes_calls and bool(text)

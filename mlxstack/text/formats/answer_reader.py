@@ -42,7 +42,7 @@ CODE_MARK = "<|python_tag|>"
 CODE_WORD = "tool_"
 """Beginning of the language of a fence that holds calls alone."""
 
-LEAST_MARK = 2
+MIN_MARK = 2
 """Least characters of the beginning of a mark."""
 
 UNMARKED = ("{", "[", FENCE, *MARKS, *ELEMENTS)
@@ -102,12 +102,15 @@ class AnswerReader:
         self._feed = TextFeed()
         self._spoken: list[Spoken] = []
         self._n_vain = 0
-        tools, syntax = tuple(tools), output_format.calls
+        tools = tuple(tools)
+        syntax = output_format.calls
         self._calls = None
         if syntax is not None and tools:
             self._calls = CallReader(syntax, self._feed, tools, self._on_call)
-        self._has_said, self._has_thought = is_open, False
-        self._begins_line, self._is_after_call = not is_open, False
+        self._has_said = is_open
+        self._has_thought = False
+        self._begins_line = not is_open
+        self._is_after_call = False
         self._reasoning = output_format.reasoning or ReasoningMarks("", "")
         self._prefix = self._reasoning.prefix
         self._content_marks = MarkSet(self._marks(is_reasoning=False))
@@ -122,12 +125,14 @@ class AnswerReader:
 
     def finish(self, *, is_whole: bool = True) -> list[Spoken]:
         """Read the rest; an incomplete answer has incomplete calls."""
-        self._feed.is_final, self._feed.is_cut = True, not is_whole
+        self._feed.is_final = True
+        self._feed.is_cut = not is_whole
         return self._go_on()
 
     def _go_on(self) -> list[Spoken]:
         next(self._steps, None)
-        spoken, self._spoken = self._spoken, []
+        spoken = self._spoken
+        self._spoken = []
         return spoken
 
     def _marks(self, *, is_reasoning: bool) -> list[str]:
@@ -140,7 +145,8 @@ class AnswerReader:
         return [first_mark(mark) for mark in literals]
 
     def _read(self, *, is_open: bool) -> Generator[None, None, None]:
-        channels, is_inside = self._format.channels, is_open or self.is_reasoning
+        channels = self._format.channels
+        is_inside = is_open or self.is_reasoning
         if channels is None and not is_inside:
             yield from self._bare_calls()
         while self._feed.text or not self._feed.is_final:
@@ -161,7 +167,7 @@ class AnswerReader:
             mark = marks.search(feed.text, 0, is_final=feed.is_final)
             is_whole = feed.is_final and not feed.is_cut
             end = len(feed.text) if is_whole else marks.hold(feed.text, 0)
-            if feed.is_final and len(feed.text) - end < LEAST_MARK:
+            if feed.is_final and len(feed.text) - end < MIN_MARK:
                 end = len(feed.text)
             self._emit(feed.text[: mark.start if mark else end])
             if mark is None and feed.is_final:
@@ -178,7 +184,8 @@ class AnswerReader:
         if self.is_reasoning and self._prefix:
             if text.isspace():
                 return
-            text, self._prefix = self._prefix + text, ""
+            text = self._prefix + text
+            self._prefix = ""
         self._spoken.append(ReasoningPart(text) if self.is_reasoning else ContentPart(text))
         if not text.isspace():
             self._has_thought = self._has_thought or self.is_reasoning
@@ -197,7 +204,8 @@ class AnswerReader:
         if opened:
             self._spoken.append(Break())
             self._feed.drop(opened)
-            self.is_reasoning, self._has_thought = True, False
+            self.is_reasoning = True
+            self._has_thought = False
             return
         calls = self._calls
         is_call = calls is not None and mark in calls.strict | calls.lenient
@@ -270,7 +278,8 @@ class AnswerReader:
 
     def _is_cut_call(self, at: int) -> bool:
         """Whether the answer was cut inside a call."""
-        calls, feed = self._calls, self._feed
+        calls = self._calls
+        feed = self._feed
         return calls is not None and feed.is_cut and calls.is_named(feed.text[at:])
 
     @property
@@ -293,14 +302,16 @@ class AnswerReader:
 
     def _think(self) -> Reading[None]:
         """Read a thought; only calls that end the answer count."""
-        mark, marks = (yield from self._say(self._thought_marks)), self._reasoning
+        mark = yield from self._say(self._thought_marks)
+        marks = self._reasoning
         if mark is None:
             return
         # An answer may begin without the end of its thoughts.
         end = yield from self._match((marks.closes, *self._format.wrappers[:1]), mark.text)
         if end:
             self._feed.drop(end)
-            self.is_reasoning, self._begins_line = False, True
+            self.is_reasoning = False
+            self._begins_line = True
             self._spoken.append(Break())
             yield from self._bare_calls()
         elif not self._has_thought and (
@@ -389,7 +400,8 @@ class AnswerReader:
     def _finish_calls(self, section: ReadCalls) -> None:
         """End a section, whose calls were told."""
         assert self._calls is not None
-        end, text = section.end, self._feed.text
+        end = section.end
+        text = self._feed.text
         is_space = not section.is_closed and self._feed.is_final and text[end:].isspace()
         if is_space or (self._feed.is_cut and self._calls.begins_end(text[end:])):
             end = len(text)
@@ -461,7 +473,8 @@ class AnswerReader:
 
     def _headless(self, channels: Channels) -> bool:
         """Whether text without a header is content; it may only begin one."""
-        text, self.is_reasoning = self._feed.text, False
+        text = self._feed.text
+        self.is_reasoning = False
         is_cut = self._feed.is_cut and re.search(channels.call, text) is not None
         if not is_cut and not re.match(rf"\s*(?:<\||to=|{re.escape(channels.starts)})", text):
             return True
@@ -500,8 +513,12 @@ def read_answer(
 ) -> ParsedMessage:
     """The message that a raw answer means, special tokens spelled out."""
     reader = AnswerReader(output_format, tools, is_in_thinking=is_in_thinking, is_open=is_open)
-    content, thoughts = WhitespaceTrimmer(is_open=is_open), WhitespaceTrimmer(is_open=False)
-    text, thought, calls, n_unparsed = "", "", list[ToolCall](), 0
+    content = WhitespaceTrimmer(is_open=is_open)
+    thoughts = WhitespaceTrimmer(is_open=False)
+    text = ""
+    thought = ""
+    calls = list[ToolCall]()
+    n_unparsed = 0
     for stretch in [*reader.feed(raw), *reader.finish()]:
         match stretch:
             case ContentPart():

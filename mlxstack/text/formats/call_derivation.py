@@ -42,7 +42,7 @@ from mlxstack.text.formats.probe_renderings import (
 )
 from mlxstack.text.formats.reasoning_derivation import TurnMarks
 
-LEAST_PROSE = 60
+MIN_PROSE = 60
 """Least characters of a text of the prompt; marks are shorter."""
 
 _SCALAR = {
@@ -81,7 +81,8 @@ def _one_call(probes: TemplateProbes) -> str | None:
     """Turn with one call, with arguments as object or text."""
     for as_text in (False, True):
         for content in ("", None):
-            probes.arguments_as_text, probes.no_content = as_text, content
+            probes.arguments_as_text = as_text
+            probes.no_content = content
             text = probes.turn("", probes.calls(TWO))
             if text is not None and NAMES[0] in text and VALUES[0] in text:
                 return text
@@ -98,7 +99,8 @@ def _framed(
     if isinstance(body, JsonBody) and body.is_list:
         between = _list_between(two) or ", "
         return CallSyntax(body, opens=_counted(before, two), closes=around[1], between=between)
-    first, second = _written(probes, two, 0), _written(probes, two, 1)
+    first = _written(probes, two, 0)
+    second = _written(probes, two, 1)
     if first is None or second is None:
         return CallSyntax(body, opens=around[0], closes=around[1])
     middle = tokens(two[first.end : second.start])
@@ -110,8 +112,10 @@ def _framed(
     section = before[: len(before) - len(opens)]
     ending = after[len(closes) :]
     n = _shared_mark(opens, ending)
-    section, closes = section + opens[:n], closes + opens[:n]
-    opens, ending = opens[n:], ending[n:]
+    section = section + opens[:n]
+    closes = closes + opens[:n]
+    opens = opens[n:]
+    ending = ending[n:]
     middle = [*closes, *middle[len(closes) - n :]] if n else middle
     return CallSyntax(
         body,
@@ -171,7 +175,8 @@ def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
     """JSON paths of name, arguments and id in a call."""
     if NAMES[at] in item:
         return JsonBody((), (), (NAMES[at],))
-    name, arguments = _path(item, lambda one: one == NAMES[at]), _path(item, _is_arguments)
+    name = _path(item, lambda one: one == NAMES[at])
+    arguments = _path(item, _is_arguments)
     if name is None or arguments is None:
         return None
     id_path = _path(item, lambda one: one == IDS[at])
@@ -195,7 +200,8 @@ def _is_arguments(value: Any) -> bool:
 
 def _json_end(text: str, at: int) -> int:
     """End of the JSON value at a position; -1 without one."""
-    depth, is_text = 0, False
+    depth = 0
+    is_text = False
     for match in re.compile(r'\\.|["\[\]{}]', re.DOTALL).finditer(text, at):
         sign = match[0]
         if sign == '"':
@@ -296,7 +302,9 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     after = text[last + len(VALUES[1]) :].replace(KEYS[1], KEY, 1)
     has_json = value_opens.endswith('"') and between[:1] == after[:1] == '"'
     if has_json:
-        value_opens, between, after = value_opens[:-1], between[1:], after[1:]
+        value_opens = value_opens[:-1]
+        between = between[1:]
+        after = after[1:]
     if not value_opens.strip() or not (between.strip() or has_json):
         return None
     argument_opens = shared_end(tokens(head), tokens(between))
@@ -346,7 +354,8 @@ def _shared_mark(opens: list[str], after: list[str]) -> int:
 
 def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Opening of a value with its type slot, and type names."""
-    opened, last = {"string": value_opens}, tokens(value_opens)[-1]
+    opened = {"string": value_opens}
+    last = tokens(value_opens)[-1]
     for kind, value in TYPED.items():
         key = f"key_{kind}"
         text = probes.turn("", probes.calls({key: value})) or ""
@@ -438,5 +447,5 @@ def _after(probes: TemplateProbes, text: str, turn: TurnMarks) -> str:
 def _start_of_prose(after: list[str], prompt: str) -> int:
     """Number of tokens before the text that follows any message."""
     rests = ("".join(after[at:]) for at in range(len(after)))
-    found = (at for at, rest in enumerate(rests) if len(rest) >= LEAST_PROSE and rest in prompt)
+    found = (at for at, rest in enumerate(rests) if len(rest) >= MIN_PROSE and rest in prompt)
     return next(found, len(after))

@@ -64,7 +64,10 @@ class CallParts:
     def __init__(
         self, syntax: CallSyntax, feed: TextFeed, types: ArgumentTypes, writer: CallWriter
     ) -> None:
-        self.syntax, self.feed, self.types, self.writer = syntax, feed, types, writer
+        self.syntax = syntax
+        self.feed = feed
+        self.types = types
+        self.writer = writer
         closes = [one for one in (syntax.section_closes, syntax.closes) if one.strip()]
         self.closings = MarkSet(pieces(one)[-1] for one in closes)
         marks = [one for literal in closes for one in pieces(literal) if is_mark(one)]
@@ -132,7 +135,8 @@ class CallParts:
             end = yield from feed.balanced(at, QUOTES, stops)
             if end < 0:
                 return None
-            arguments, at = object_of(feed.text[at:end]), end
+            arguments = object_of(feed.text[at:end])
+            at = end
         elif at < len(feed.text) and not (yield from self.closes_at(at)):
             return None
         return self.settled(fields, arguments, at)

@@ -72,7 +72,8 @@ class CallReader:
         They are told as they are read, unless `is_quiet`.
         """
         self._writer.is_quiet = is_quiet
-        syntax, feed = self._syntax, self._feed
+        syntax = self._syntax
+        feed = self._feed
         inside = yield from feed.literal(syntax.section_opens, at)
         has_section = inside is not None and bool(syntax.section_opens.strip())
         end = at if inside is None else inside
@@ -86,7 +87,8 @@ class CallReader:
                 break
             read = self._told(read)
             calls += read.calls
-            end, is_closed = read.end, read.is_closed
+            end = read.end
+            is_closed = read.is_closed
             if read.is_cut:
                 return ReadCalls(tuple(calls), end, is_closed=False, is_cut=True)
             if syntax.section_closes.strip():
@@ -196,7 +198,8 @@ class CallReader:
 
     def _following(self, end: int) -> Reading[int]:
         """Position of the call after another one; -1 without one."""
-        feed, syntax = self._feed, self._syntax
+        feed = self._feed
+        syntax = self._syntax
         at = yield from feed.space((yield from feed.passed(syntax.between, end)))
         at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
         opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
@@ -207,7 +210,8 @@ class CallReader:
 
     def _call(self, at: int, *, is_lenient: bool, is_inside: bool) -> Reading[ReadCalls | None]:
         """Calls at a position, maybe inside of a section."""
-        feed, syntax = self._feed, self._syntax
+        feed = self._feed
+        syntax = self._syntax
         start = at = yield from feed.space(at)
         again = yield from feed.passed(syntax.section_opens, at)
         inside = yield from feed.literal(syntax.opens, again)
@@ -247,7 +251,8 @@ class CallReader:
 
     def _closing(self, at: int) -> Reading[int]:
         """Position after the closing mark, and after brackets too many."""
-        feed, syntax = self._feed, self._syntax
+        feed = self._feed
+        syntax = self._syntax
         end = yield from feed.optional(syntax.closes, at)
         if end > at or not isinstance(syntax.body, JsonBody | NamedBody):
             return end
@@ -289,7 +294,8 @@ class CallReader:
         inside = (yield from self._feed.literal(mark, at)) if mark else None
         if inside is None and not is_inside:
             return None
-        is_between, inside = inside is not None, at if inside is None else inside
+        is_between = inside is not None
+        inside = at if inside is None else inside
         self._writer.begin(inside)
         body = None
         if not isinstance(self._syntax.body, JsonBody):

@@ -83,7 +83,8 @@ class CallWriter:
 
     def begin(self, at: int) -> None:
         """Begin with the text at `at`; nothing is open."""
-        self.calls, self.reached = [], at
+        self.calls = []
+        self.reached = at
 
     def open(self, name: str, call_id: str = "") -> bool:
         """Whether the call that stands here is told from now on."""
@@ -92,7 +93,8 @@ class CallWriter:
             return False
         self._open = ToolCallStarted(call_id, name)
         self._written, self._keys = "", set()
-        self._copier, self._is_members = None, True
+        self._copier = None
+        self._is_members = True
         self._emit(self._open)
         return True
 
@@ -101,14 +103,18 @@ class CallWriter:
 
         They are in `depth` containers.
         """
-        self._copier, self._depth, self._is_members = copier, depth, False
-        self._n_copied, self._prefix = len(copier.written), ""
+        self._copier = copier
+        self._depth = depth
+        self._is_members = False
+        self._n_copied = len(copier.written)
+        self._prefix = ""
 
     def begin_value(self, key: str, copier: Copier | None) -> None:
         """Begin an argument that its own copier may copy."""
         # Of a key that comes again, the first value was sent.
         is_new = key not in self._keys
-        self._copier, self._n_copied = copier if is_new else None, 0
+        self._copier = copier if is_new else None
+        self._n_copied = 0
         self._prefix = f'{"," if self._keys else "{"}"{escaped(key)}":' if is_new else ""
         self._keys.add(key)
 
@@ -118,7 +124,8 @@ class CallWriter:
         if self._open is None or copier is None or len(copier.written) == self._n_copied:
             return
         piece = self._prefix + copier.written[self._n_copied :]
-        self._n_copied, self._prefix = len(copier.written), ""
+        self._n_copied = len(copier.written)
+        self._prefix = ""
         self._write(piece)
 
     def end_value(self, value: Any, end: int, reached: int) -> None:
@@ -135,7 +142,8 @@ class CallWriter:
         elif copier is not None and not text.startswith(copier.written):
             text = copier.written + copier.closing(self._feed.text[copier.at : end])
         self._write(self._prefix + text[self._n_copied :])
-        self._copier, self._prefix = None, ""
+        self._copier = None
+        self._prefix = ""
 
     def end(self) -> ToolCall:
         """End the open call, all of whose arguments were copied."""
@@ -190,7 +198,8 @@ class CallWriter:
 
     def _closing(self, end: int) -> str:
         """Text that completes the arguments with the text up to `end`."""
-        copier, last = self._copier, ""
+        copier = self._copier
+        last = ""
         if copier is not None and copier.written and not self._prefix:
             rest = self._feed.text[copier.at : end]
             last = copier.closing(rest, self._depth)
@@ -201,7 +210,8 @@ class CallWriter:
     def _end(self, arguments: Any) -> ToolCall:
         assert self._open is not None
         call = ToolCall(self._open.id, self._open.name, arguments)
-        self._open, self._copier = None, None
+        self._open = None
+        self._copier = None
         self.calls.append(call)
         self._emit(_ended(call, self._written))
         return call
@@ -216,8 +226,12 @@ class BoundCopy:
     """Copies a value up to the first mark that may end it."""
 
     def __init__(self, feed: TextFeed, writer: CallWriter, copier: Copier, ends: MarkSet) -> None:
-        self._feed, self._writer, self._copier, self._ends = feed, writer, copier, ends
-        self._scan, self._end = copier.at, -1
+        self._feed = feed
+        self._writer = writer
+        self._copier = copier
+        self._ends = ends
+        self._scan = copier.at
+        self._end = -1
 
     def advance(self) -> None:
         """Copy and tell what has become certain."""

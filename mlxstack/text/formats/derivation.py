@@ -24,7 +24,7 @@ from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.formats.probe_renderings import NAMES, TWO, TYPED, TemplateProbes
 from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
 
-MOST_KNOWN = 32
+MAX_KNOWN = 32
 SYNTAXES = {
     JsonBody: "json", NamedBody: "named_json", TaggedBody: "tagged", PythonBody: "pythonic",
     GemmaBody: "gemma", PublishedBody: "published",
@@ -50,7 +50,7 @@ def derive_format(tokenizer: Any) -> DerivedFormat:
     derived = _known.get(key)
     if derived is None:
         derived = _derive(tokenizer)
-        if len(_known) >= MOST_KNOWN:
+        if len(_known) >= MAX_KNOWN:
             _known.clear()
         _known[key] = derived
     return derived

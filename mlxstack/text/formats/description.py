@@ -9,8 +9,13 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
 
-NAME, ID, INDEX, ARGUMENTS = "{name}", "{id}", "{index}", "{arguments}"
-TYPE, KEY, COUNT = "{type}", "{key}", "{count}"
+NAME = "{name}"
+ID = "{id}"
+INDEX = "{index}"
+ARGUMENTS = "{arguments}"
+TYPE = "{type}"
+KEY = "{key}"
+COUNT = "{count}"
 """Slots among the literal parts of a written call."""
 
 GEMMA_HEAD = "call:"

@@ -57,11 +57,14 @@ class ForeignCalls:
 
     def __init__(self, parts: CallParts) -> None:
         self._parts = parts
-        self._feed, self._types, self._writer = parts.feed, parts.types, parts.writer
+        self._feed = parts.feed
+        self._types = parts.types
+        self._writer = parts.writer
 
     def read(self, at: int) -> Reading[ReadCalls | None]:
         """The calls at a position; None without any."""
-        was_quiet, self._writer.is_quiet = self._writer.is_quiet, True
+        was_quiet = self._writer.is_quiet
+        self._writer.is_quiet = True
         try:
             at = yield from self._feed.space(at)
             for reading in (self._elements(at), self._python_calls(at), self._names(at)):

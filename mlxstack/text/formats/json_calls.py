@@ -31,7 +31,8 @@ class JsonCalls:
         self._writer = writer
         self._name_paths = tuple(path for path in (body.name, *NAME_PATHS) if path)
         self._argument_paths = (*((body.arguments,) if body.name else ()), *ARGUMENT_PATHS)
-        self._is_list, self._is_stuck = False, is_stuck
+        self._is_list = False
+        self._is_stuck = is_stuck
         self._fields: dict[Path, str] = {}
         self._starts: dict[Path, int] = {}
         self._arguments: Path | None = None
@@ -41,7 +42,9 @@ class JsonCalls:
             self._is_list = sign == "["
         inner = path[self._is_list :]
         if path and not inner:
-            self._fields, self._starts, self._arguments = {}, {}, None
+            self._fields = {}
+            self._starts = {}
+            self._arguments = None
         if sign == '"' and (inner in self._name_paths or inner == self._body.id):
             self._starts[inner] = len(self.copier.written)
         elif sign == "{" and self._arguments is None and self._is_arguments(inner):

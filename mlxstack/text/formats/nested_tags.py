@@ -54,13 +54,15 @@ class NestedTags:
         """Whether a container stands here that the schema allows."""
         if not place.containers or place.depth > MAX_DEPTH:
             return False
-        feed, opens = self._feed, self._body.argument_opens.strip()
+        feed = self._feed
+        opens = self._body.argument_opens.strip()
         at = yield from feed.space(at)
         return (yield from feed.starts(opens, at)) and not (yield from feed.starts(f"{opens}/", at))
 
     def container(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int]]:
         """Object or list in a tag, and its end. Raises ValueError."""
-        feed, body = self._feed, self._body
+        feed = self._feed
+        body = self._body
         closes = body.value_closes.replace(KEY, key)
         members: list[tuple[str, Any]] = []
         while True:

@@ -15,7 +15,8 @@ NAMES = ("probe_alpha", "probe_beta")
 KEYS = ("key_one", "key_two")
 VALUES = ("value_one", "value_two")
 IDS = ("callid001", "callid002")
-CONTENT, THOUGHT = "Content sentinel.", "Thought sentinel."
+CONTENT = "Content sentinel."
+THOUGHT = "Thought sentinel."
 USER: Turn = {"role": "user", "content": "User sentinel."}
 TYPED: dict[str, Any] = {
     "integer": 73519, "number": 73.5, "boolean": True, "array": ["item_one"],

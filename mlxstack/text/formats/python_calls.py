@@ -50,7 +50,8 @@ class PythonCalls:
     """Reads whole Python calls, with the argument types of the tools."""
 
     def __init__(self, body: PythonBody, types: ArgumentTypes) -> None:
-        self._body, self._types = body, types
+        self._body = body
+        self._types = types
 
     def parse(self, text: str) -> tuple[ToolCall, ...]:
         """Python calls, in a list or not; raises ValueError or SyntaxError."""
@@ -104,7 +105,8 @@ class PythonCalls:
 
     def _unescaped(self, text: str) -> tuple[ToolCall, ...]:
         """Calls whose strings are written as they are."""
-        calls, at = [], 1
+        calls = []
+        at = 1
         ends = _ValueEnds(text)
         while head := _HEAD.match(text, at):
             at = head.end()
@@ -136,7 +138,8 @@ class PythonCalls:
         if self.is_bare(name, key):
             return argument_value(text[at:following], self._of(name, key)), following
         value = text[start:following].rstrip()
-        types, bare = self._of(name, key), decoded(value.strip(), value)
+        types = self._of(name, key)
+        bare = decoded(value.strip(), value)
         is_other = isinstance(bare, str) and not types.texts
         return argument_value(value, types) if is_other else bare, start + len(value)
 

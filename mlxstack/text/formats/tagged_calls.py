@@ -30,7 +30,7 @@ from mlxstack.text.formats.text_feed import FENCE, FoundMark, MarkSet, Reading, 
 from mlxstack.text.formats.value_copier import ValueCopier
 from mlxstack.text.schema_types import SchemaTypes
 
-LEAST_MARK = 3
+MIN_MARK = 3
 """The least characters of a mark that opens arguments and may end a value."""
 
 _KEY = re.compile(r"[^\s<>/][^<>]*")
@@ -53,8 +53,11 @@ class TaggedCalls:
     """Reads calls of a tagged body."""
 
     def __init__(self, parts: CallParts, body: TaggedBody) -> None:
-        self._parts, self._body = parts, body
-        self._feed, self._syntax, self._types = parts.feed, parts.syntax, parts.types
+        self._parts = parts
+        self._body = body
+        self._feed = parts.feed
+        self._syntax = parts.syntax
+        self._types = parts.types
         self._writer = parts.writer
         self._nested = NestedTags(parts.feed, body)
         self._block = _json_block(body)
@@ -65,7 +68,8 @@ class TaggedCalls:
 
     def read(self, at: int) -> Reading[ReadCalls | None]:
         """One call, from its name to its last argument."""
-        feed, body = self._feed, self._body
+        feed = self._feed
+        body = self._body
         opening = first_mark(body.argument_opens)
         at = at if opening else (yield from feed.space(at))
         stops = (opening, "{", FENCE, first_mark(body.value_closes)) if opening else SPACES
@@ -114,7 +118,8 @@ class TaggedCalls:
 
     def _argument(self, name: str, at: int) -> Reading[Argument | None]:
         """Key of an argument, maybe ""; None if no value follows."""
-        feed, body = self._feed, self._body
+        feed = self._feed
+        body = self._body
         before, _, after = body.value_opens.partition(TYPE)
         key_end = MarkSet(one for piece in pieces(before) for one in quoted_otherwise(piece))
         mark = yield from feed.find(key_end, at)
@@ -147,7 +152,8 @@ class TaggedCalls:
 
     def _value(self, argument: Argument) -> Reading[tuple[Any, int]]:
         """Value of an argument, and the position after its closing marks."""
-        body, at = self._body, argument.at
+        body = self._body
+        at = argument.at
         if body.item:
             place = TypedPlace(argument.types, self._types.root(argument.name))
             if (yield from self._nested.begins(at, place)):
@@ -199,7 +205,8 @@ class TaggedCalls:
         """
         marks = MarkSet([closing, self._next, self._opening, "<![CDATA[", "]]>"])
         first: FoundMark | None = None
-        is_data, scan = False, at
+        is_data = False
+        scan = at
         while True:
             mark = yield from watched(self._feed.find(marks, scan), copy.advance)
             if not mark.text:
@@ -215,7 +222,8 @@ class TaggedCalls:
                 outer = yield from self._enclosing(closing, mark.end)
                 if outer is None:
                     return first if self._feed.is_cut else self._before_call(at, mark.start)
-                mark, scan = outer, outer.end
+                mark = outer
+                scan = outer.end
             if mark.text != closing:
                 is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
                 continue
@@ -225,7 +233,8 @@ class TaggedCalls:
 
     def _begins_call(self, at: int) -> Reading[bool]:
         """Whether a call of an offered tool with an argument opens here."""
-        feed, opens = self._feed, self._syntax.opens
+        feed = self._feed
+        opens = self._syntax.opens
         start = yield from feed.literal(opens[opens.rfind(self._opening) :], at)
         if start is None or (yield from self._parts.tool_name(start)) < 0:
             return False
@@ -237,16 +246,19 @@ class TaggedCalls:
 
     def _enclosing(self, closing: str, at: int) -> Reading[FoundMark | None]:
         """Mark that closes a value in which calls are quoted."""
-        bounds, depth = MarkSet([closing, self._next]), 0
+        bounds = MarkSet([closing, self._next])
+        depth = 0
         while (mark := (yield from self._feed.find(bounds, at))).text:
-            depth, at = depth + (1 if mark.text == self._next else -1), mark.end
+            depth = depth + (1 if mark.text == self._next else -1)
+            at = mark.end
             if depth < 0:
                 return mark
         return None
 
     def _before_call(self, at: int, end: int) -> FoundMark:
         """End of a value before the marks between two calls."""
-        syntax, text = self._syntax, self._feed.text[at:end].rstrip()
+        syntax = self._syntax
+        text = self._feed.text[at:end].rstrip()
         between = f"{syntax.closes} {syntax.section_closes} {syntax.section_opens} {syntax.opens}"
         for piece in reversed(pieces(between)):
             text = text.removesuffix(piece).rstrip()
@@ -325,7 +337,7 @@ def _next_opening(body: TaggedBody) -> str:
     """Mark of an argument that no text is likely to hold."""
     mark = first_mark(body.argument_opens)
     is_text = body.value_closes.strip() and not body.has_json_text
-    is_certain = is_text and KEY not in body.value_closes and len(mark) >= LEAST_MARK
+    is_certain = is_text and KEY not in body.value_closes and len(mark) >= MIN_MARK
     return mark if is_certain else ""
 
 

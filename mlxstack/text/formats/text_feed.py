@@ -14,7 +14,9 @@ from mlxstack.text.formats.description import COUNT, pieces
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-_SPACE, _WORD, _DIGITS = re.compile(r"\s*"), re.compile(r"\w*"), re.compile(r"\d*")
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"\w*")
+_DIGITS = re.compile(r"\d*")
 # The text of a tag before the quoted value of an attribute, or after it.
 _ATTRIBUTE = re.compile(r'[^"]+="|"[^"\w:,]*')
 FENCE = "```"
@@ -158,7 +160,8 @@ class TextFeed:
         is_escaping = all(len(quote) == 1 for quote in quotes)
         outside = MarkSet([*"[]{}()", *quotes, *stops])
         inside = {quote: MarkSet([quote, "\\"] if is_escaping else [quote]) for quote in quotes}
-        depth, quote = 0, ""
+        depth = 0
+        quote = ""
         while True:
             mark = yield from self.find(inside[quote] if quote else outside, at)
             if not mark.text or (not quote and mark.text in stops):
@@ -213,7 +216,8 @@ class WhitespaceTrimmer:
 
     def finish(self) -> str:
         """Held white space, if after text; then start afresh."""
-        held, self._held = self._held if self._is_open else "", ""
+        held = self._held if self._is_open else ""
+        self._held = ""
         self._gap = held if self._is_open else self._gap
         self._is_open = False
         return held

@@ -24,14 +24,17 @@ ARGUMENT_KEYS = frozenset(
     {"arguments", "parameters", "args", "input", "tool_input", "action_input"}
 )
 LIST_KEYS = ("tool_calls", "calls")
-TYPE_KEY, KINDS = "type", ("function", "function_call", "tool_call", "tool_use")
+TYPE_KEY = "type"
+KINDS = ("function", "function_call", "tool_call", "tool_use")
 MAX_IN_VAIN = 64
 """The most braces of a malformed list at which no object begins."""
 
 _DECODER = json.JSONDecoder(strict=False)
 _PYTHON_OBJECT = re.compile(r"[\s\[{]+'")
 _PLAIN = re.compile(r"[\w.:/-]*")
-_SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.-]*"), re.compile(r"[\w$-]*")
+_SEPARATORS = re.compile(r"[\s,]*")
+_DOTTED = re.compile(r"[\w.-]*")
+_WORD = re.compile(r"[\w$-]*")
 
 
 class ValueCalls:
@@ -39,7 +42,9 @@ class ValueCalls:
 
     def __init__(self, parts: CallParts) -> None:
         self._parts = parts
-        self._feed, self._syntax, self._writer = parts.feed, parts.syntax, parts.writer
+        self._feed = parts.feed
+        self._syntax = parts.syntax
+        self._writer = parts.writer
 
     def json(
         self,
@@ -86,7 +91,8 @@ class ValueCalls:
         self, body: JsonBody, at: int, end: int, before: tuple[ToolCall, ...] = ()
     ) -> Reading[ReadCalls | None]:
         """The sound calls beside malformed ones, after those before."""
-        feed, writer = self._feed, self._writer
+        feed = self._feed
+        writer = self._writer
         is_told = writer.is_open or bool(writer.calls)
         if end < 0:
             mark = yield from feed.find(self._parts.closings, at)
@@ -94,12 +100,14 @@ class ValueCalls:
             if feed.is_cut and not mark.text and is_told:
                 return None
         found: list[ToolCall] = []
-        n_vain, start = 0, end
+        n_vain = 0
+        start = end
         while (at := feed.text.find("{", at, end)) >= 0 and n_vain < MAX_IN_VAIN:
             try:
                 item, after = _DECODER.raw_decode(feed.text, at)
             except UNREADABLE:
-                n_vain, at = n_vain + 1, at + 1
+                n_vain = n_vain + 1
+                at = at + 1
                 continue
             with suppress(*UNREADABLE):
                 call = _json_call(body, item)
@@ -214,7 +222,8 @@ class ValueCalls:
                 mark = yield from feed.find(self._parts.closings, scan)
                 end = mark.start
             else:
-                mark, end = FoundMark(at), (yield from feed.balanced(at, PYTHON_QUOTES, ()))
+                mark = FoundMark(at)
+                end = yield from feed.balanced(at, PYTHON_QUOTES, ())
             try:
                 calls = whole.parse(feed.text[at:end]) if end >= 0 else None
                 return None if calls is None else ReadCalls(self._writer.settle(calls, end), end)
@@ -268,7 +277,8 @@ class ValueCalls:
 
     def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
         """Call whose arguments are a message, up to one of `ends`."""
-        feed, writer = self._feed, self._writer
+        feed = self._feed
+        writer = self._writer
         start = yield from feed.space(at)
         end = -1
         if (yield from feed.starts("{", start)):

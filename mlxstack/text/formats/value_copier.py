@@ -16,7 +16,7 @@ from mlxstack.text.normalize_messages import writable
 MAX_DEPTH = 100
 """Deeper values are not copied, but read as a whole."""
 
-LEAST_NESTED = 2
+MIN_NESTED = 2
 """Frames around a value that is no argument of a Python call."""
 
 DECIDING = 64
@@ -26,9 +26,11 @@ MAX_SCALAR = 400
 """The most characters of a number or constant."""
 
 CLOSERS = {"{": "}", "[": "]", "(": ")"}
-_SPACE, _SEPARATORS = re.compile(r"\s*"), re.compile(r"[,\s]*")
+_SPACE = re.compile(r"\s*")
+_SEPARATORS = re.compile(r"[,\s]*")
 _LAST_CLOSERS = re.compile(r"[\"'][\s\]})]*\Z")
-_KEYWORD, _BEGUN_KEYWORD = re.compile(r"([\w$-]+)\s*=(?!=)"), re.compile(r"[\w$-]*\s*=?\Z")
+_KEYWORD = re.compile(r"([\w$-]+)\s*=(?!=)")
+_BEGUN_KEYWORD = re.compile(r"[\w$-]*\s*=?\Z")
 _BARE_NAME = re.compile(r"[^:,<{}\[\]]*")
 _FOLLOWING = {"[": re.compile(r"[\"'{\[\]\-\w(]"), "{": re.compile(r"[\"'}]"), "(": _KEYWORD}
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
@@ -80,9 +82,13 @@ class ValueCopier:
         self.written = ""
         self.is_done = self.is_broken = False
         self._notation = notation
-        self._arguments, self._bare_at, self._is_loose = arguments, at, notation.has_bare_keys
-        self._has_scalars, self._has_texts = has_scalars, has_texts
-        self._on_begin, self._on_end = on_begin, on_end
+        self._arguments = arguments
+        self._bare_at = at
+        self._is_loose = notation.has_bare_keys
+        self._has_scalars = has_scalars
+        self._has_texts = has_texts
+        self._on_begin = on_begin
+        self._on_end = on_end
         self._frames: list[Frame] = []
         self._is_text_open = False
         self._closing_at = -1
@@ -95,7 +101,8 @@ class ValueCopier:
 
     def read(self, text: str, *, is_final: bool) -> None:
         """Copy all that is certain of the whole text so far."""
-        self._feed.text, self._feed.is_final = text, is_final
+        self._feed.text = text
+        self._feed.is_final = is_final
         next(self._steps, None)
 
     def closing(self, rest: str, depth: int = 0) -> str:
@@ -122,7 +129,7 @@ class ValueCopier:
             yield from self._container(sign)
         elif (
             arguments is not None
-            and len(self._frames) < LEAST_NESTED
+            and len(self._frames) < MIN_NESTED
             and not arguments.is_copied(str(self._frames[0].key), sign)
         ):
             if sign in self._notation.quotes:
@@ -160,7 +167,8 @@ class ValueCopier:
 
     def _bare(self, arguments: CalledArguments) -> Reading[None]:
         """A text without quotes, once it is certain."""
-        feed, start = self._feed, self.at if self._is_loose else self._bare_at
+        feed = self._feed
+        start = self.at if self._is_loose else self._bare_at
         while True:
             stop, is_end = self._bare_end(arguments, start)
             begun = feed.text[start:stop][:DECIDING]
@@ -185,7 +193,9 @@ class ValueCopier:
 
     def _bare_end(self, arguments: CalledArguments, at: int) -> tuple[int, bool]:
         """End of a text without quotes, or else of its certain part."""
-        bare, text, is_final = self._notation.bare, self._feed.text, self._feed.is_final
+        bare = self._notation.bare
+        text = self._feed.text
+        is_final = self._feed.is_final
         assert bare is not None
         for match in bare.end.finditer(text, at):
             if not is_final and bare.begun.match(text, match.start()):
@@ -200,7 +210,8 @@ class ValueCopier:
         return len(text) if is_final else max(at, len(text.rstrip())), False
 
     def _scalar(self) -> Reading[None]:
-        notation, feed = self._notation, self._feed
+        notation = self._notation
+        feed = self._feed
         while True:
             match = notation.scalar_text.match(feed.text, self.at)
             end = match.end() if match else self.at
@@ -228,7 +239,8 @@ class ValueCopier:
         self._write("[" if opens == "[" else "{")
         self.at += 1
         self._frames.append(frame := Frame(opens))
-        has_commas, closes = self._notation.has_commas, CLOSERS[opens]
+        has_commas = self._notation.has_commas
+        closes = CLOSERS[opens]
         while (yield from self._skip(_SPACE if has_commas else _SEPARATORS)) != closes:
             if isinstance(frame.key, int) and opens == "[":
                 frame.key += 1
@@ -276,7 +288,9 @@ class ValueCopier:
 
     def _letters(self, quote: str, add: Callable[[str], Any], *, is_key: bool) -> Reading[None]:
         """The letters of a text or key, and its last quote."""
-        feed, marks, has_break = self._feed, self._marks[quote], False
+        feed = self._feed
+        marks = self._marks[quote]
+        has_break = False
         while True:
             mark = marks.search(feed.text, self.at, is_final=feed.is_final)
             last = len(feed.text) if feed.is_final else marks.hold(feed.text, self.at)
@@ -302,7 +316,8 @@ class ValueCopier:
 
     def _escape(self) -> Reading[str]:
         """A character after a backslash; one that means nothing keeps the backslash."""
-        feed, at = self._feed, self.at + 1
+        feed = self._feed
+        at = self.at + 1
         while at == len(feed.text):
             yield from self._more()
         letter = feed.text[at]
@@ -337,7 +352,8 @@ class ValueCopier:
         """Whether a quote before `at` ends its text."""
         if self._notation.has_certain_quotes or not self._frames:
             return True
-        feed, opens = self._feed, self._frames[-1].opens
+        feed = self._feed
+        opens = self._frames[-1].opens
         for is_first in (True, False):
             at = yield from feed.space(at)
             if feed.text[at : at + 1] in ("", CLOSERS[opens]):

@@ -14,12 +14,15 @@ LIMIT = 9 * 10**18
 SMALLEST = 1e-10
 """Unit of decimal places; as `multipleOf` it costs llguidance nothing."""
 DEFINITIONS = "$defs"
-VALUE, NUMBER, INTEGER = "x-value", "x-number", "x-integer"
+VALUE = "x-value"
+NUMBER = "x-number"
+INTEGER = "x-integer"
 NUMERIC = frozenset({"number", "integer"})
 TYPES = frozenset({"string", "boolean", "null", "object", "array", *NUMERIC})
 ELSEWHERE = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "enum", "const", "not"})
 """Keywords with which a schema without `type` is described elsewhere."""
-LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+LOWER = ("minimum", "exclusiveMinimum")
+UPPER = ("maximum", "exclusiveMaximum")
 BOUNDS = frozenset({*LOWER, *UPPER, "multipleOf"})
 
 

@@ -21,8 +21,8 @@ LOOSENING = 2.0
 """Factor of the limit where schemas of tools are loosened."""
 MAX_SENT = 8 * 1024 * 1024
 """Bytes of a job; a grammar has a million characters at most."""
-MOST_KNOWN = 256
-MOST_BYTES = 32 * 1024 * 1024
+MAX_KNOWN = 256
+MAX_BYTES = 32 * 1024 * 1024
 """Bytes of the texts that are remembered."""
 PROCESSES = LimitedPool(
     "mlxstack.text.grammar.grammar_worker",
@@ -111,7 +111,7 @@ class ClientGrammars:
             if key not in self._known:
                 self._n_bytes += _size(result)
             self._known[key] = result
-            while len(self._known) > MOST_KNOWN or self._n_bytes > MOST_BYTES:
+            while len(self._known) > MAX_KNOWN or self._n_bytes > MAX_BYTES:
                 self._n_bytes -= _size(self._known.popitem(last=False)[1])
 
 

@@ -12,8 +12,8 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.compile_messages import error_reason
 from mlxstack.text.grammar.vocabulary import text_encoder, vocabulary_bytes
 
-MOST_KNOWN = 64
-MOST_BYTES = 64 * 1024 * 1024
+MAX_KNOWN = 64
+MAX_BYTES = 64 * 1024 * 1024
 """Estimated memory of the compiled grammars that are kept."""
 # Measured with llguidance 1.7: large enums take 70 bytes per character, large automata 50 MB for
 # each second of compiling.
@@ -66,7 +66,7 @@ class GrammarCompiler:
                 return matcher
             self._known[grammar] = matcher, n_bytes
             self.n_bytes += n_bytes
-            while len(self._known) > MOST_KNOWN or self.n_bytes > MOST_BYTES:
+            while len(self._known) > MAX_KNOWN or self.n_bytes > MAX_BYTES:
                 self.n_bytes -= self._known.popitem(last=False)[1][1]
         return matcher
 

@@ -127,9 +127,12 @@ class GrammarState:
         assert isinstance(position, GrammarPosition)
         if self._rules is not None and self._n_ruled > position.n_ruled:
             self._rules.rollback(self._n_ruled - position.n_ruled)
-        self._layout, self._at = position.layout, position.at
-        self._n_thoughts, self._tail = position.n_thoughts, position.tail
-        self._recent, self._n_ruled = position.recent, position.n_ruled
+        self._layout = position.layout
+        self._at = position.at
+        self._n_thoughts = position.n_thoughts
+        self._tail = position.tail
+        self._recent = position.recent
+        self._n_ruled = position.n_ruled
         if self._calls is not None and position.calls is not None:
             self._calls.rewind(position.calls)
 
@@ -138,7 +141,8 @@ class GrammarState:
 
         Raises BadRequest when the request forbids each of them.
         """
-        mask, banned = self._mask(), self._layout.banned
+        mask = self._mask()
+        banned = self._layout.banned
         if mask is not None and banned and not any(_without(mask, banned)):
             raise BadRequest(
                 "logit_bias forbids every token that the answer may have here; remove some of "
@@ -209,7 +213,8 @@ class GrammarState:
 
     def _permitted(self, mask: bytes | None) -> bytes | None:
         """The mask without the tokens that complete a forbidden sequence."""
-        recent, forbidden = self._recent, self._layout.forbidden
+        recent = self._recent
+        forbidden = self._layout.forbidden
         last = frozenset(
             one[-1] for one in forbidden if recent[len(recent) - len(one) + 1 :] == one[:-1]
         )

@@ -107,7 +107,8 @@ def _start(
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
     head = builder.call_opening(whole.removeprefix(calls.marks.forced), "")
     last = builder.literal(syntax.section_closes)
-    before, more = "", ""
+    before = ""
+    more = ""
     if form.between is not None:
         before = builder.literal(form.opens)
         ending = f"{builder.literal(form.closes)} {ending}"

@@ -216,7 +216,8 @@ class LarkBuilder:
 
     def _wanted(self, schema: Schema) -> Iterable[str]:
         """Regular expressions of which a text matches each."""
-        least, most = schema.get("minLength"), schema.get("maxLength")
+        least = schema.get("minLength")
+        most = schema.get("maxLength")
         if isinstance(least, int) or isinstance(most, int):
             yield f"(?s:.){{{least or 0},{'' if most is None else most}}}"
         pattern = schema.get("pattern")
@@ -296,7 +297,9 @@ def _unanchored(pattern: str) -> tuple[str, bool, bool]:
 
 def _ways(pattern: str) -> list[str]:
     """The alternatives of a regular expression that stand in no group."""
-    ways, depth, at = [""], 0, 0
+    ways = [""]
+    depth = 0
+    at = 0
     in_class = False
     while at < len(pattern):
         n = 2 if pattern[at] == "\\" else 1

@@ -102,7 +102,8 @@ class CallState:
         if call.rules.try_consume_tokens(tokens) != len(tokens):
             return False
         self._calls.append(call)
-        self.is_inside, self._recent = True, b""
+        self.is_inside = True
+        self._recent = b""
         return True
 
     def follow(self, token: int) -> None:
@@ -135,7 +136,8 @@ class CallState:
         if self._calls and (n := self._calls[-1].n_read - position.n_read):
             self._calls[-1].rules.rollback(n)
             self._calls[-1].n_read = position.n_read
-        self.is_inside, self._recent = position.is_inside, position.recent
+        self.is_inside = position.is_inside
+        self._recent = position.recent
 
     def _after(self, opening: CallOpening, text: bytes, n_before: int, token: int) -> str | None:
         """Text for the grammar after this token; None without an opening.

@@ -20,7 +20,8 @@ from mlxstack.text.grammar.lark_builder import (
 from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, properties, schema_types
 
 PYTHON_WORDS = (("boolean", '"True"'), ("boolean", '"False"'), ("null", '"None"'))
-QUOTE, ESCAPE = '<|"|>', "<escape>"
+QUOTE = '<|"|>'
+ESCAPE = "<escape>"
 COMMA = quoted(",")
 COMMA_SPACE = f'{COMMA} " "?'
 MAX_DEPTH = 12
@@ -152,7 +153,8 @@ def _free_value(builder: LarkBuilder) -> str:
 
 def _array(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
     item = _deep(at.below(at.schema.get("items", {})), builder)
-    least, most = at.schema.get("minItems", 0), at.schema.get("maxItems")
+    least = at.schema.get("minItems", 0)
+    most = at.schema.get("maxItems")
     if not item or most == 0:
         return [] if least else ['"[" "]"']
     upper = "" if most is None else most - 1

@@ -82,7 +82,8 @@ def _arguments(
 def _named(tags: TagFormat, key: str, schema: Any, root: Schema, builder: LarkBuilder) -> list[str]:
     """The forms of an argument of this name."""
     body = tags.body
-    closes, names = body.value_closes.replace(KEY, key), dict(body.types)
+    closes = body.value_closes.replace(KEY, key)
+    names = dict(body.types)
     forms = []
     for kind, rule in _values(tags, schema_types(schema, root), root, closes, builder):
         opens = tags.argument.replace(KEY, key).replace(TYPE, names.get(kind, kind))
@@ -94,7 +95,8 @@ def _values(
     tags: TagFormat, types: SchemaTypes, root: Schema, closes: str, builder: LarkBuilder
 ) -> list[tuple[str, str]]:
     """Type and rule of an argument's values, up to its end."""
-    values, ending = [], builder.literal(closes)
+    values = []
+    ending = builder.literal(closes)
     item = tags.body.item
     if item and types == ANY:
         return [("object", f"{_free_value(tags, builder)} {ending}")]
@@ -122,7 +124,8 @@ def _values(
 
 def _nested(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> list[str]:
     """Rules of a value without text; containers are nested tags."""
-    types, rules = named_types(schema), [builder.scalar(schema, root)]
+    types = named_types(schema)
+    rules = [builder.scalar(schema, root)]
     if "object" in types:
         rules.append(_nested_object(tags, schema, root, builder))
     if "array" in types:
@@ -143,7 +146,8 @@ def _nested_list(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBui
         item = _free_member(tags, builder, tags.body.item)
     else:
         item = builder.either(_named(tags, tags.body.item, items, root, builder)) or '""'
-    least, most = schema.get("minItems", 0), schema.get("maxItems", "")
+    least = schema.get("minItems", 0)
+    most = schema.get("maxItems", "")
     return f"({item}){{{least},{most}}}" if least or most != "" else f"({item})*"
 
 
@@ -163,7 +167,8 @@ def _free_value(tags: TagFormat, builder: LarkBuilder) -> str:
     """Text or nested arguments, recursively through one rule."""
     if builder.define(FREE):
         text = builder.free_text(tags.body.argument_opens.strip())
-        item, member = _free_member(tags, builder, tags.body.item), _free_member(tags, builder)
+        item = _free_member(tags, builder, tags.body.item)
+        member = _free_member(tags, builder)
         builder.complete(FREE, f"{text} | ({item})+ | ({member})+")
     return FREE
 

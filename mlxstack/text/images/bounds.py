@@ -31,7 +31,7 @@ MAX_SCANNED = 1_000_000_000
 """Pixels in all scans of a JPEG; a decoder passes over all of them for each scan."""
 LIMIT_S = 5.0
 """CPU seconds to decode one image; 40 megapixels take one or two."""
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"GIF8", "GIF"))
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -46,7 +46,8 @@ _TURNS = {
 """Turns by EXIF orientation, under Pillow's names."""
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 """Marker of a JPEG that is no part of a scan."""
-_END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
+_END_OF_IMAGE = 0xD9
+_START_OF_SCAN = 0xDA
 _WITHOUT_LENGTH = frozenset({0x01, 0xD8})
 PROCESSES = LimitedPool(
     "mlxstack.text.images.image_worker",
@@ -141,7 +142,7 @@ def measure(data: bytes, limit_s: float) -> Measured:
         measured = answer.reason
     with _lock:
         _known[hashlib.sha256(data).digest()] = measured
-        if len(_known) > _MOST_KNOWN:
+        if len(_known) > _MAX_KNOWN:
             _known.popitem(last=False)
     return measured
 
@@ -257,7 +258,8 @@ def _check_scans(data: bytes, n_pixels: int) -> None:
     """Raise RefusedImage for a JPEG whose scans take long to decode."""
     n_scans = at = 0
     while (marker := _MARKER.search(data, at)) and n_scans <= MAX_SCANS:
-        code, at = marker[1][0], marker.end()
+        code = marker[1][0]
+        at = marker.end()
         if code == _END_OF_IMAGE:
             break
         n_scans += code == _START_OF_SCAN

@@ -64,7 +64,8 @@ def is_bidirectional(config: dict[str, Any]) -> bool:
 def n_tower_parameters(config: dict[str, Any]) -> int:
     """Parameters of the tower that a config.json tells; 0 without one."""
     family = FAMILIES.get(str(config.get("model_type")))
-    vision, text = config.get("vision_config"), config.get("text_config")
+    vision = config.get("vision_config")
+    text = config.get("text_config")
     if family is None or not isinstance(vision, dict) or not isinstance(text, dict):
         return 0
     sizes = _sizes(config) | {"vision_config": _sizes(vision), "text_config": _sizes(text)}

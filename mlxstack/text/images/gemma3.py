@@ -10,7 +10,9 @@ from mlxstack.core.image import ImageSize
 from mlxstack.text.images.checkpoint import VisionFiles, check_patch, convert
 from mlxstack.text.images.scaling import BILINEAR, Channels, normalized
 
-BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+BEGIN = "<start_of_image>"
+PLACEHOLDER = "<image_soft_token>"
+END = "<end_of_image>"
 NAME = "gemma3"
 NEEDED: tuple[str, ...] = (
     "vision_tower.embeddings.patch_embedding.",
@@ -50,7 +52,8 @@ class Gemma3Processor(Struct, frozen=True):
     @property
     def fingerprint(self) -> str:
         """Family, parameters, code version and weights of the tower, as text."""
-        mean, std = self.settings.image_mean, self.settings.image_std
+        mean = self.settings.image_mean
+        std = self.settings.image_std
         scaled = f"{self.edge}/{self.patch} {self.settings.resample}"
         return f"gemma3 {VERSION} {scaled} {mean} {std} {self.tower}"
 
@@ -86,7 +89,8 @@ def processor(files: VisionFiles, max_pixels: int) -> Gemma3Processor:
 
 def n_parameters(config: dict[str, Any]) -> int:
     """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
-    vision, out = config["vision_config"], config["text_config"].get("hidden_size", 2304)
+    vision = config["vision_config"]
+    out = config["text_config"].get("hidden_size", 2304)
     n, wide, patch = (vision[key] for key in ("hidden_size", "intermediate_size", "patch_size"))
     patches = n * (vision.get("num_channels", 3) * patch**2 + 1)
     positions = n * (vision["image_size"] // patch) ** 2

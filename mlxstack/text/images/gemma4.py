@@ -13,7 +13,9 @@ from mlxstack.core.image import ImageSize
 from mlxstack.text.images.checkpoint import VisionFiles, check_patch, convert
 from mlxstack.text.images.scaling import BICUBIC, normalized
 
-BEGIN, PLACEHOLDER, END = "<|image>", "<|image|>", "<image|>"
+BEGIN = "<|image>"
+PLACEHOLDER = "<|image|>"
+END = "<image|>"
 COUNTS = (70, 140, 280, 560, 1120)
 """Numbers of features that the models were trained with."""
 N_BOUNDS = 7 * 4
@@ -68,11 +70,14 @@ class Gemma4Processor(Struct, frozen=True):
         rows = math.floor(factor * height / side)
         columns = math.floor(factor * width / side)
         if rows == 0:
-            rows, columns = 1, width // height
+            rows = 1
+            columns = width // height
         elif columns == 0:
-            rows, columns = height // width, 1
+            rows = height // width
+            columns = 1
         longest = min(most, self.longest)
-        rows, columns = min(rows, longest), min(columns, longest)
+        rows = min(rows, longest)
+        columns = min(columns, longest)
         return ImageSize(columns * side, rows * side, rows=rows, columns=columns)
 
     def _most(self, n_pixels: int, detail: str) -> int:
@@ -112,7 +117,8 @@ def processor(files: VisionFiles, max_pixels: int) -> Gemma4Processor:
 
 def n_parameters(config: dict[str, Any]) -> int:
     """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
-    vision, out = config["vision_config"], config["text_config"]["hidden_size"]
+    vision = config["vision_config"]
+    out = config["text_config"]["hidden_size"]
     n, wide, n_heads = (
         vision[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads")
     )

@@ -9,7 +9,9 @@ from mlxstack.core.image import ImageSize
 from mlxstack.text.images.checkpoint import VisionFiles, check_patch, convert
 from mlxstack.text.images.scaling import Channels, bounded, normalized
 
-PLACEHOLDER, END_OF_ROW, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+PLACEHOLDER = "[IMG]"
+END_OF_ROW = "[IMG_BREAK]"
+END = "[IMG_END]"
 NAME = "pixtral"
 NEEDED: tuple[str, ...] = (
     "vision_tower.patch_conv.",
@@ -54,18 +56,21 @@ class PixtralProcessor(Struct, frozen=True):
     @property
     def fingerprint(self) -> str:
         """Family, parameters, code version and weights of the tower, as text."""
-        mean, std = self.settings.image_mean, self.settings.image_std
+        mean = self.settings.image_mean
+        std = self.settings.image_std
         return f"pixtral {VERSION} {self.patch}x{self.merge} {mean} {std} {self.tower}"
 
     def size(self, width: int, height: int, detail: str = "auto") -> ImageSize:
         """Multiples of a feature's side, bounded size rounded up."""
         width, height = bounded(width, height, detail)
-        side, edge = self.patch * self.merge, self.settings.size.longest_edge
+        side = self.patch * self.merge
+        edge = self.settings.size.longest_edge
         ratio = max(1.0, width / edge, height / edge)
         columns = math.ceil(max(1, math.floor(width / ratio)) / side)
         rows = math.ceil(max(1, math.floor(height / ratio)) / side)
         excess = math.sqrt(max(1.0, columns * rows * side**2 / self.max_pixels))
-        columns, rows = max(1, int(columns / excess)), max(1, int(rows / excess))
+        columns = max(1, int(columns / excess))
+        rows = max(1, int(rows / excess))
         return ImageSize(columns * side, rows * side, rows=rows, columns=columns)
 
     def expand(self, size: ImageSize) -> tuple[str | None, ...]:
@@ -91,8 +96,10 @@ def processor(files: VisionFiles, max_pixels: int) -> PixtralProcessor:
 
 def n_parameters(config: dict[str, Any]) -> int:
     """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
-    vision, out = config["vision_config"], config["text_config"]["hidden_size"]
-    n, wide = vision["hidden_size"], vision["intermediate_size"]
+    vision = config["vision_config"]
+    out = config["text_config"]["hidden_size"]
+    n = vision["hidden_size"]
+    wide = vision["intermediate_size"]
     patches = n * (vision.get("num_channels", 3) * vision.get("patch_size", 14) ** 2 + 1)
     block = 4 * n * n + 3 * n * wide + 2 * n
     merger = n * n * config.get("spatial_merge_size", 2) ** 2

@@ -59,7 +59,8 @@ class QwenProcessor(Struct, frozen=True):
     @property
     def fingerprint(self) -> str:
         """Family, parameters, code version and weights of the tower, as text."""
-        mean, std = self.settings.image_mean, self.settings.image_std
+        mean = self.settings.image_mean
+        std = self.settings.image_std
         return f"qwen {VERSION} {self.patch}x{self.merge} {mean} {std} {self.tower}"
 
     def size(self, width: int, height: int, detail: str = "auto") -> ImageSize:
@@ -91,7 +92,8 @@ def smart_resize(
 
     The rule of Qwen2-VL, except that no aspect ratio is refused.
     """
-    wide, high = round(width / side) * side, round(height / side) * side
+    wide = round(width / side) * side
+    high = round(height / side) * side
     if wide * high > max_pixels:
         beta = math.sqrt(width * height / max_pixels)
         wide = max(side, math.floor(width / beta / side) * side)

@@ -15,7 +15,8 @@ from mlxstack.text.images.bounds import (
     upright_size,
 )
 
-MOST_NEW, MOST_IN_ALL = 20, 100
+MAX_NEW = 20
+MAX_IN_ALL = 100
 OMITTED = "[image omitted]"
 KINDS = frozenset({"image", "image_url", "input_image"})
 WAY_OUT = "send it as a data URL (data:image/png;base64,...)"
@@ -31,7 +32,7 @@ class ImageReader:
     """
 
     def __init__(
-        self, *, accepts_images: bool = False, most_new: int = MOST_NEW, defers: bool = False
+        self, *, accepts_images: bool = False, most_new: int = MAX_NEW, defers: bool = False
     ) -> None:
         self.accepts_images = accepts_images
         self.unmeasured: list[bytes] = []
@@ -46,9 +47,9 @@ class ImageReader:
 
         Raises BadRequest with the path of the field.
         """
-        if self._n_new >= self._most_new or self._n_in_all >= MOST_IN_ALL:
+        if self._n_new >= self._most_new or self._n_in_all >= MAX_IN_ALL:
             raise BadRequest(
-                f"{at}: more than {self._most_new} new images, or {MOST_IN_ALL} in all; send fewer",
+                f"{at}: more than {self._most_new} new images, or {MAX_IN_ALL} in all; send fewer",
                 at,
             )
         self._n_new += 1
@@ -59,8 +60,8 @@ class ImageReader:
 
     def earlier(self, part: dict[str, Any]) -> ImagePart | str:
         """Image of a history or tool result, or a note."""
-        if self._n_in_all >= MOST_IN_ALL:
-            return f"[image omitted: a request has at most {MOST_IN_ALL}]"
+        if self._n_in_all >= MAX_IN_ALL:
+            return f"[image omitted: a request has at most {MAX_IN_ALL}]"
         try:
             return self._read(part)
         except RefusedImage as refusal:
@@ -116,7 +117,8 @@ def _bytes(part: dict[str, Any]) -> bytes:
 
 
 def _sent(part: dict[str, Any]) -> str | None:
-    source, given = _source(part), part.get("image_url")
+    source = _source(part)
+    given = part.get("image_url")
     if isinstance(given, dict):
         given = given.get("url")
     texts = (given, source.get("data"), source.get("url"), part.get("data"), part.get("url"))

@@ -9,7 +9,8 @@ LONG_EDGE = 1568
 LOW_EDGE = 512
 """Pixels of the long edge for `detail: low`."""
 
-BILINEAR, BICUBIC = 2, 3
+BILINEAR = 2
+BICUBIC = 3
 """Pillow's numbers of filters."""
 
 Channels = tuple[float, float, float]

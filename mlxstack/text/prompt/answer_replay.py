@@ -35,7 +35,8 @@ from mlxstack.text.tokens.token_decoder import TokenDecoder
 _WORD = re.compile(r"\w+")
 Render = Callable[[Conversation], str]
 
-PROBE, PROBE_THOUGHT = "text", "sxthought0"
+PROBE = "text"
+PROBE_THOUGHT = "sxthought0"
 MAX_PROBES = 64
 ANSWER_BYTES = 1024
 """Bytes of an answer beside its tokens: digests, thought, containers."""
@@ -331,7 +332,8 @@ class AnswerSplicer:
         """The remembered answers in `marked`, the rendering of a conversation, in order."""
         splices: list[Splice] = []
         key = _key(conversation)
-        running, n_read = hashlib.blake2b(digest_size=16), 0
+        running = hashlib.blake2b(digest_size=16)
+        n_read = 0
         for at, entry in sorted(known.items(), key=lambda item: item[1].n_chars):
             if entry.n_chars > len(marked):
                 break

@@ -6,7 +6,7 @@ from itertools import pairwise
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt
 
 MAX_TURN_ENDS = 4
-LEAST_GAP = 8
+MIN_GAP = 8
 SMALL_TAIL = 32
 MAX_IN_VAIN = 2**30
 
@@ -32,7 +32,8 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
     """
     # Backwards letters, since `find` takes linear time and `rfind` does not.
     mirrored = text[end - 1 :: -1] if end else ""
-    at, in_vain = 0, 0
+    at = 0
+    in_vain = 0
     ends: list[int] = []
     for content, is_user in reversed(turns):
         stripped = content.strip()
@@ -66,5 +67,5 @@ def after_turn(prompt: Prompt, char: int) -> int | None:
 def tidy(head: int, ends: Iterable[int | None], n_tokens: int) -> tuple[int, ...]:
     """Ascending positions in the prompt, with the head, without close neighbors."""
     positions = sorted({min(end, n_tokens - 1) for end in ends if end is not None and end > head})
-    kept = [a for a, b in pairwise([*positions, n_tokens + LEAST_GAP]) if b - a >= LEAST_GAP]
+    kept = [a for a, b in pairwise([*positions, n_tokens + MIN_GAP]) if b - a >= MIN_GAP]
     return tuple(cut for cut in (head, *kept) if 0 < cut < n_tokens)

@@ -71,7 +71,8 @@ def report(tokenizer: Any) -> TemplateReport:
     prompt_maker = PromptMaker(tokenizer)
     template = prompt_maker.template
     prompt_maker.text(Conversation((ASKED,)))
-    switches, capabilities = template.switches, template.capabilities
+    switches = template.switches
+    capabilities = template.capabilities
     output_format = derive_format(tokenizer)
     return TemplateReport(
         format=_format(output_format),
@@ -159,7 +160,8 @@ def _share(
     text = text[: min((end for end in ends if end >= 0), default=len(text))]
     tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
     prompt_maker.answers.remember(NAMELESS, prompt, SampledAnswer(answer, tokens))
-    cached, later = prompt.tokens + tokens, prompt_maker.make(after).tokens
+    cached = prompt.tokens + tokens
+    later = prompt_maker.make(after).tokens
     return shared_length(cached, later) / len(cached)
 
 
@@ -172,10 +174,12 @@ def _sampled_text(
 ) -> str:
     """Text that a model would sample for a rendered answer."""
     closed = replace(conversation, add_generation_prompt=False)
-    asked, opened = prompt_maker.text(closed), prompt.text
+    asked = prompt_maker.text(closed)
+    opened = prompt.text
     written = prompt_maker.text(replace(closed, messages=(*conversation.messages, answer)))
     n_before = common_length(asked, opened)
-    opening, body = opened[n_before:], written[n_before:]
+    opening = opened[n_before:]
+    body = written[n_before:]
     n_same = common_length(opening, body)
     # Never in the middle of a mark.
     mark = body.rfind("<", 0, n_same)

@@ -33,7 +33,9 @@ from mlxstack.text.tokens.special_tokens import SpecialTokens
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 # Noncharacters, like the guard's mark: no honest text contains them.
-OPENS, CLOSES, FILLER = "\ufdd2", "\ufdd3", "\ufdd1"
+OPENS = "\ufdd2"
+CLOSES = "\ufdd3"
+FILLER = "\ufdd1"
 _SENTINEL = re.compile(f"{OPENS}([0-9]+){CLOSES}")
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _WORD = re.compile(r"\w+")
@@ -110,7 +112,9 @@ class Splicer:
             text = self._template.render(replace(adapted, messages=messages))
         except BadRequest:
             return None
-        parts, n_chars, end = [], 0, 0
+        parts = []
+        n_chars = 0
+        end = 0
         places: dict[int, list[int]] = {}
         for match in _SENTINEL.finditer(text):
             parts.append(text[end : match.start()])
@@ -142,7 +146,8 @@ class Splicer:
 
     def _sketches(self, adapted: Conversation, turn: Turn) -> dict[int, Sketch]:
         """Rendered blocks, without those that mean something else."""
-        calls, blocks = adapted.messages[turn.at].tool_calls, turn.blocks
+        calls = adapted.messages[turn.at].tool_calls
+        blocks = turn.blocks
         key = _key(calls, adapted)
         if any(entry.sketch is None or entry.sketch.key != key for entry in blocks.values()):
             probe = self._alone(calls, adapted)
@@ -184,7 +189,8 @@ class Splicer:
 
     def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
         """End of the block around `place` whose last call is `last`."""
-        text, mark = probe.text, self._model_markers.call_end
+        text = probe.text
+        mark = self._model_markers.call_end
         named = next((at for at in probe.places.get(last, ()) if at >= place), None)
         if named is None:
             return None

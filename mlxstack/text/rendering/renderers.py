@@ -29,7 +29,7 @@ WARY_LIMIT_S = 0.25
 WARY_S = 60.0
 QUICK_S = 0.5
 """CPU seconds after which a rendering is slow, the start of its process included."""
-MOST_SLOW = 2
+MAX_SLOW = 2
 """Slow renderings at a time; a further one is refused, so that threads are left for others."""
 MAX_BYTES = 1024**3
 """Maximum memory of a rendering process."""
@@ -37,8 +37,8 @@ MIN_WRITTEN = 1 << 20
 MAX_GROWTH = 64
 """A rendering has at most so many bytes, and so many for each byte of template and conversation."""
 BUSY = "the chat template is slow, and busy with other conversations; try again"
-LIMITS = PoolLimits(MAX_BYTES, QUICK_S, MOST_SLOW, n_idle=2, busy=BUSY)
-MOST_REFUSED = 256
+LIMITS = PoolLimits(MAX_BYTES, QUICK_S, MAX_SLOW, n_idle=2, busy=BUSY)
+MAX_REFUSED = 256
 
 
 class TemplateRefusal(ValueError):
@@ -96,7 +96,8 @@ class TemplateRenderers:
         payload = pickle.dumps((source, variables), pickle.HIGHEST_PROTOCOL)
         if reason := self._refused and self._refused.get(_digest(payload)):
             raise TemplateOverrun(reason)
-        left_s, limit_s = self._budget.left_s, self._limit()
+        left_s = self._budget.left_s
+        limit_s = self._limit()
         if left_s is not None and left_s <= 0:
             raise TemplateOverrun(f"takes longer than {limit_s:g} s of CPU time")
         allowed_s = limit_s if left_s is None else left_s
@@ -126,7 +127,7 @@ class TemplateRenderers:
             self.n_overruns += 1
             self._overran_at = time.monotonic()
             self._refused[_digest(payload)] = reason
-            if len(self._refused) > MOST_REFUSED:
+            if len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
         log.warning("the chat template %s; its process was ended", reason)
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 from mlxstack.text.limited_process import limit_memory, serve, to_parent
 from mlxstack.text.rendering.jinja_environment import compiled, free_variables
 
-RENDERED, REFUSED = b"+", b"-"
+RENDERED = b"+"
+REFUSED = b"-"
 """First byte of an answer: a text follows, or the reason of a refusal."""
 
 MAX_REASON = 500
@@ -30,7 +31,8 @@ def answer(request: bytes) -> bytes:
     except MemoryError:
         raise
     except Exception as error:
-        text, kind = str(error)[:MAX_REASON], REFUSED
+        text = str(error)[:MAX_REASON]
+        kind = REFUSED
     return kind + text.encode("utf-8", "surrogatepass")
 
 

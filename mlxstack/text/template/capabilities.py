@@ -254,7 +254,8 @@ def _best(
     others: Iterable[dict[str, Any]],
     probes: tuple[TemplateProbe, ...],
 ) -> TemplateCapabilities:
-    best, most = capabilities, sum(_score(render, probe, capabilities) for probe in probes)
+    best = capabilities
+    most = sum(_score(render, probe, capabilities) for probe in probes)
     full = sum(_full_score(probe) for probe in probes)
     for changes in others:
         if most == full:
@@ -262,7 +263,8 @@ def _best(
         tried = replace(capabilities, **changes)
         score = sum(_score(render, probe, tried) for probe in probes)
         if score > most:
-            best, most = tried, score
+            best = tried
+            most = score
     return best
 
 

@@ -61,7 +61,8 @@ class ChatTemplate:
             special_tokens.structure - special_tokens.calls, special_tokens.normalize
         )
         self._marks = derive_format(tokenizer).reasoning or ReasoningMarks("", "")
-        self.capabilities, self.switches = TemplateCapabilities(), NO_SWITCHES
+        self.capabilities = TemplateCapabilities()
+        self.switches = NO_SWITCHES
         if tokenizer.has_chat_template:
             key = self._digest(special_tokens)
             findings = _findings.get(key) or self._probe()
@@ -207,12 +208,14 @@ class ChatTemplate:
 
     def _thoughts(self, message: Message) -> Turn:
         """Reasoning of a turn, also from inside its text."""
-        thoughts, answer = message.reasoning, message.text
+        thoughts = message.reasoning
+        answer = message.text
         if thoughts is None and self._marks.opens:
             thoughts, answer = split_thoughts(answer, self._marks.opens, self._marks.closes)
         if thoughts is None:
             return {}
-        thought, text = self._own_guard.text(thoughts), self._own_guard.text(answer)
+        thought = self._own_guard.text(thoughts)
+        text = self._own_guard.text(answer)
         match self.capabilities.thought_field:
             case ThoughtField.PART:
                 parts = [{"type": "thinking", "thinking": thought}] if thought else []

@@ -105,7 +105,8 @@ def _read_switch(
     elif set(texts) & (OFF_WORDS | ON_WORDS):
         _read_words(tried, name, texts, on, off)
     elif not EFFORT.search(name):
-        true, false = _asked(tried, {name: True}), _asked(tried, {name: False})
+        true = _asked(tried, {name: True})
+        false = _asked(tried, {name: False})
         if None not in (true, false) and true != false:
             off[name] = INVERSE.search(name) is not None
             on[name] = not off[name]

@@ -95,7 +95,8 @@ def _resolved(
     if not isinstance(schema, dict):
         return schema
     expansion.n_left -= 1 + len(schema) if seen else 0
-    path, whole = str(schema.get("$ref", "")), meant(schema, root, ("$ref", *CHOICES))
+    path = str(schema.get("$ref", ""))
+    whole = meant(schema, root, ("$ref", *CHOICES))
     if whole is not None and path not in seen and expansion.follows():
         return _resolved(whole, root, (*seen, path) if path else seen, expansion)
     return {name: _resolved(one, root, seen, expansion) for name, one in schema.items()}

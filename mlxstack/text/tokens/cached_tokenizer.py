@@ -24,7 +24,7 @@ from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 COUNTED_CHARS = 32_768
 # Tokens that a part may have more than its share of the whole text, since it is cut anywhere.
-MOST_SPLIT = 32
+MAX_SPLIT = 32
 PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 
 
@@ -134,7 +134,8 @@ class CachedTokenizer:
         self._cache = TokenCache(max_tokens)
         self._anchors = special_tokens.anchors
         self._backend = self._find_backend()
-        self._opening, self._n_opening = "", 0
+        self._opening = ""
+        self._n_opening = 0
         stops = sorted(special_tokens.anchors | special_tokens.rivals, key=len, reverse=True)
         self._stops = re.compile("|".join(map(re.escape, stops)) or r"(?!)")
         if not self._cuts_safely():
@@ -153,7 +154,8 @@ class CachedTokenizer:
         spliced = {splice.start: splice for splice in kept}
         tokens: list[int] = []
         images: list[ImageSpan] = []
-        chars, places = [], []
+        chars = []
+        places = []
         n_replaced = 0
         for start, end in self._segments(text, cuts, kept):
             chars.append(start)
@@ -184,7 +186,7 @@ class CachedTokenizer:
         for text in texts:
             for start in range(0, len(text), COUNTED_CHARS):
                 part = text[start : start + COUNTED_CHARS].replace(ESCAPE_CHAR, "")
-                n_tokens += max(0, len(self._scratch(part)) - MOST_SPLIT)
+                n_tokens += max(0, len(self._scratch(part)) - MAX_SPLIT)
                 if n_tokens > enough:
                     return n_tokens
         return n_tokens
@@ -192,7 +194,8 @@ class CachedTokenizer:
     def place(self, prompt: Prompt, char: int) -> int:
         """Number of tokens before `char` that no continuation can change."""
         at = prompt.piece_at(char)
-        start, first = prompt.chars[at], prompt.places[at]
+        start = prompt.chars[at]
+        first = prompt.places[at]
         if char <= start:
             return first
         part = self._piece(prompt.marked[start:char])
@@ -204,7 +207,8 @@ class CachedTokenizer:
     def exact_place(self, prompt: Prompt, char: int) -> int | None:
         """Number of tokens before `char`; None if a token reaches over it."""
         at = prompt.piece_at(char)
-        start, first = prompt.chars[at], prompt.places[at]
+        start = prompt.chars[at]
+        first = prompt.places[at]
         if char == len(prompt.marked):
             return len(prompt.tokens)
         if char <= start:
@@ -242,7 +246,8 @@ class CachedTokenizer:
         self, text: str, cuts: Sequence[int], splices: Sequence[Splice]
     ) -> list[tuple[int, int]]:
         """The pieces of a text; a splice is one of them."""
-        starts, at = [], 0
+        starts = []
+        at = 0
         for splice in splices:
             stop = bisect_left(cuts, splice.start)
             starts += [*cuts[at:stop], splice.start]
@@ -313,7 +318,8 @@ class CachedTokenizer:
         Some tokenizers put a space before the first word. After a special token they do not.
         """
         for anchor in sorted(self._anchors):
-            alone, followed = self._scratch(anchor), self._scratch(anchor + "a")
+            alone = self._scratch(anchor)
+            followed = self._scratch(anchor + "a")
             if len(alone) == 1 and followed[:1] == alone and followed[1:] != self._scratch("a"):
                 return anchor, 1
         return "", 0
@@ -329,7 +335,8 @@ class CachedTokenizer:
 
 def common_length(a: str, b: str) -> int:
     """Number of leading characters that two texts share."""
-    low, high = 0, min(len(a), len(b))
+    low = 0
+    high = min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
         if a.startswith(b[low:middle], low):

@@ -203,7 +203,9 @@ class StripStep:
     """Cuts up to `start` and `stop` characters off each token."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
-        self._content, self._start, self._stop = content, start, stop
+        self._content = content
+        self._start = start
+        self._stop = stop
 
     def feed(self, parts: list[str]) -> list[str]:
         """A string for each of them."""
@@ -235,7 +237,8 @@ class SuffixStep:
 
     def finish(self) -> list[str]:
         """The last token."""
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         return [part.replace(self._suffix, "") for part in held]
 
     def inner(self, part: str) -> str:
@@ -289,7 +292,8 @@ class ByteFallbackStep:
 
     def finish(self) -> list[str]:
         """The last row."""
-        row, self._row = bytes(self._row), bytearray()
+        row = bytes(self._row)
+        self._row = bytearray()
         if not row:
             return []
         return [row.decode()] if is_utf8(row) else [REPLACEMENT] * len(row)
@@ -324,7 +328,9 @@ class WholeStripStep:
     """Cuts up to `start` and `stop` characters off the text."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
-        self._content, self._start, self._stop = content, start, stop
+        self._content = content
+        self._start = start
+        self._stop = stop
         self._held = ""
 
     def feed(self, parts: list[str]) -> list[str]:
@@ -352,7 +358,8 @@ class WholeReplaceStep:
     """Replaces a pattern everywhere in the text."""
 
     def __init__(self, pattern: str, content: str) -> None:
-        self._pattern, self._content = pattern, content
+        self._pattern = pattern
+        self._content = content
         self._held = ""
 
     def feed(self, parts: list[str]) -> list[str]:
@@ -365,7 +372,8 @@ class WholeReplaceStep:
 
     def finish(self) -> list[str]:
         """The beginning that no pattern followed."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return [held]
 
     def inner(self, part: str) -> str:
@@ -542,7 +550,9 @@ class WindowDetokenizer:
         context = self._tokens[-N_CONTEXT:]
         text = self._decoder.text(context)
         if text.strip() and self._shown.endswith(text):
-            self._tokens, self._n_context, self._shown = context, N_CONTEXT, text
+            self._tokens = context
+            self._n_context = N_CONTEXT
+            self._shown = text
 
 
 class LaterDetokenizer:

@@ -15,7 +15,8 @@ def _path(agent: str) -> str:
 
 def _told(model: DashboardState, key: str) -> str:
     one = next((view for view in model.frame.agents or () if view.id == key), None)
-    name, shown = agent_name(model, key), printable(key, 60)
+    name = agent_name(model, key)
+    shown = printable(key, 60)
     known = [shown] if name != shown else []
     if one is not None:
         known += [f"{count(one.n_tokens)} tokens", size(one.n_bytes)]

@@ -24,7 +24,8 @@ async def swap(context: ActionContext, aim: Aim) -> str:
     """Swap the model: requests wait, contexts are saved to disk."""
     done = await context.calls.post("/v1/models/load", {"preset": aim.text})
     took = short_time(sum(step["ms"] for step in done.get("steps", ())) / 1000)
-    before, now = done.get("before", "the model"), done.get("model", aim.text)
+    before = done.get("before", "the model")
+    now = done.get("model", aim.text)
     return f"{before} was replaced by {now} in {took}"
 
 

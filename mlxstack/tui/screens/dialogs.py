@@ -16,7 +16,7 @@ from textual.widgets.button import ButtonVariant
 from mlxstack.core.formatting import printable
 from mlxstack.tui.widgets.text_input import LineInput
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 CONSENT = ""
 """Answer of a confirmation."""
 
@@ -148,7 +148,8 @@ class TextDialog(Question):
 
     def action_step(self, by: int) -> None:
         """Write the next or the previous choice."""
-        line, names = self.query_one(LineInput), tuple(self._known)
+        line = self.query_one(LineInput)
+        names = tuple(self._known)
         if names:
             place = names.index(line.value) + by if line.value in names else min(by, 0)
             line.value = names[place % len(names)]
@@ -161,10 +162,10 @@ class TextDialog(Question):
         """Choices around the one in the input, which is marked."""
         is_known = text in self._known
         names = [name for name in self._known if is_known or text.lower() in name.lower()]
-        first = max(0, names.index(text) - MOST_ROWS // 2) if is_known else 0
+        first = max(0, names.index(text) - MAX_ROWS // 2) if is_known else 0
         widest = max((len(name) for name in self._known), default=0)
         rows = {name: f"{name:<{widest}}  {self._known[name]}" for name in names}
-        shown = names[first : first + MOST_ROWS]
+        shown = names[first : first + MAX_ROWS]
         return "\n".join(f"{'>' if n == text else ' '} {printable(rows[n], 70)}" for n in shown)
 
     def action_accept(self) -> None:

@@ -48,7 +48,8 @@ class TextPage(ModalScreen[None]):
 
     def action_show_more(self) -> None:
         """Add the further lines, once."""
-        more, self._more = self._more, ()
+        more = self._more
+        self._more = ()
         if more:
             self._lines = (*self._lines, (), *more)
             self.query_one(Static).update(content(self._lines))

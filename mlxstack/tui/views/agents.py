@@ -23,7 +23,9 @@ from mlxstack.tui.views.table_data import (
 NOT_YET = "This service does not report its agents yet."
 NAMES = {"live": "live", "parked": "parked", "disk": "on disk"}
 PLACES = {"live": CellStyle.GOOD, "parked": CellStyle.PLAIN, "disk": CellStyle.FAINT}
-REUSED, COMPUTED, GENERATED = "▓", "█", "░"
+REUSED = "▓"
+COMPUTED = "█"
+GENERATED = "░"
 
 
 def agents(model: DashboardState, width: int) -> TableData:

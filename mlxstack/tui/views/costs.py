@@ -11,8 +11,8 @@ from mlxstack.tui.views.table_data import CellStyle, TableData, TableRow, TextCe
 
 WIDE = 112
 WINDOW_S = 600.0
-LEAST_S = 1.0
-MOST_TEXT = 24
+MIN_S = 1.0
+MAX_TEXT = 24
 
 
 class Cost(Struct, frozen=True):
@@ -44,7 +44,7 @@ def ranked(model: DashboardState) -> tuple[Cost, ...]:
     """Running requests, then finished ones, each by seconds lost."""
     recent = (one for one in model.frame.requests or () if one.age_s <= WINDOW_S)
     found = [*_live(model), *(cost for one in recent for cost in _of(one))]
-    lasting = (one for one in found if one.lost_s >= LEAST_S)
+    lasting = (one for one in found if one.lost_s >= MIN_S)
     return tuple(sorted(lasting, key=lambda one: (one.age_s is not None, -one.lost_s)))
 
 
@@ -67,12 +67,14 @@ def reason(miss: MissView) -> str:
 def _change(miss: MissView) -> str:
     if not (miss.text_cached or miss.text_sent):
         return ""
-    before, now = printable(miss.text_cached, MOST_TEXT), printable(miss.text_sent, MOST_TEXT)
+    before = printable(miss.text_cached, MAX_TEXT)
+    now = printable(miss.text_sent, MAX_TEXT)
     return f": `{before}` -> `{now}`"
 
 
 def _live(model: DashboardState) -> list[Cost]:
-    snapshot, late_s = model.frame.snapshot, model.frame.snapshot_age_s
+    snapshot = model.frame.snapshot
+    late_s = model.frame.snapshot_age_s
     waits = [_wait(view, late_s) for view in snapshot.waiting]
     # The queue lists the others.
     longest = sorted(waits, key=lambda one: -one.lost_s)[:1]

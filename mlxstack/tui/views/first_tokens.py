@@ -8,7 +8,7 @@ from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import STEPS
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
-MOST_COLUMNS = 40
+MAX_COLUMNS = 40
 
 
 def first_tokens(model: DashboardState, width: int) -> tuple[Line, ...]:
@@ -16,7 +16,7 @@ def first_tokens(model: DashboardState, width: int) -> tuple[Line, ...]:
     latest = [one.ttft_s for one in model.frame.requests or () if one.ttft_s]
     if not latest:
         return ()
-    seconds = latest[: min(MOST_COLUMNS, width // 3)][::-1]
+    seconds = latest[: min(MAX_COLUMNS, width // 3)][::-1]
     ordered = sorted(latest)
     late_s = ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)]
     told = f" median {short_time(median(latest))}, 95% {short_time(late_s)}"

@@ -24,7 +24,9 @@ def stacked(parts: Sequence[float], whole: float, width: int) -> list[int]:
 
     Their sum is `width`.
     """
-    ends, so_far, used = [], 0.0, 0
+    ends = []
+    so_far = 0.0
+    used = 0
     for part in parts:
         so_far += part
         end = round(so_far / whole * width) if whole else 0
@@ -37,7 +39,8 @@ def stacked(parts: Sequence[float], whole: float, width: int) -> list[int]:
 
 def of_size(n_bytes: float, bound: float) -> str:
     """`7.4/12.8 GiB` where both have one unit, else `45 MiB/12.8 GiB`."""
-    part, whole = size(n_bytes), size(bound)
+    part = size(n_bytes)
+    whole = size(bound)
     number, _, unit = part.partition(" ")
     return f"{number}/{whole}" if whole.endswith(f" {unit}") else f"{part}/{whole}"
 

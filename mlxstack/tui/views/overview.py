@@ -54,7 +54,8 @@ def banner(model: DashboardState) -> str:
 
 def health(model: DashboardState, width: int) -> tuple[Line, ...]:
     """One line about the service."""
-    facts, snapshot = model.frame.service, model.frame.snapshot
+    facts = model.frame.service
+    snapshot = model.frame.snapshot
     if not model.has_frame:
         return ((TextCell("no frame yet", CellStyle.FAINT),),)
     load = (loading(model.frame.loading, width),) if model.frame.loading is not None else ()
@@ -95,7 +96,8 @@ def loading(view: LoadView, width: int) -> Line:
 def hint(model: DashboardState, width: int) -> tuple[Line, ...]:
     """The command that sends a first request, while none has arrived."""
     del width
-    counters, snapshot = model.frame.snapshot.counters, model.frame.snapshot
+    counters = model.frame.snapshot.counters
+    snapshot = model.frame.snapshot
     is_idle = not (snapshot.waiting or any(view.is_used for view in snapshot.slots))
     if counters.n_asks or not is_idle or model.frame.service.health != "ok":
         return ()

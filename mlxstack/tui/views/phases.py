@@ -8,7 +8,7 @@ from mlxstack.core.status import RequestView
 from mlxstack.tui.views.formatting import stacked
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
-LEAST_S = 0.0005
+MIN_S = 0.0005
 """Shorter phases are shown as 0ms, and left out."""
 
 
@@ -48,7 +48,7 @@ def parts(one: RequestView) -> tuple[PhasePart, ...]:
 
 def bar(one: RequestView, width: int, longest_s: float = 0.0) -> Line:
     """Phases as one bar; `longest_s` seconds, by default its own, fill it."""
-    shown = [part for part in parts(one) if part.seconds >= LEAST_S]
+    shown = [part for part in parts(one) if part.seconds >= MIN_S]
     whole_s = longest_s or sum(part.seconds for part in shown)
     cells = stacked([part.seconds for part in shown], whole_s, width)
     pairs = zip(shown, cells, strict=True)
@@ -62,7 +62,7 @@ def total_s(one: RequestView) -> float:
 
 def rows(one: RequestView) -> tuple[Line, ...]:
     """Phases until the first token, one a line, and their sum."""
-    shown = [part for part in first_token_parts(one) if part.seconds >= LEAST_S]
+    shown = [part for part in first_token_parts(one) if part.seconds >= MIN_S]
     lines = [_row(part.sign, part.tone, part.name, part.seconds) for part in shown]
     if one.ttft_s:
         lines.append(_row("=", CellStyle.STRONG, "first token after", one.ttft_s))

@@ -113,7 +113,8 @@ def miss_lines(miss: MissView) -> tuple[Line, ...]:
 
 
 def _all_reused(one: RequestView, n_new: int) -> Line:
-    cached, new = count(one.n_cached), count(n_new)
+    cached = count(one.n_cached)
+    new = count(n_new)
     told = f"Nothing was missed: {cached} tokens came from {one.source}, {new} were new."
     return (TextCell(told, CellStyle.GOOD),)
 

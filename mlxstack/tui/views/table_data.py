@@ -95,7 +95,8 @@ def tabulated(
     head: Line, columns: str, rows: Iterable[TableRow], width: int, note: str
 ) -> TableData:
     """Table with the columns of `columns_of` that `width` has room for."""
-    rows, places = tuple(rows), {}
+    rows = tuple(rows)
+    places = {}
     for i, column in enumerate(columns_of(columns)):
         has_text = column.flag != "?" or any(row.cells[i].text for row in rows)
         if has_text and width >= column.least:
@@ -122,7 +123,8 @@ def title(name: str, rest: str = "") -> Line:
 
 def arranged(table_data: TableData, filter_text: str, column: int | None) -> TableData:
     """Filter rows by `filter_text` and sort them; the heading tells both."""
-    rows, told = table_data.rows, []
+    rows = table_data.rows
+    told = []
     if filter_text:
         rows = tuple(row for row in rows if filter_text.lower() in _text(row).lower())
         told.append(f"with `{filter_text}`: {len(rows)} of {len(table_data.rows)}")

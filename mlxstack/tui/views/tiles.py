@@ -94,7 +94,8 @@ def reuse(model: DashboardState, width: int) -> Tile:
 
 def queue(model: DashboardState, width: int) -> Tile:
     """Waiting requests, and how long the oldest waits."""
-    waiting, limit = model.frame.snapshot.waiting, model.frame.service.max_waiting
+    waiting = model.frame.snapshot.waiting
+    limit = model.frame.service.max_waiting
     n = TextCell(f"queue {len(waiting)}" + (f"/{limit}" if limit else ""), CellStyle.STRONG)
     if not waiting:
         return _tile("Queue", width, (n,), TextCell("no wait", CellStyle.FAINT))

@@ -15,8 +15,9 @@ from mlxstack.tui.views.overview import speed
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 from mlxstack.tui.widgets.styles import rich_style
 
-PREFILL, DECODE = 0, 1
-LEAST_WITH_AXIS = 5
+PREFILL = 0
+DECODE = 1
+MIN_WITH_AXIS = 5
 PARTS = {
     PREFILL: (CellStyle.BUSY, CellStyle.REUSED, CellStyle.BUSY_ON_REUSED),
     DECODE: (CellStyle.GOOD,) * 3,
@@ -35,7 +36,8 @@ class SparklineChart(Widget):
 
     def watch_model(self) -> None:
         """Redraw only the lines that have changed."""
-        before, self._lines = self._lines, self._picture()
+        before = self._lines
+        self._lines = self._picture()
         pairs = enumerate(zip(before, self._lines, strict=False))
         width = self.size.width
         changed = [Region(0, y, width, 1) for y, (old, new) in pairs if old != new]
@@ -49,7 +51,8 @@ class SparklineChart(Widget):
 
     def render_line(self, y: int) -> Strip:
         """The speed now, its past, or the axis."""
-        base, variables = self.visual_style.rich_style, self.app.theme_variables
+        base = self.visual_style.rich_style
+        variables = self.app.theme_variables
         line = self._lines[y] if y < len(self._lines) else ()
         return Strip(Segment(one.text, base + rich_style(one.tone, variables)) for one in line)
 
@@ -60,9 +63,10 @@ class SparklineChart(Widget):
         upper = [one[2] if self._which == PREFILL else 0.0 for one in past]
         top = max(((a or 0.0) + (b or 0.0) for a, b in zip(lower, upper, strict=True)), default=0.0)
         head = speed(self.model)[self._which]
-        room, told = width - sum(len(cell.text) for cell in head), f" top {rate(top)}"
+        room = width - sum(len(cell.text) for cell in head)
+        told = f" top {rate(top)}"
         peak = (TextCell(told.rjust(room), CellStyle.FAINT),) if len(told) <= room else ()
-        axis = [(_axis(width),)] if height >= LEAST_WITH_AXIS else []
+        axis = [(_axis(width),)] if height >= MIN_WITH_AXIS else []
         n_rows = max(1, height - 1 - len(axis))
         return ((*head, *peak), *map(self._line, plot_stacked(lower, upper, n_rows)), *axis)
 

@@ -30,7 +30,8 @@ class PatchedTable(DataTable[Text]):
     def show(self, table_data: TableData) -> None:
         """Become this sheet."""
         self._last = self.chosen or self._last
-        before, self._table_data = self._table_data, table_data
+        before = self._table_data
+        self._table_data = table_data
         place = self.cursor_row
         if table_data.columns != before.columns:
             self.clear(columns=True)
@@ -50,11 +51,13 @@ class PatchedTable(DataTable[Text]):
         row = y - 1 + self.scroll_offset.y if y else -1
         if row >= len(self._table_data.rows):
             return Strip.blank(self.size.width, self.visual_style.rich_style)
-        is_cursor, is_hovered = row == self.cursor_row, row == self.hover_row
+        is_cursor = row == self.cursor_row
+        is_hovered = row == self.hover_row
         flags = (row < 0, False, False, is_hovered, is_cursor, True, self._show_hover_cursor)
         base = self._get_row_style(row, self.visual_style.rich_style)
         base += self._get_styles_to_render_cell(*flags, False, False)[0]
-        variables, parts = self.app.theme_variables, []
+        variables = self.app.theme_variables
+        parts = []
         for i, (told, tone, column) in enumerate(self._cells(row)):
             style = base + Style.from_meta({"row": row, "column": i})
             gap = Segment(" " * self.cell_padding, style)

@@ -39,7 +39,8 @@ class TextLines(Widget):
         return content(self._shown or ())
 
     def _redraw(self) -> None:
-        before, lines = self._shown or (), self._draw_lines(self.model, self.app.size.width)
+        before = self._shown or ()
+        lines = self._draw_lines(self.model, self.app.size.width)
         if lines == self._shown:
             return
         self._shown = lines

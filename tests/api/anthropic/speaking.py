@@ -67,7 +67,8 @@ def in_order(found: list[Event]) -> None:
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
     assert kinds.count("message_start") == kinds.count("message_delta") == 1
-    n_blocks, is_open = 0, False
+    n_blocks = 0
+    is_open = False
     for event in found:
         match event["type"]:
             case "content_block_start":
@@ -80,7 +81,8 @@ def in_order(found: list[Event]) -> None:
             case "content_block_stop":
                 assert is_open
                 assert event["index"] == n_blocks
-                n_blocks, is_open = n_blocks + 1, False
+                n_blocks = n_blocks + 1
+                is_open = False
             case "message_delta":
                 assert not is_open
     assert n_blocks >= 1

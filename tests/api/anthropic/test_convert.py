@@ -370,7 +370,8 @@ def test_effort_reaches_the_template_in_its_own_levels() -> None:
 
 def test_a_wish_for_json_becomes_the_last_instruction() -> None:
     wanted = {"type": "json_schema", "schema": {"type": "object", "title": "Deep Thought"}}
-    new, old = meant(HI, output_config={"format": wanted}), meant(HI, output_format=wanted)
+    new = meant(HI, output_config={"format": wanted})
+    old = meant(HI, output_format=wanted)
     assert new == old
     assert new.messages[-1].role is Role.SYSTEM
     assert "Deep Thought" in new.messages[-1].text

@@ -57,7 +57,8 @@ def test_b8_a_tool_loop(demo: Running, thinking: str) -> None:
     assert second.content[-1].type == "text"
     assert second.content[-1].text
     assert (first.content[0].type == "thinking") is (thinking == "enabled")
-    read, n_first = second.usage.cache_read_input_tokens, first.usage
+    read = second.usage.cache_read_input_tokens
+    n_first = first.usage
     assert read is not None
     n_tail = 2 if thinking == "enabled" else 0
     whole = n_first.input_tokens + (n_first.cache_read_input_tokens or 0)

@@ -174,7 +174,8 @@ def test_x11_keys_in_both_headers_and_a_loading_model() -> None:
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener, is_loaded=False) as found,
     ):
-        url, sent = found.url + PATH, {"model": "standin", "messages": HELLO, "max_tokens": 9}
+        url = found.url + PATH
+        sent = {"model": "standin", "messages": HELLO, "max_tokens": 9}
         loading = httpx.post(url, json=sent, headers={"x-api-key": "k"})
         assert loading.status_code == 503
         assert loading.json()["error"]["type"] == "api_error"

@@ -82,7 +82,9 @@ def _check_items(found: Told) -> None:
     assert found.response["output"] == done
     added = found.of("output_item.added")
     assert [event["output_index"] for event in added] == list(range(len(added)))
-    is_open, parts, known = None, set(), list[str]()
+    is_open = None
+    parts = set()
+    known = list[str]()
     for event in found.events:
         for index in ("content_index", "summary_index"):
             if index in event:

@@ -27,7 +27,7 @@ ROW = re.compile(r"^\| (`.+`) \| (.+) \|$", re.MULTILINE)
 FAULT = "FAULT"
 CHANCE = "by chance"
 """Begins the reason of a test that passes or not by what the model samples."""
-MOST_SECONDS = 120
+MAX_SECONDS = 120
 """For one test, the start of its servers included."""
 
 
@@ -56,7 +56,8 @@ def verdicts(outcomes: Mapping[str, str], known: Mapping[str, str]) -> dict[str,
     found = {}
     for line in IDS.read_text(encoding="utf-8").splitlines():
         name = line.removeprefix(UNIT)
-        outcome, reason = outcomes.get(line, "not run"), known.get(name)
+        outcome = outcomes.get(line, "not run")
+        reason = known.get(name)
         match outcome, reason:
             case "passed", None:
                 found[name] = "passed"
@@ -97,7 +98,7 @@ def _run(suite: Path, folder: Path) -> dict[str, str]:
     lines = IDS.read_text(encoding="utf-8").splitlines()
     files = sorted({line.partition("::")[0] for line in lines})
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
-    command += ["-p", "tests.clients.llama_server.outcomes", f"--timeout={MOST_SECONDS}", *files]
+    command += ["-p", "tests.clients.llama_server.outcomes", f"--timeout={MAX_SECONDS}", *files]
     with (folder / "log").open("w") as log:
         subprocess.run(
             command, cwd=suite, env=env | for_mlx(env), stdout=log, stderr=log, check=False

@@ -26,12 +26,13 @@ FLAGS = frozenset(
         "--ui-mcp-proxy",
     }
 )
-LEAST_CONTEXT = 64
+MIN_CONTEXT = 64
 
 
 def options(arguments: list[str]) -> dict[str, str]:
     """Options of llama-server by name; a flag has no value."""
-    found, rest = {}, iter(arguments)
+    found = {}
+    rest = iter(arguments)
     for name in rest:
         found[name] = "" if name in FLAGS else next(rest)
     return found
@@ -52,12 +53,13 @@ def preset(given: dict[str, str]) -> dict[str, Any]:
     }
     if "--embedding" in given:
         return {**made, "kind": "embedding", "slots": {"count": 1, "n_ctx": 512}}
-    count, n_ctx = int(given["--parallel"]), int(given["--ctx-size"])
+    count = int(given["--parallel"])
+    n_ctx = int(given["--ctx-size"])
     each = n_ctx if "--kv-unified" in given else n_ctx // count
     limit = int(given.get("--n-predict", -1))
     return {
         **made,
-        "slots": {"count": count, "n_ctx": max(LEAST_CONTEXT, each)},
+        "slots": {"count": count, "n_ctx": max(MIN_CONTEXT, each)},
         "prefill": {"chunk_size": int(given["--batch-size"])},
         "sampling": {"temperature": float(given["--temp"]), "max_tokens": limit},
     }

@@ -35,7 +35,8 @@ IMAGES = [
     for most in (70, 280, 1120)
 ]
 """Widths, heights and bounds of features for Gemma 4."""
-N_GREEDY, N_LOGITS = 12, 4
+N_GREEDY = 12
+N_LOGITS = 4
 SPECIAL = re.compile(r"<[^>]+>|\n\n")
 PROMPT = [5, 6, 7, "first", 5, 6, 7, "second", 5, 6]
 """Tokens, and the two images of the fixture of positions; 7 begins an image."""
@@ -57,7 +58,8 @@ def qwen() -> dict[str, mx.array]:
 
     processor = Qwen3VLImageProcessor(patch_size=4, min_pixels=1024, max_pixels=2048)
     found = processor([picture(90, 50)])
-    pixels, grid = mx.array(found["pixel_values"]), mx.array(found["image_grid_thw"])
+    pixels = mx.array(found["pixel_values"])
+    grid = mx.array(found["image_grid_thw"])
     tower = VisionModel(VisionConfig.from_dict(QWEN))
     weights = vision_models.qwen_tower(QWEN).items()
     tower.update(tree_unflatten([(k.removeprefix("vision_tower."), a) for k, a in weights]))
@@ -69,7 +71,9 @@ def qwen() -> dict[str, mx.array]:
 
     class Config:
         vision_config = VisionConfig.from_dict(QWEN)
-        image_token_id, video_token_id, vision_start_token_id = 8, 9, 7
+        image_token_id = 8
+        video_token_id = 9
+        vision_start_token_id = 7
 
     class Model:
         config = Config
@@ -92,7 +96,8 @@ def pixtral() -> dict[str, mx.array]:
     from mlx_vlm.models.pixtral.vision import VisionModel
 
     found = PixtralImageProcessor(size={"longest_edge": 64})(picture(90, 50), patch_size=8)
-    pixels, sizes = mx.array(found["pixel_values"]), found["image_sizes"]
+    pixels = mx.array(found["pixel_values"])
+    sizes = found["image_sizes"]
     text = TextConfig.from_dict(vision_models.MISTRAL3["text_config"])
     config = ModelConfig(text, VisionConfig.from_dict(PIXTRAL), "mistral3")
     parts = {

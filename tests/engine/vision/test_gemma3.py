@@ -31,7 +31,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def features(folder: Path, n_blocks: int = 9) -> mx.array:
-    tower, processor = load_tower(folder), processor_of(folder)
+    tower = load_tower(folder)
+    processor = processor_of(folder)
     assert tower is not None
     assert processor is not None
     encoding = Encoding(tower, processor.pixels(picture(90, 50), SIZE), SIZE)

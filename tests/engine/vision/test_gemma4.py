@@ -43,7 +43,8 @@ def size_of(folder: Path, *image: Any, max_pixels: int = 1 << 24) -> ImageSize:
 
 
 def features(folder: Path, n_blocks: int = 9) -> mx.array:
-    tower, processor = load_tower(folder), processor_of(folder)
+    tower = load_tower(folder)
+    processor = processor_of(folder)
     assert tower is not None
     assert processor is not None
     encoding = Encoding(tower, processor.pixels(picture(90, 70), SIZE), SIZE)

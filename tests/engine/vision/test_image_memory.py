@@ -70,7 +70,8 @@ def test_features_that_a_prompt_needs_are_not_dropped(engine: Driver, folder: Pa
     (image,) = scene["images"]
 
     def work(loop: EngineLoop) -> list[bool]:
-        own, found = encoder(loop), []
+        own = encoder(loop)
+        found = []
         while not own.has(image):
             own.work("a", image, 1.0)
         own.drop()
@@ -96,7 +97,8 @@ def test_an_encoding_ends_with_the_last_request_for_it(engine: Driver, folder: P
     (image,) = scene["images"]
 
     def work(loop: EngineLoop) -> list[bool]:
-        own, found = encoder(loop), []
+        own = encoder(loop)
+        found = []
         # The pixels may be there at once, and each call then encodes a block.
         own.work("a", image, 0.0)
         own.work("b", image, 0.0)
@@ -114,7 +116,8 @@ def test_a_cancelled_request_frees_its_pixels(
     engine: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Pictures(folder)(prompt(9), png(1), prompt(9, 1))
-    own, goes_on = done(engine, encoder), Event()
+    own = done(engine, encoder)
+    goes_on = Event()
     decode = own._decode
 
     def slow(image: Any) -> Any:

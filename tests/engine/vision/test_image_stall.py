@@ -61,7 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def moved(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps and blocks move the clock, and the engine read it."""
-    step, output = Batch.step, VisionBlock.output
+    step = Batch.step
+    output = VisionBlock.output
 
     def decode(batch: Batch, **more: Any) -> Any:
         tokens = step(batch, **more)
@@ -121,7 +122,8 @@ def test_a_longer_prompt_is_answered_while_pixels_are_decoded(
     folder = vision_models.build(tmp_path / "vl", "qwen3_vl")
     with running(preset_of(folder, slots=SlotSpec(count=2, n_ctx=1024)), tmp_path) as engine:
         scene = Pictures(folder)(prompt(9, 4), png(1), prompt(9, 5))
-        own, goes_on = done(engine, lambda loop: loop.slot_kv.images), Event()
+        own = done(engine, lambda loop: loop.slot_kv.images)
+        goes_on = Event()
         assert own is not None
         decode = own._decode
 

@@ -29,7 +29,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_slot_file_with_images_is_restored_after_a_restart(folder: Path, tmp_path: Path) -> None:
-    pictures, preset = Pictures(folder), preset_of(folder)
+    pictures = Pictures(folder)
+    preset = preset_of(folder)
     preset = replace(preset, prefix_cache=replace(preset.prefix_cache, enabled=False))
     parts = (prompt(70), png(1), prompt(30, 1), png(2), prompt(20, 2))
     with running(preset, tmp_path) as engine:
@@ -39,7 +40,8 @@ def test_a_slot_file_with_images_is_restored_after_a_restart(folder: Path, tmp_p
         engine.engine.run_slot_command(SaveSlot(0, "two.bin")).result(WAIT_S)
         turn = pictures(*parts, answer, prompt(9, 3))
         other = pictures(*parts[:3], png(3), prompt(20, 2))
-        cold_turn, cold_other = engine.cold(**turn), engine.cold(**other)
+        cold_turn = engine.cold(**turn)
+        cold_other = engine.cold(**other)
     with running(preset, tmp_path) as engine:
         engine.engine.run_slot_command(RestoreSlot(1, "two.bin")).result(WAIT_S)
         assert engine.answer(**turn, slot=1) == cold_turn
@@ -64,7 +66,8 @@ def answers_of(engine: Driver, pictures: Pictures) -> list[list[int]]:
 
 
 def test_a_draft_model_changes_no_token_after_an_image(folder: Path, tmp_path: Path) -> None:
-    pictures, plain = Pictures(folder), preset_of(folder)
+    pictures = Pictures(folder)
+    plain = preset_of(folder)
     with running(plain, tmp_path / "plain") as engine:
         wanted = answers_of(engine, pictures)
     drafted = replace(plain, model=replace(plain.model, draft=str(folder)))
@@ -77,7 +80,8 @@ def test_a_draft_model_changes_no_token_after_an_image(folder: Path, tmp_path: P
 def test_an_mtp_head_changes_no_token_after_an_image(tmp_path: Path) -> None:
     source = vision_models.build(tmp_path / "vl", "qwen3_5")
     folder = add_head(source, tmp_path / "vl-mtp")
-    pictures, plain = Pictures(folder), preset_of(folder)
+    pictures = Pictures(folder)
+    plain = preset_of(folder)
     with running(plain, tmp_path / "plain") as engine:
         wanted = answers_of(engine, pictures)
     with running(replace(plain, speculation=Speculation.AUTO), tmp_path / "drafted") as engine:
@@ -96,7 +100,8 @@ def test_drafters_get_the_placeholder_in_place_of_features(
     preset = preset_of(folder, speculation=Speculation.AUTO)
     if kind == "model":
         preset = replace(preset, model=replace(preset.model, draft=str(source)))
-    scene, seen = Pictures(folder)(prompt(60), png(1), prompt(60, 1)), []
+    scene = Pictures(folder)(prompt(60), png(1), prompt(60, 1))
+    seen = []
     with running(preset, tmp_path / "home") as engine:
         draft_freely(engine)
         drafter = engine.engine._loop.batch.draft_model

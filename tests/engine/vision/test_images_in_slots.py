@@ -115,7 +115,8 @@ def test_67_pages_have_67_keys_and_answers(
 ) -> None:
     """Of one family; of each other one, whose features are of its own, eight pages."""
     n_pages = 67 if folder.name.startswith(KINDS[0]) else 8
-    seen, keys = set(), set()
+    seen = set()
+    keys = set()
     for page in range(n_pages):
         scene = pictures(prompt(40), png(page), prompt(9, 1))
         keys.add(scene["tokens"])
@@ -171,8 +172,10 @@ def test_rotation_takes_turns_over_the_axes() -> None:
     for axis in (1, 2):
         own = slice(axis, sections[axis] * 3, 3)
         mixed[:, own] = angles[axis][:, own]
-    a, b = np.array(x)[..., :half], np.array(x)[..., half:20]
-    cos, sin = np.cos(mixed), np.sin(mixed)
+    a = np.array(x)[..., :half]
+    b = np.array(x)[..., half:20]
+    cos = np.cos(mixed)
+    sin = np.sin(mixed)
     expected = np.concatenate([a * cos - b * sin, b * cos + a * sin, np.array(x)[..., 20:]], -1)
     image_rope = ImageRope(rope, sections)
     assert distance(image_rope(x, offset=mx.array(positions)), expected) <= ROUNDING
@@ -232,7 +235,8 @@ def test_images_survive_parking_forks_and_a_restart(
     scene = pictures(prompt(300), png(1), prompt(140, 1))
     other = pictures(prompt(300), png(1), prompt(140, 1), prompt(20, 7))
     with running(preset_of(folder), tmp_path) as engine:
-        cold, cold_other = engine.cold(**scene), engine.cold(**other)
+        cold = engine.cold(**scene)
+        cold_other = engine.cold(**other)
         assert engine.answer(**scene, slot=0) == cold
         n = counts(engine)
         assert engine.answer(**other, slot=1) == cold_other  # a fork

@@ -117,7 +117,8 @@ def test_a_quantized_tower(folder: Path) -> None:
 
 def test_a_tower_of_qwen3_5_has_no_deepstack(tmp_path: Path) -> None:
     folder = vision_models.build(tmp_path / "model", "qwen3_5")
-    processor, found = processor_of(folder), load_tower(folder)
+    processor = processor_of(folder)
+    found = load_tower(folder)
     assert processor is not None
     assert found is not None
     size = processor.size(96, 64)
@@ -147,7 +148,8 @@ def test_missing_and_foreign_weights_are_an_error(folder: Path) -> None:
 
 
 def test_positions() -> None:
-    spans, at = [], 0
+    spans = []
+    at = 0
     sizes = iter(SIZES)
     for part in PROMPT:
         n = 1

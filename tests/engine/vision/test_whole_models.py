@@ -60,11 +60,13 @@ def logits(folder: Path, kind: str) -> mx.array:
     """Logits of the last token of the prompt and of the first tokens of the answer."""
     loaded = loader.load(ModelSpec(id=str(folder)), KVSpec())
     assert loaded.images is not None
-    prompt, runner = asked(folder), ModelRunner(loaded.model)
+    prompt = asked(folder)
+    runner = ModelRunner(loaded.model)
     (image,) = prompt["images"]
     while not loaded.images.has(image):
         loaded.images.work("a", image, 1.0)
-    caches, greedy = make_prompt_cache(loaded.model), FIXTURE[f"{kind}.greedy"].tolist()
+    caches = make_prompt_cache(loaded.model)
+    greedy = FIXTURE[f"{kind}.greedy"].tolist()
     tokens = (*prompt["tokens"], *greedy[: N_LOGITS - 1])
     rows = []
     # The image alone, the text after it, and one token each, as the engine computes them.
@@ -100,7 +102,8 @@ def test_logits_of_wrong_positions_of_patches_are_far_off(tmp_path: Path, kind: 
 def test_features_of_patches_in_another_order_are_far_off(tmp_path: Path, kind: str) -> None:
     """The first and the last patch in each other's place."""
     folder = vision_models.build(tmp_path / "model", kind)
-    tower, processor = load_tower(folder), processor_of(folder)
+    tower = load_tower(folder)
+    processor = processor_of(folder)
     assert tower is not None
     assert processor is not None
     size = processor.size(*PICTURE)

@@ -64,10 +64,10 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     """
     if not body.messages:
         raise BadRequest("messages: at least one message is needed", "messages")
-    request_fields.bound(len(body.messages), request_fields.MOST_MESSAGES, "messages", "messages")
+    request_fields.bound(len(body.messages), request_fields.MAX_MESSAGES, "messages", "messages")
     n_blocks = request_fields.n_parts(turn.content for turn in body.messages)
-    request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
-    request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
+    request_fields.bound(n_blocks, request_fields.MAX_PARTS, "messages", "content blocks")
+    request_fields.bound(len(body.tools or ()), request_fields.MAX_TOOLS, "tools", "tools")
     if body.thread is not None:
         raise NoThreads
     why = ": no conversations are summed up here; send all messages"
@@ -125,7 +125,8 @@ def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader
     messages: list[Message] = []
     for i, turn in enumerate(turns):
         at = f"messages[{i}]"
-        is_new, seen = i == newest > answered, images if turn.role == "user" else TEXT_ONLY
+        is_new = i == newest > answered
+        seen = images if turn.role == "user" else TEXT_ONLY
         content, found_images = with_marks(turn.content, f"{at}.content", seen, is_new=is_new)
         blocks = read(content, f"{at}.content")
         match turn.role:

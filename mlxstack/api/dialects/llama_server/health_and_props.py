@@ -66,7 +66,9 @@ def _swapping(service: Service) -> dict[str, str]:
 @get("/props", opt=UNLOADED)
 async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """Properties as llama-server reports them, and the way this engine decodes."""
-    snapshot, template, facts = service.engine.snapshot(), service.template, service.facts
+    snapshot = service.engine.snapshot()
+    template = service.template
+    facts = service.facts
     limit = service.preset.sampling.max_tokens or -1
     return {
         "default_generation_settings": {

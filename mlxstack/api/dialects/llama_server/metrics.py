@@ -132,7 +132,8 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family: one sample, or one per reason of a miss."""
         snapshot = self._service.snapshot()
-        before, self._before = self._before, snapshot.counters
+        before = self._before
+        self._before = snapshot.counters
         yield from _families(CounterMetricFamily, "llamacpp:", _read(LLAMA_COUNTERS, self._before))
         yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
         ours = (*_read(OWN_COUNTERS, self._before), *service_counters(self._service))

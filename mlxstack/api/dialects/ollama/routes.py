@@ -97,7 +97,8 @@ async def embed_texts(
     request: AnyRequest, data: JSONBody[OllamaEmbedBody], service: TheService
 ) -> OllamaEmbeddings:
     """Embed texts; longer ones are truncated unless `truncate` is false."""
-    model, began = _model(service, data.model), time.perf_counter()
+    model = _model(service, data.model)
+    began = time.perf_counter()
     _keep_alive(service, data.keep_alive)
     texts = [data.input] if isinstance(data.input, str) else data.input
     work = embed(service, texts, data.dimensions, is_cut=data.truncate is not False)

@@ -48,7 +48,8 @@ async def chat_completions(
     generation = await cancel_on_disconnect(
         request, admit(service, conversation, options(data, request, service))
     )
-    text_processor, tokens = generation.text_processor, generation.request.tokens
+    text_processor = generation.text_processor
+    tokens = generation.request.tokens
     verbose = Verbose(text_processor.decode(tokens), len(tokens)) if data.verbose else UNSET
     renderer = ChatRenderer(data, generation.request.id, model, text_processor, n, verbose)
     return await answer(request, service, [copies(generation, n)], renderer, bool(data.stream))

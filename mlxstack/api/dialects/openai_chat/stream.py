@@ -132,7 +132,8 @@ class ChatRenderer(ChunkRenderer):
     ) -> None:
         blank = Chunk(id=request, created=int(time.time()), model=model, choices=())
         super().__init__(blank, body, n_choices=n_choices)
-        self._text_processor, self._verbose = text_processor, verbose
+        self._text_processor = text_processor
+        self._verbose = verbose
         self._is_legacy = to_conversation.is_legacy(body)
         self._custom_tools = to_conversation.custom_names(body)
         self._replies = [
@@ -204,7 +205,8 @@ class DeltaMaker:
 
     def __init__(self, custom_tools: frozenset[str], *, is_legacy: bool) -> None:
         self.has_calls = False
-        self._custom_tools, self._is_legacy = custom_tools, is_legacy
+        self._custom_tools = custom_tools
+        self._is_legacy = is_legacy
         self._n_calls = 0
         self._input: InputDecoder | None = None
 

@@ -29,7 +29,7 @@ def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversatio
     thinking, template = _thinking(body)
     messages = read_messages(body.messages, images)
     n_calls = sum(len(turn.tool_calls) for turn in messages)
-    request_fields.bound(n_calls, request_fields.MOST_CALLS, "messages", "tool calls")
+    request_fields.bound(n_calls, request_fields.MAX_CALLS, "messages", "tool calls")
     return Conversation(
         messages=(*messages, *format_instruction(response_format(body))),
         tools=_tools(body),
@@ -47,12 +47,12 @@ def _bound(body: ChatBody) -> None:
             "add_generation_prompt and continue_final_message cannot both be true",
             "continue_final_message",
         )
-    request_fields.bound(len(body.messages), request_fields.MOST_MESSAGES, "messages", "messages")
+    request_fields.bound(len(body.messages), request_fields.MAX_MESSAGES, "messages", "messages")
     n_parts = request_fields.n_parts(turn.content for turn in body.messages)
-    request_fields.bound(n_parts, request_fields.MOST_PARTS, "messages", "parts of contents")
+    request_fields.bound(n_parts, request_fields.MAX_PARTS, "messages", "parts of contents")
     for name in ("tools", "functions"):
         n_tools = len(getattr(body, name) or ())
-        request_fields.bound(n_tools, request_fields.MOST_TOOLS, name, "tools")
+        request_fields.bound(n_tools, request_fields.MAX_TOOLS, name, "tools")
 
 
 def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:

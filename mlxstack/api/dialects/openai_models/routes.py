@@ -93,7 +93,9 @@ async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
 
 
 def _model(service: Service, name: str) -> ModelCard:
-    facts, n_ctx, features = service.facts, service.n_ctx, capabilities(service)
+    facts = service.facts
+    n_ctx = service.n_ctx
+    features = capabilities(service)
     return ModelCard(
         id=name,
         created=int(service.stats.started_at),

@@ -52,14 +52,16 @@ async def responses(
     request: AnyRequest, data: JSONBody[ResponsesBody], service: TheService
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
-    model, box = resolve_model(service, data.model), toolbox(data)
+    model = resolve_model(service, data.model)
+    box = toolbox(data)
     data = _resolved(data, request)
     options = _options(data, request, service, box)
     convert = partial(to_conversation.conversation, data, box)
     conversation = await cancel_on_disconnect(request, service.text_processor.read(convert))
     with _of_input():
         generation = await cancel_on_disconnect(request, admit(service, conversation, options))
-    response, is_sealed = _response(data, generation, model), SEALED in (data.include or ())
+    response = _response(data, generation, model)
+    is_sealed = SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
     renderer = ResponseStream(
         response, box, generation.text_processor, on_item, is_sealed=is_sealed
@@ -137,7 +139,9 @@ def _response(body: ResponsesBody, generation: Generation, model: str) -> Respon
 
     `max_tool_calls` bounds calls that a server runs itself, of which there are none here.
     """
-    reasoning, text, sampling = body.reasoning or {}, body.text or {}, generation.request.sampling
+    reasoning = body.reasoning or {}
+    text = body.text or {}
+    sampling = generation.request.sampling
     return Response(
         id=generation.request.id,
         created_at=int(time.time()),

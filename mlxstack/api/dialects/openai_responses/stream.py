@@ -82,7 +82,9 @@ class ItemStream:
     def __init__(
         self, index: int, blank: OutputItem, strands: tuple[Strand, ...], *, is_sealed: bool
     ) -> None:
-        self._index, self._blank, self._strands = index, blank, strands
+        self._index = index
+        self._blank = blank
+        self._strands = strands
         self._is_sealed = is_sealed
         self._input = InputDecoder() if isinstance(blank, CustomCallItem) else None
         self._texts: list[str] = []
@@ -106,7 +108,8 @@ class ItemStream:
         """Events with the whole text, which the protocol repeats."""
         if self._input is not None and status == "completed" and (rest := self._input.end()):
             yield from self._more(rest)
-        text, logprobs = "".join(self._texts), tuple(self._logprobs)
+        text = "".join(self._texts)
+        logprobs = tuple(self._logprobs)
         for strand in self._strands:
             whole = {strand.field: text, **_noted(strand, logprobs)}
             if isinstance(self._blank, FunctionCallItem):
@@ -162,7 +165,9 @@ def _noted(strand: Strand, logprobs: Sampled) -> dict[str, Any]:
 
 def _call(started: ToolCallStarted, tool: ClientTool) -> tuple[OutputItem, tuple[Strand, ...]]:
     """Call without arguments, and where they go; those of searches come whole."""
-    name, call_id, namespace = uuid4().hex, started.id, tool.namespace or UNSET
+    name = uuid4().hex
+    call_id = started.id
+    namespace = tool.namespace or UNSET
     match tool.kind:
         case ToolKind.SEARCH:
             return SearchCallItem(f"tsc_{name}", call_id, "in_progress", {}), ()

@@ -36,7 +36,8 @@ from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments
 
-ADDED, FOUND = "additional_tools", "tool_search_output"
+ADDED = "additional_tools"
+FOUND = "tool_search_output"
 """Items that hold tools."""
 UPDATE = "configuration_update"
 """An item that holds settings from there on."""
@@ -160,9 +161,9 @@ def conversation(
     request_fields.refuse(body, STATEFUL, why)
     n_items = request_fields.n_parts([body.input])
     request_fields.bound(
-        n_items, request_fields.MOST_MESSAGES + request_fields.MOST_CALLS, "input", "items"
+        n_items, request_fields.MAX_MESSAGES + request_fields.MAX_CALLS, "input", "items"
     )
-    request_fields.bound(len(box.tools), request_fields.MOST_TOOLS, "tools", "tools")
+    request_fields.bound(len(box.tools), request_fields.MAX_TOOLS, "tools", "tools")
     instruction = format_instruction(response_format(body))
     messages = (*_instructions(body), *_input(body, box, images), *instruction)
     if not messages:
@@ -281,7 +282,8 @@ def _with_images(
     is_new: bool,
 ) -> Message:
     """Message of an item with the images that it shows."""
-    name, shown = "content" if _is_asked(item) else "output", _with_parts(item)
+    name = "content" if _is_asked(item) else "output"
+    shown = _with_parts(item)
     seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
     content = shown.get(name) if name == "content" else result_content(shown.get(name))
     shown[name], found_images = with_marks(content, f"{at}.{name}", seen, is_new=is_new)
@@ -415,7 +417,8 @@ def _hosted_call(sent: InputItem) -> tuple[Message, Message]:
     known = {"queries": sent.queries, "code": sent.code}
     given = {name: value for name, value in known.items() if value is not None}
     arguments = parse_arguments(sent.arguments or sent.action or given)
-    name, call_id = sent.name or sent.type.removesuffix("_call"), sent.id or ""
+    name = sent.name or sent.type.removesuffix("_call")
+    call_id = sent.id or ""
     results = (sent.output, sent.outputs, sent.results, sent.error, sent.status, "completed")
     result = next(one for one in results if one is not None)
     text = result if isinstance(result, str) else _json(result)

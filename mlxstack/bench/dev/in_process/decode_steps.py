@@ -23,7 +23,8 @@ STRETCH = 5
 
 def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
     """Time a few steps of both batches by turns."""
-    model, contexts = loaded.model, trial.contexts
+    model = loaded.model
+    contexts = trial.contexts
 
     def caches() -> list[list[Any]]:
         return [filled(model, n, seed=i) for i, n in enumerate(contexts)]

@@ -30,7 +30,8 @@ from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 
 N_VOCAB = 1000
 SIDES = ("off", "on")
-COPIED, ADVERSARIAL = (40, 4), (6, 3)
+COPIED = (40, 4)
+ADVERSARIAL = (6, 3)
 """Tokens quoted from the prompt, and tokens that differ, by turns: an edit, and what looks so."""
 
 NAMES = ("file_path", "old_string", "new_string", "replace_all")
@@ -176,7 +177,8 @@ class MeasuredEngine:
         if text not in {"schema", *trial.ruled}:
             return None, frozenset()
         tokenizer = self._engine.tokenizer
-        eos, n_vocab = frozenset(tokenizer.eos_token_ids), tokenizer.vocab_size
+        eos = frozenset(tokenizer.eos_token_ids)
+        n_vocab = tokenizer.vocab_size
         grammar = LLMatcher.grammar_from_json_schema(
             json.dumps(SCHEMA), {"whitespace_flexible": False}
         )

@@ -70,6 +70,7 @@ def seconds_per_step(
     first: Collection[float], tokens: Iterable[float], ends: Iterable[float]
 ) -> float:
     """Seconds per step while all rows decode, from the times of tokens."""
-    start, stop = max(first), min(ends)
+    start = max(first)
+    stop = min(ends)
     n_steps = sum(start < at <= stop for at in tokens) / len(first)
     return (stop - start) / max(1.0, n_steps)

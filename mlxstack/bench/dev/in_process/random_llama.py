@@ -31,7 +31,7 @@ VISION: dict[str, Any] = {
     "patch_size": 14,
     "rope_theta": 10000.0,
 }
-LONGEST_EDGE = 784
+MAX_EDGE = 784
 """Pixels, so that an image has 784 features at most."""
 
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -60,10 +60,11 @@ def _add_tower(folder: Path, config: dict[str, Any]) -> None:
     for name, array in tree_flatten(PixtralTower(convert(settings, PixtralVision)).parameters()):
         is_tower = not name.startswith("multi_modal_projector.")
         weights[f"vision_tower.{name}" if is_tower else name] = array
-    side, patches = VISION["patch_size"], weights["vision_tower.patch_conv.weight"]
+    side = VISION["patch_size"]
+    patches = weights["vision_tower.patch_conv.weight"]
     weights["vision_tower.patch_conv.weight"] = patches.reshape(-1, side, side, 3)
     mx.save_safetensors(str(folder / TOWER), weights)
-    size = {"size": {"longest_edge": LONGEST_EDGE}}
+    size = {"size": {"longest_edge": MAX_EDGE}}
     (folder / "preprocessor_config.json").write_text(json.dumps(size))
 
 
