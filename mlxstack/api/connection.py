@@ -74,7 +74,9 @@ def canonical_path(path: str) -> str:
 
     Routers join slashes and drop the last one; decisions by the path see what they see.
     """
-    return posixpath.normpath("/" + path.lstrip("/")) if path.startswith("/") else path
+    if path.startswith("/"):
+        return posixpath.normpath("/" + path.lstrip("/"))
+    return path
 
 
 def normalize(scope: Any) -> None:
@@ -316,7 +318,9 @@ class BoundedConnection(H11Protocol):
     @property
     def n_unread(self) -> int:
         """Bytes that wait for a client that is behind."""
-        return 0 if self.behind_since is None else self._writes.n_unread
+        if self.behind_since is None:
+            return 0
+        return self._writes.n_unread
 
     def end_unread(self, reason: str) -> None:
         """End a connection whose client is behind, and log why."""
@@ -396,10 +400,14 @@ class BoundedConnection(H11Protocol):
         if not self.cycle.response_started:
             is_interim = self.scope["http_version"] != "1.0"
             event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-            return (self.conn.send(event) or b"") if is_interim else b""
+            if is_interim:
+                return self.conn.send(event) or b""
+            return b""
         early = self.scope["state"].get("early_type", "")
         heartbeat = dialect_of(self.scope["path"]).heartbeat_of(early)
-        return (self.conn.send(h11.Data(data=heartbeat)) or b"") if heartbeat else b""
+        if heartbeat:
+            return self.conn.send(h11.Data(data=heartbeat)) or b""
+        return b""
 
     def _set_deadline(self) -> None:
         """Start the time limit of the missing part, unless it runs."""

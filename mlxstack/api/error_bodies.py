@@ -86,10 +86,9 @@ def ollama_error(error: errors.StackError, _: str) -> dict[str, Any]:
     if isinstance(error, errors.TooLong):
         # Clients match these texts: that of embeddings, and that of all else.
         n_over = max(1, error.got - error.limit)
-        phrase = (
-            "the input length exceeds the context length"
-            if error.param == "input"
-            else f"prompt too long; exceeded max context length by {n_over} tokens"
-        )
+        if error.param == "input":
+            phrase = "the input length exceeds the context length"
+        else:
+            phrase = f"prompt too long; exceeded max context length by {n_over} tokens"
         message = f"{phrase}: {message}"
     return {"error": message}

@@ -116,7 +116,8 @@ def headers(error: errors.StackError) -> dict[str, str]:
             return {"accept-encoding": error.known}
         case errors.UpgradeRefused():
             return {"upgrade": "HTTP/1.1", "connection": "upgrade, close"}
-    return {"x-should-retry": "false"} if row_of(error).status >= 500 else {}
+    is_final = row_of(error).status >= 500
+    return {"x-should-retry": "false"} if is_final else {}
 
 
 def to_stack_error(

@@ -221,7 +221,9 @@ def _key(headers: Mapping[str, str], dialect: Dialect) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else None
     header = headers.get("x-api-key")
-    return header or bearer if dialect.prefers_x_api_key else bearer or header
+    if dialect.prefers_x_api_key:
+        return header or bearer
+    return bearer or header
 
 
 def key_of(connection: Connection) -> ApiKey:
@@ -257,7 +259,9 @@ def apply_key_policy(options: GenerationOptions, connection: Connection) -> Gene
 def salt_of(connection: Connection, own: str = "") -> str:
     """Salt of a request's KV: the key's and its own combined."""
     salt = key_of(connection).salt
-    return msgspec.json.encode((salt, own)).decode() if salt or own else ""
+    if salt or own:
+        return msgspec.json.encode((salt, own)).decode()
+    return ""
 
 
 def check_agent(connection: Connection, agent: str) -> None:

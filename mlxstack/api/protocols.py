@@ -61,7 +61,9 @@ class Dialect(Struct, frozen=True, kw_only=True):
         """Heartbeat of a response of this type, else b""."""
         if media_type.startswith(self.stream_type):
             return self.heartbeat
-        return BLANK if media_type.startswith("application/json") else b""
+        if media_type.startswith("application/json"):
+            return BLANK
+        return b""
 
 
 OPENAI = Dialect(

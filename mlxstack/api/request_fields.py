@@ -231,10 +231,12 @@ def _structured(given: Mapping[str, Any], prefix: str) -> ResponseConstraint | N
     return ResponseConstraint(_schema(value, param) if kind == "json" else {}, param=param)
 
 
-def _schema(given: Any, param: str) -> dict[str, Any]:
+def _schema(schema: Any, param: str) -> Any:
     """Schema, which may be the text of one. Raises BadRequest."""
+    if not isinstance(schema, str):
+        return schema
     try:
-        return msgspec.json.decode(given, type=dict[str, Any]) if isinstance(given, str) else given
+        return msgspec.json.decode(schema, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise BadRequest(f"{param} is no schema: {error}", param) from None
 
@@ -461,7 +463,9 @@ def _of_user(user: str) -> str | None:
         parsed = None
     inner = _said(parsed.get("session_id")) if isinstance(parsed, dict) else ""
     session = inner or user.partition(SESSION_MARK)[2]
-    return _named("claude", session) if session else _named("user", user)
+    if session:
+        return _named("claude", session)
+    return _named("user", user)
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -109,7 +109,9 @@ async def serve(
         return 1
     except StackError as error:
         log.error("%s", error.message)
-        return os.EX_CONFIG if isinstance(error, SetupError) else 1
+        if isinstance(error, SetupError):
+            return os.EX_CONFIG
+        return 1
     finally:
         tasks.cancel()
         server.should_exit = True

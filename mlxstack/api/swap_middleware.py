@@ -267,4 +267,6 @@ def _early_fields(body: bytes) -> EarlyFields | None:
 
 
 def _wants_stream(fields: EarlyFields, is_default: bool) -> bool:
-    return is_default if fields.stream is None else fields.stream is True
+    if fields.stream is None:
+        return is_default
+    return fields.stream is True

@@ -115,4 +115,6 @@ def gpu(env: Mapping[str, str]) -> str:
 
 def _blas(env: Mapping[str, str]) -> str:
     loaded = [name for name in env.get("LD_PRELOAD", "").split(":") if "openblas" in name]
-    return f"{Path(loaded[0]).name} preloaded for all" if loaded else "the BLAS that MLX brings"
+    if loaded:
+        return f"{Path(loaded[0]).name} preloaded for all"
+    return "the BLAS that MLX brings"

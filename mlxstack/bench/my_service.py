@@ -94,7 +94,9 @@ class Answer(Struct, frozen=True):
     def decode_tps(self) -> float:
         """Tokens per second after the first one."""
         seconds = self.last - self.first
-        return (self.usage.completion_tokens - 1) / seconds if seconds > 0 else 0.0
+        if seconds > 0:
+            return (self.usage.completion_tokens - 1) / seconds
+        return 0.0
 
 
 async def measure(client: Client, limit_s: float, say: Say) -> ServiceSpeed:

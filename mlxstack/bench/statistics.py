@@ -55,7 +55,9 @@ def lasting(values: Sequence[float]) -> str:
 
 def megabytes(n_bytes: float) -> str:
     """Bytes as MB (10^6)."""
-    return f"{n_bytes / 1e6:.3g} MB" if n_bytes < 1e8 else f"{n_bytes / 1e6:.0f} MB"
+    if n_bytes < 1e8:
+        return f"{n_bytes / 1e6:.3g} MB"
+    return f"{n_bytes / 1e6:.0f} MB"
 
 
 def times(value: float) -> str:

@@ -112,7 +112,9 @@ def _path(match: re.Match[str]) -> Path | None:
     if word.startswith("file://"):
         word = unquote(word.removeprefix("file://"))
     path = Path(word)
-    return path.expanduser() if path.suffix.lower() in SUFFIXES else None
+    if path.suffix.lower() in SUFFIXES:
+        return path.expanduser()
+    return None
 
 
 def _is_file(path: Path) -> bool:

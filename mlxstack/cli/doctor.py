@@ -72,7 +72,9 @@ bad = partial(CheckResult, CheckLevel.BAD)
 
 def warn_if(is_odd: bool, subject: str, detail: str, remedy: str) -> CheckResult:
     """Warning with its remedy, else OK."""
-    return warn(subject, detail, remedy) if is_odd else ok(subject, detail)
+    if is_odd:
+        return warn(subject, detail, remedy)
+    return ok(subject, detail)
 
 
 def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:

@@ -163,7 +163,9 @@ def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed
 
 def network_remedy(error: BaseException) -> str:
     """Remedy for a machine that cannot be reached."""
-    return LOCAL_NETWORK if is_local_network_refused(error) else NETWORK
+    if is_local_network_refused(error):
+        return LOCAL_NETWORK
+    return NETWORK
 
 
 @contextmanager

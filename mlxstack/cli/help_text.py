@@ -60,4 +60,6 @@ def _plain(option: TyperOption) -> str:
     kind = option.type_descriptor
     if kind.is_path or kind.is_file:
         return "FILE"
-    return "N" if kind.is_ranged or option.bare_type() in NUMBERS else "TEXT"
+    if kind.is_ranged or option.bare_type() in NUMBERS:
+        return "N"
+    return "TEXT"

@@ -125,7 +125,9 @@ class VerbGroup(TyperGroup):
 
 def _as_code(text: str) -> str:
     command, comma, rest = text.partition(", ")
-    return f"`{command}`{comma}{rest}" if command.startswith(("mlx-stack", "hf ")) else text
+    if command.startswith(("mlx-stack", "hf ")):
+        return f"`{command}`{comma}{rest}"
+    return text
 
 
 app = VerbApp(

@@ -155,6 +155,8 @@ def _given_key(header: str) -> str:
     if scheme.lower() == "bearer":
         return value.strip()
     try:
-        return base64.b64decode(value).decode().partition(":")[2] if scheme else ""
+        if scheme:
+            return base64.b64decode(value).decode().partition(":")[2]
+        return ""
     except (binascii.Error, UnicodeDecodeError):
         return ""

@@ -180,7 +180,9 @@ class Client:
             raise self._unreachable(why) from why
 
     def _for_member(self, path: str) -> str:
-        return f"{path}{'&' if '?' in path else '?'}{self._model}" if self._model else path
+        if self._model:
+            return f"{path}{'&' if '?' in path else '?'}{self._model}"
+        return path
 
     def _unreachable(self, why: httpx.TransportError) -> Unreachable:
         return Unreachable(f"no answer from {self.url} ({str(why) or type(why).__name__})")

@@ -13,6 +13,8 @@ def prefix_in(file: Path) -> dict[str, Any]:
     try:
         file = file.expanduser()
         text = file.read_text("utf-8")
-        return {"messages": msgspec.json.decode(text)} if file.suffix == ".json" else {"text": text}
+        if file.suffix == ".json":
+            return {"messages": msgspec.json.decode(text)}
+        return {"text": text}
     except (OSError, ValueError, RuntimeError) as why:
         raise BadRequest(f"{file} cannot be read: {why}") from why

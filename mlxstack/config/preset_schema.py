@@ -84,7 +84,9 @@ def why_unknown(keys: Keys) -> str:
     name = ".".join(map(str, keys))
     if name in RENAMED:
         return f"`{name}` is called `{RENAMED[name]}` now"
-    return f"unknown key `{name}`: {NOT_SERVED[name]}" if name in NOT_SERVED else ""
+    if name in NOT_SERVED:
+        return f"unknown key `{name}`: {NOT_SERVED[name]}"
+    return ""
 
 
 def json_schema() -> dict[str, Any]:
@@ -297,7 +299,9 @@ def _expanded(values: Any, shape: mi.Type | None, key: str = "") -> Any:
 def shown(value: Any) -> str:
     """A value as people wrote it, cut when long."""
     if isinstance(value, dict | list):
-        return "a section" if isinstance(value, dict) else "a list"
+        if isinstance(value, dict):
+            return "a section"
+        return "a list"
     if value is None:
         return "empty"
     text = yaml.safe_dump(value, width=1000).removesuffix("\n...\n").strip()

@@ -53,7 +53,9 @@ class SourceLocation(Struct, frozen=True):
     line: int | None = None
 
     def __str__(self) -> str:
-        return self.source if self.line is None else f"{self.source}:{self.line}"
+        if self.line is None:
+            return self.source
+        return f"{self.source}:{self.line}"
 
 
 class SourcedDocument(Struct, frozen=True):
@@ -323,7 +325,9 @@ def builtin_folder() -> Path:
     """Folder of the builtin presets, in the wheel or checkout."""
     package = Path(__file__).parent.parent
     inside = package / "presets"
-    return inside if inside.is_dir() else package.parent / "presets"
+    if inside.is_dir():
+        return inside
+    return package.parent / "presets"
 
 
 def listed(home: Home) -> dict[str, Path]:

@@ -153,7 +153,9 @@ def _mode(active: modes.Active | None, alive: list[str]) -> str:
     if active is None or not set(active.services) & set(alive):
         return f"none; running: {', '.join(alive)}"
     missing = [name for name in active.services if name not in alive]
-    return f"{active.name}, but {', '.join(missing)} does not run" if missing else active.name
+    if missing:
+        return f"{active.name}, but {', '.join(missing)} does not run"
+    return active.name
 
 
 def processes(home: Home) -> list[ProcessStatus]:

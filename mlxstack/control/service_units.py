@@ -99,7 +99,9 @@ def exit_timeout_s(unit: Path) -> float:
         value = plistlib.loads(unit.read_bytes()).get("ExitTimeOut")
     except (OSError, ValueError, plistlib.InvalidFileException):
         value = None
-    return float(value) if isinstance(value, int) else LAUNCHD_EXIT_S
+    if isinstance(value, int):
+        return float(value)
+    return LAUNCHD_EXIT_S
 
 
 def systemd(job: LoginJob, config: Path) -> ServiceUnit:

@@ -173,7 +173,9 @@ def spec_of(request: StartRequest, preset: Preset, home: Home) -> ServiceSpec:
 def url_of(server: ServerSpec) -> str:
     """URL of the service for local clients."""
     host = reachable(server.host)
-    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+    if ":" in host:
+        return f"http://[{host}]:{server.port}"
+    return f"http://{host}:{server.port}"
 
 
 def _worker_command() -> tuple[str, ...]:
@@ -296,7 +298,9 @@ def _name_in(sets: tuple[str, ...]) -> str | None:
     """Valid service name that variables or options give."""
     over = presets.given_overrides(os.environ, sets)
     names = [one.raw for one in over if one.keys == ("name",)]
-    return names[-1] if names and presets.NAME.fullmatch(names[-1]) else None
+    if names and presets.NAME.fullmatch(names[-1]):
+        return names[-1]
+    return None
 
 
 @contextmanager

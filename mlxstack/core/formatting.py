@@ -9,7 +9,9 @@ def size(n_bytes: float) -> str:
         value = n_bytes / 2**power
         if value >= 1:
             is_whole = value >= 99.95 or (power < 30 and value == int(value))
-            return f"{value:.0f} {unit}" if is_whole else f"{value:.1f} {unit}"
+            if is_whole:
+                return f"{value:.0f} {unit}"
+            return f"{value:.1f} {unit}"
     return f"{n_bytes:.0f} B"
 
 
@@ -18,7 +20,9 @@ def count(n: float) -> str:
     for unit, factor in (("M", 1e6), ("k", 1e3)):
         if n >= factor * 0.9995:
             value = n / factor
-            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
+            if value < 99.95:
+                return f"{value:.1f}{unit}"
+            return f"{value:.0f}{unit}"
     return f"{n:.0f}"
 
 

@@ -107,7 +107,9 @@ class ModelSpec(Strict, frozen=True):
     def plain_id(self) -> str:
         """Hub id as it is, a folder by its last name."""
         is_folder = self.id.startswith(("/", "./", "../", "~"))
-        return self.id.rstrip("/").rpartition("/")[2] if is_folder else self.id
+        if is_folder:
+            return self.id.rstrip("/").rpartition("/")[2]
+        return self.id
 
     @property
     def served_name(self) -> str:

@@ -14,13 +14,18 @@ Unit = Callable[[str], float | None]
 def tokens_in(text: str) -> int | None:
     """Tokens of `32768`, `32k` (1,024 each) or `1m`, else None."""
     match = TOKENS.fullmatch(text.strip().lower())
-    return int(match[1]) * 1024 ** " km".index(match[2] or " ") if match else None
+    if match is None:
+        return None
+    factor: int = 1024 ** " km".index(match[2] or " ")
+    return int(match[1]) * factor
 
 
 def bytes_in(text: str) -> int | None:
     """Bytes of `20GB`, `1.5 GiB` (1,024 each) or a number, else None."""
     match = BYTES.fullmatch(text.strip().lower())
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " ")) if match else None
+    if match:
+        return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
+    return None
 
 
 def seconds_in(text: str) -> float | None:

@@ -171,7 +171,9 @@ class EngineCore:
 
     def _keyed(self, request: Request) -> Request:
         fixed = self._n_fixed_rope
-        return request if fixed is None else keyed_by_length(request, fixed)
+        if fixed is None:
+            return request
+        return keyed_by_length(request, fixed)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request; no-op once it is over."""
@@ -221,7 +223,9 @@ class EngineCore:
 
     def stalled_s(self) -> float:
         """Watchdog: seconds without a finished step despite work; 0 when idle."""
-        return time.monotonic() - self._stepped_at if self._has_work else 0.0
+        if self._has_work:
+            return time.monotonic() - self._stepped_at
+        return 0.0
 
     def is_alive(self) -> bool:
         """Whether the thread runs, and all other ranks do."""
@@ -391,7 +395,6 @@ class EngineCore:
             plan = self._ranks.agree(check, plan, bytes_per_token, is_measured=is_drafting)
         costs = self._width_costs(alone, factory, is_drafting)
         target = drafts.model.target if drafts.model else None
-        n_beside = drafts.model.bytes_beside if drafts.model else 0
         parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
         layouts = KVLayouts(None if self._ranks else runner, factory)
         tier = DiskTier(store, self._slot_files, parked, layouts, self._post, self._manifests)
@@ -403,7 +406,7 @@ class EngineCore:
             tier,
             pieces,
             preset.agents.persist,
-            bytes_per_token + n_beside,
+            bytes_per_token + (drafts.model.bytes_beside if drafts.model else 0),
             plan.array_limit,
         )
         slot_kv.images = loaded.images
@@ -432,7 +435,9 @@ class EngineCore:
         """Costs of passes by width, once experts are compiled where that pays."""
         if self._ranks is None:
             compile_experts(alone.model, made, self._preset.slots.count, is_drafting=is_drafting)
-        return measure_widths(alone, made) if is_drafting else UNMEASURED
+        if is_drafting:
+            return measure_widths(alone, made)
+        return UNMEASURED
 
     def _rules(self, plan: MemoryPlan, alone: ModelRunner, made: CacheFactory) -> SchedulerLimits:
         attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)

@@ -142,7 +142,9 @@ class EarlyPrefill:
     def _history(self, request: Request) -> EarlyHistory:
         """History of the agent; a new one starts with its client's."""
         known = self._histories.get(("agent", _name(request)))
-        return first_history(self._client_history(request)) if known is None else known
+        if known is None:
+            return first_history(self._client_history(request))
+        return known
 
     def _client_history(self, request: Request) -> EarlyHistory:
         return self._histories.get(("client", request.client), EarlyHistory())

@@ -90,7 +90,9 @@ class EmbeddingEngine:
 
     def stalled_s(self) -> float:
         """Seconds since the texts at work were taken up; 0 when idle."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
+        if self._began is None:
+            return 0.0
+        return time.monotonic() - self._began
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""

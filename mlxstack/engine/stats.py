@@ -112,7 +112,9 @@ class ColdSpeed:
 
     def prefill_s(self, n_tokens: int) -> float | None:
         """Seconds of tokens at the median speed; None before the first prompt."""
-        return n_tokens * median(self._token_s) if self._token_s else None
+        if self._token_s:
+            return n_tokens * median(self._token_s)
+        return None
 
 
 class EngineStats:
@@ -199,7 +201,9 @@ class EngineStats:
         that of the latest chunks.
         """
         cold_s = self._cold.prefill_s(n_cached)
-        return self.expected_s(0, n_cached) if cold_s is None else cold_s
+        if cold_s is None:
+            return self.expected_s(0, n_cached)
+        return cold_s
 
     def expected_s(self, start: int, n_tokens: int) -> float:
         """Prefill seconds from position `start`, as measured; 0 if unknown."""

@@ -106,7 +106,9 @@ class EngineLoop:
     def draft_model(self) -> str | None:
         """Draft model for rows; None without one, or after a failure."""
         model = self.batch.draft_model
-        return None if model is None or model.is_broken else model.name
+        if model is None or model.is_broken:
+            return None
+        return model.name
 
     @property
     def has_early_turn(self) -> bool:
@@ -530,7 +532,9 @@ class EngineLoop:
         self._state = scheduler_state.begin_answer(self._state, slot)
         if reason is not FinishReason.EOS:
             self._events.append(sampled)
-        return None if reason is None else live.finish(reason, now)
+        if reason is None:
+            return None
+        return live.finish(reason, now)
 
     def _end(self, live: RequestState, last: LastEvent, deliver: Deliver | None = None) -> None:
         """Release the slot; its KV may wait for the step in flight."""

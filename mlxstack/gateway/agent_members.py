@@ -76,7 +76,9 @@ class AgentMembers:
         return not (is_agent(agent) and (self._folder / folder_of(agent)).exists())
 
     def _known(self, agent: str) -> OrderedDict[str, str]:
-        return self._conversations if is_implicit(agent) else self._agents
+        if is_implicit(agent):
+            return self._conversations
+        return self._agents
 
 
 def _write(file: Path, agent: str, member: str) -> None:

@@ -366,7 +366,9 @@ async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[s
         answer = await member.process.call("GET", path, key=key)
     except httpx.HTTPError:
         return None
-    return object_of(answer) if answer.status_code == 200 else None
+    if answer.status_code == 200:
+        return object_of(answer)
+    return None
 
 
 def _entries(

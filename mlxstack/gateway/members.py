@@ -66,7 +66,9 @@ class MemberGate:
         """Seconds since its last request ended; None before the first."""
         if not self.n_requests:
             return None
-        return 0.0 if self.n_active else time.monotonic() - self._used_at
+        if self.n_active:
+            return 0.0
+        return time.monotonic() - self._used_at
 
     @property
     def is_loaded(self) -> bool:

@@ -62,13 +62,17 @@ class MemberProcess:
     def stranger(self) -> str:
         """Address of another service that has the member's name, else ""."""
         state = owner(self._plan.home, self._plan.name)
-        return "" if state is None or self._read_preset() is not None else state.plan.url
+        if state is None or self._read_preset() is not None:
+            return ""
+        return state.plan.url
 
     @property
     def worker_pid(self) -> int | None:
         """Process id of its worker; None without one."""
         state = owner(self._plan.home, self._plan.name)
-        return state.worker.pid if state is not None and state.worker is not None else None
+        if state is not None and state.worker is not None:
+            return state.worker.pid
+        return None
 
     def adopt(self) -> None:
         """Take over the address of a process that runs already."""

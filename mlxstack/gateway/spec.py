@@ -79,7 +79,9 @@ def own_preset(home: Home, name: str, secret: str) -> Preset | None:
     """Preset of a member; None where another service has overwritten it."""
     preset = read_json(home.preset_file(name), Preset)
     keys = {as_key(one).key for one in preset.server.api_keys} if preset is not None else set()
-    return preset if digest_of(internal_key(secret, None)) in keys else None
+    if digest_of(internal_key(secret, None)) in keys:
+        return preset
+    return None
 
 
 def home_of(spec: GatewaySpec) -> Home:

@@ -69,7 +69,9 @@ class Endpoint(Struct, frozen=True):
     @property
     def modalities(self) -> list[str]:
         """Kinds of input."""
-        return ["text", "image"] if self.accepts_images else ["text"]
+        if self.accepts_images:
+            return ["text", "image"]
+        return ["text"]
 
     @property
     def max_output(self) -> int:
@@ -285,7 +287,9 @@ def least_context(client: str) -> int:
 
 def first_command(n_ctx: int) -> str:
     """The command for a first request to slots of so many tokens."""
-    return "mlx-stack run claude" if is_large_enough("claude", n_ctx) else "mlx-stack chat"
+    if is_large_enough("claude", n_ctx):
+        return "mlx-stack run claude"
+    return "mlx-stack chat"
 
 
 def as_shell(setup: ClientSetup) -> str:

@@ -85,7 +85,9 @@ def buffered_bytes(variables: Mapping[str, str]) -> int:
     They are of half precision. 0 where MLX decides: a workspace holds the arrays of few kernels.
     """
     millions = variables.get(MAX_NUMBERS, "")
-    return HALF_BYTES * 10**6 * int(millions) if millions.isdigit() else 0
+    if millions.isdigit():
+        return HALF_BYTES * 10**6 * int(millions)
+    return 0
 
 
 def _limit(name: str, value: str | None, default: str | None) -> BufferLimit:

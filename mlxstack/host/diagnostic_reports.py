@@ -27,7 +27,9 @@ class DiagnosticReport(Struct, frozen=True):
     panic: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.panic}" if self.panic else self.path
+        if self.panic:
+            return f"{self.path}: {self.panic}"
+        return self.path
 
 
 def reports_since(

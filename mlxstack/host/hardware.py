@@ -127,7 +127,9 @@ def blas_sleep(env: Mapping[str, str], system: str) -> dict[str, str]:
     By default they wait actively between two products, on cores that the event loop needs.
     https://github.com/OpenMathLib/OpenBLAS/blob/develop/USAGE.md
     """
-    return {} if system != "Linux" or SLEEP_AFTER in env else {SLEEP_AFTER: SLEEP_AFTER_CYCLES}
+    if system != "Linux" or SLEEP_AFTER in env:
+        return {}
+    return {SLEEP_AFTER: SLEEP_AFTER_CYCLES}
 
 
 def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
@@ -145,7 +147,9 @@ def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
     if ARENAS in env:
         set_by_user.add("glibc.malloc.arena_max")
     added = [one for one in TUNABLES if one.partition("=")[0] not in set_by_user]
-    return {"GLIBC_TUNABLES": ":".join([before, *added] if before else added)} if added else {}
+    if added:
+        return {"GLIBC_TUNABLES": ":".join([before, *added] if before else added)}
+    return {}
 
 
 def for_mlx(env: Mapping[str, str]) -> dict[str, str]:
@@ -216,7 +220,9 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     memory = memory_of(psutil.virtual_memory().total)
     is_metal = sys.platform == "darwin" and memory.half_bytes == 2
     wired = _wired_limit() if is_metal else 0
-    return _of_mac(memory.total, wired, memory.owner, _buffer_settings()) if wired else memory
+    if wired:
+        return _of_mac(memory.total, wired, memory.owner, _buffer_settings())
+    return memory
 
 
 def memory_of(total: int) -> MemoryBudget:

@@ -43,13 +43,17 @@ class SystemVersion(Struct, frozen=True):
 
     def __str__(self) -> str:
         number = ".".join(map(str, self.version)) or "of an unknown version"
-        return f"macOS {number} ({self.build})" if self.build else f"macOS {number}"
+        if self.build:
+            return f"macOS {number} ({self.build})"
+        return f"macOS {number}"
 
 
 @cache
 def system_version() -> SystemVersion:
     """Version of macOS; empty elsewhere."""
-    return _system_version() if sys.platform == "darwin" else SystemVersion()
+    if sys.platform == "darwin":
+        return _system_version()
+    return SystemVersion()
 
 
 def _system_version() -> SystemVersion:
@@ -131,7 +135,9 @@ def is_local_network_refused(error: BaseException) -> bool:
 
 def local_network_hint(error: BaseException) -> str:
     """Remedy after a semicolon where macOS may have refused a connection; else ""."""
-    return f"; {LOCAL_NETWORK}" if is_local_network_refused(error) else ""
+    if is_local_network_refused(error):
+        return f"; {LOCAL_NETWORK}"
+    return ""
 
 
 def _names_gpu(report: Path) -> bool:

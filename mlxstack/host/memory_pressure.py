@@ -51,14 +51,18 @@ def pressure_level() -> PressureLevel:
     """Pressure level of the kernel, or else by the used share."""
     is_mac = sys.platform == "darwin"
     level = MAC_LEVELS.get(sysctl(PRESSURE_LEVEL) or 0) if is_mac else of_psi(_psi())
-    return of_share(psutil.virtual_memory().percent / 100) if level is None else level
+    if level is None:
+        return of_share(psutil.virtual_memory().percent / 100)
+    return level
 
 
 def of_share(used: float) -> PressureLevel:
     """Level of the share of memory in use, 0 to 1."""
     if used >= CROWDED:
         return PressureLevel.CRITICAL
-    return PressureLevel.HIGH if used >= FULL else PressureLevel.CALM
+    if used >= FULL:
+        return PressureLevel.HIGH
+    return PressureLevel.CALM
 
 
 def of_psi(text: str) -> PressureLevel | None:
@@ -71,7 +75,9 @@ def of_psi(text: str) -> PressureLevel | None:
         return None
     if stalled.get("full", 0.0) >= ALL_STALLED:
         return PressureLevel.CRITICAL
-    return PressureLevel.HIGH if stalled.get("some", 0.0) >= SOME_STALLED else PressureLevel.CALM
+    if stalled.get("some", 0.0) >= SOME_STALLED:
+        return PressureLevel.HIGH
+    return PressureLevel.CALM
 
 
 def sysctl(name: bytes) -> int | None:
@@ -83,7 +89,9 @@ def sysctl(name: bytes) -> int | None:
 def sysctl_text(name: bytes) -> str:
     """Text sysctl of macOS, without a child process; empty if missing."""
     value = ctypes.create_string_buffer(MAX_TEXT_BYTES)
-    return value.value.decode(errors="replace") if _sysctl(name, value) else ""
+    if _sysctl(name, value):
+        return value.value.decode(errors="replace")
+    return ""
 
 
 def _sysctl(name: bytes, value: ctypes.Array[ctypes.c_char] | ctypes.c_int) -> bool:

@@ -163,7 +163,9 @@ def _footprint_bytes(pid: int) -> int | None:
     except (AttributeError, OSError):
         return None
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
-    return None if call(pid, 0, ctypes.byref(info)) else int(info.ri_phys_footprint)
+    if call(pid, 0, ctypes.byref(info)):
+        return None
+    return int(info.ri_phys_footprint)
 
 
 def _birth(process: psutil.Process) -> tuple[float, str]:

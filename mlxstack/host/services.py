@@ -155,7 +155,9 @@ def read_state(home: Home, name: str) -> ServiceState | None:
     That in a copy of a home is of another home, whose processes this one must not stop.
     """
     state = read_json(home.state_file(name), ServiceState)
-    return state if state is not None and _is_of(home, state) else None
+    if state is not None and _is_of(home, state):
+        return state
+    return None
 
 
 def _is_of(home: Home, state: ServiceState) -> bool:
@@ -434,7 +436,9 @@ async def until_answered(
 def state_of(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceState | None:
     """State that this supervisor wrote, not an earlier one."""
     state = read_state(plan.home, plan.name)
-    return state if state is not None and state.supervisor.pid == process.pid else None
+    if state is not None and state.supervisor.pid == process.pid:
+        return state
+    return None
 
 
 def last_error(state: ServiceState) -> str:

@@ -97,4 +97,6 @@ class SleepAssertion:
 
 def caffeinate(platform: str = sys.platform) -> tuple[str, ...] | None:
     """Command that keeps a Mac awake with this process, else None."""
-    return (CAFFEINATE, "-i", "-w", str(os.getpid())) if platform == "darwin" else None
+    if platform == "darwin":
+        return (CAFFEINATE, "-i", "-w", str(os.getpid()))
+    return None

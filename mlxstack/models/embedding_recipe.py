@@ -226,4 +226,6 @@ def _refuse_both_ways(config: Mapping[str, Any]) -> None:
 
 def _is_on(value: Any) -> bool:
     """Whether a setting of bidirectional attention concerns text."""
-    return str(value).lower() not in TEXT_ONLY_WORDS if value is not None else False
+    if value is not None:
+        return str(value).lower() not in TEXT_ONLY_WORDS
+    return False

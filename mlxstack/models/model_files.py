@@ -423,7 +423,9 @@ def vision_weights(folder: Path) -> Weights:
     """Weights of the tower, if images are served. Raises SetupError."""
     files = vision_files(folder)
     is_served = files is not None and has_pillow() and family_of(files) is not None
-    return tower_weights(files) if files is not None and is_served else Weights()
+    if files is not None and is_served:
+        return tower_weights(files)
+    return Weights()
 
 
 def tower_weights(files: VisionFiles) -> Weights:

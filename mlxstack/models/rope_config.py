@@ -38,7 +38,9 @@ def scaled_config(config: Mapping[str, Any], rope: RopeSpec) -> dict[str, Any]:
         "original_max_position_embeddings": n_trained,
     }
     changed = {**text, key: scaled}
-    return changed if text is config else {**config, "text_config": changed}
+    if text is config:
+        return changed
+    return {**config, "text_config": changed}
 
 
 def not_scaled(architecture: str) -> str:

@@ -49,7 +49,9 @@ class WeightFile(Struct, frozen=True):
     @property
     def n_here(self) -> int:
         """Bytes that earlier downloads brought."""
-        return self.part.stat().st_size if self.part.exists() else 0
+        if self.part.exists():
+            return self.part.stat().st_size
+        return 0
 
 
 def blobs_folder(model: str) -> Path:

@@ -346,7 +346,9 @@ def _head(preset: Preset, files: ModelFiles, shape: ModelShape | None) -> Weight
     head = source.head
     table = files.config.get("quantization")
     if head == Weights():
-        return shape.head if is_expected and shape is not None else head
+        if is_expected and shape is not None:
+            return shape.head
+        return head
     if not isinstance(table, dict) or head.packed:
         return head
     # The head gets the quantization of the model, with two numbers of 16 bits for each group.

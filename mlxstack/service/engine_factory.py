@@ -166,7 +166,9 @@ class EngineFactory:
     def mode(self, service: str) -> str:
         """Mode of this computer, if this service belongs to it; else ""."""
         active = modes.active(Home(self.home))
-        return active.name if active is not None and service in active.services else ""
+        if active is not None and service in active.services:
+            return active.name
+        return ""
 
     def keep(self, preset: Preset) -> None:
         """Write the preset that a restarted worker serves."""

@@ -191,7 +191,9 @@ class Service:
     def n_ctx(self) -> int:
         """Tokens per slot, as the engine serves them."""
         views = self.engine.snapshot().slots
-        return views[0].n_ctx if views else self.preset.slots.n_ctx
+        if views:
+            return views[0].n_ctx
+        return self.preset.slots.n_ctx
 
     @property
     def facts(self) -> ModelFacts:
@@ -237,7 +239,9 @@ class Service:
             return "the engine has work but finishes no step"
         processor = self._text_processor
         stuck = "" if processor is None else processor.stuck_work(TEXT_STALLED_S)
-        return f"all threads that make {stuck} are busy, and none has finished one" if stuck else ""
+        if stuck:
+            return f"all threads that make {stuck} are busy, and none has finished one"
+        return ""
 
     @property
     def is_unloaded(self) -> bool:
@@ -381,9 +385,10 @@ class Service:
         stream = RequestStream(
             request, self._dispatcher.open(request, text_processor.decode), engine
         )
-        lock = (
-            self.agent_locks.asking(request.agent) if request.agent is not None else nullcontext()
-        )
+        if request.agent is not None:
+            lock = self.agent_locks.asking(request.agent)
+        else:
+            lock = nullcontext()
         awake = self.sleep.request() if self.sleep.command else nullcontext()
         with lock, awake:
             try:

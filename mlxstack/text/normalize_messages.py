@@ -92,7 +92,9 @@ def writable(value: Any) -> Any:
 
 def error_text(text: str) -> str:
     """Text of a failed tool call; templates have no error field."""
-    return text if text.startswith("Error: ") else f"Error: {text}"
+    if text.startswith("Error: "):
+        return text
+    return f"Error: {text}"
 
 
 class Definitions:

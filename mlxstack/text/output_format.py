@@ -94,12 +94,16 @@ class OutputFormat:
         """The text after which the answer itself begins."""
         if self.description.channels is not None:
             return self.description.channels.answer
-        return self.description.reasoning.closes if self.description.reasoning else ""
+        if self.description.reasoning:
+            return self.description.reasoning.closes
+        return ""
 
     def _message_opening(self) -> tuple[int, ...]:
         """Tokens between an open message and the next header, if any."""
         channels = self.description.channels
-        return () if channels is None else self._tokens(channels.ends[0] + channels.starts)
+        if channels is None:
+            return ()
+        return self._tokens(channels.ends[0] + channels.starts)
 
     def _call_sequences(self) -> tuple[tuple[int, ...], ...]:
         """Token sequences that only calls begin with, without the opening."""
@@ -109,7 +113,9 @@ class OutputFormat:
             return ()
         if channels is not None and not channels.call_head:
             recipient = self._tokens(f"{channels.starts} to")
-            return (self.call_opening[:2], recipient) if self.call_opening else ()
+            if self.call_opening:
+                return (self.call_opening[:2], recipient)
+            return ()
         shared = _shared_marks(self.description)
         marks = trigger_marks(syntax) - shared
         whole = {self.trigger_mark} if shared & trigger_marks(syntax) else set()
@@ -133,7 +139,9 @@ class OutputFormat:
         if forced is None or syntax is None:
             return ()
         if not self.trigger_mark:
-            return (forced,) if named_opening(self.description, "") else ()
+            if named_opening(self.description, ""):
+                return (forced,)
+            return ()
         is_last = forced.is_last and not forced.head
         ways = [replace(forced, forced=self.trigger_mark, head="", is_last=is_last)]
         shared = _shared_marks(self.description)
@@ -212,7 +220,9 @@ def trigger_mark(description: DerivedFormat) -> str:
         return ""
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
     mark = first_mark(whole)
-    return mark if is_mark(mark) and mark not in _shared_marks(description) else whole
+    if is_mark(mark) and mark not in _shared_marks(description):
+        return mark
+    return whole
 
 
 def _shared_marks(description: DerivedFormat) -> set[str]:
@@ -241,7 +251,9 @@ def named_opening(description: DerivedFormat, name: str) -> str:
     # A name between literals of JSON is written as JSON.
     spelled = json.dumps(name)[1:-1] if isinstance(body, JsonBody) else name
     text = "".join(spelled if part == NAME else part for part in literals)
-    return text if channels is None else f"{channels.starts}{text}"
+    if channels is None:
+        return text
+    return f"{channels.starts}{text}"
 
 
 def recipient_first(description: DerivedFormat) -> CallSyntax | None:

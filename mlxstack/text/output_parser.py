@@ -258,7 +258,9 @@ class StopStringFilter:
         return str(held)
 
     def _trimmed(self, text: str) -> str:
-        return text if self._edges is None else self._edges.push(text)
+        if self._edges is None:
+            return text
+        return self._edges.push(text)
 
     def _rest(self) -> str:
         return "" if self._edges is None else self._edges.finish()

@@ -88,7 +88,9 @@ def new_recording(path: Path) -> BinaryIO:
 def _entry(one: News) -> RecordedFrame:
     if isinstance(one, FeedLost):
         return RecordedFrame(lost=one.reason, retry_s=one.retry_s)
-    return RecordedFrame(models=one) if isinstance(one, ListedModels) else RecordedFrame(frame=one)
+    if isinstance(one, ListedModels):
+        return RecordedFrame(models=one)
+    return RecordedFrame(frame=one)
 
 
 def _news(entry: RecordedFrame) -> News:

@@ -44,7 +44,9 @@ class Spectator:
 
     def n_frames(self) -> int:
         """Frames that it was sent so far."""
-        return self._recording.read_bytes().count(b"\n") if self._recording.exists() else 0
+        if self._recording.exists():
+            return self._recording.read_bytes().count(b"\n")
+        return 0
 
 
 @contextlib.asynccontextmanager

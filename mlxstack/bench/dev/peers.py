@@ -161,4 +161,6 @@ def _ratios(found: dict[str, Found], plan: ServePlan, name: str) -> ReportTable:
 
 
 def _of(one: Found, what: str, worst: set[str]) -> float:
-    return max(one[what], default=0.0) if what in worst else median(one[what])
+    if what in worst:
+        return max(one[what], default=0.0)
+    return median(one[what])

@@ -151,7 +151,9 @@ def _serve_plan(wanted: BenchRequest) -> serving_scenarios.ServePlan:
     answer = wanted.max_tokens or plan.n_answer
     plan = replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
     real = _real_text(wanted)
-    return plan if real is None else serving_scenarios.on_real_text(plan, real)
+    if real is None:
+        return plan
+    return serving_scenarios.on_real_text(plan, real)
 
 
 def _real_text(wanted: BenchRequest) -> RealText | None:

@@ -207,7 +207,9 @@ def _pictures(found: dict[str, Found], plan: ServePlan) -> tuple[ReportTable, ..
     heads = ("Server", "Gap before", "Gap p50", "p99", "Worst", "TTFT", "Prompt tokens")
     note = "Silence between two tokens of three agents while the picture is encoded and prefilled."
     title = f"A picture of {plan.picture_side} x {plan.picture_side} pixels joins"
-    return (ReportTable(title, heads, rows, note),) if rows else ()
+    if rows:
+        return (ReportTable(title, heads, rows, note),)
+    return ()
 
 
 def _team(found: dict[str, Found], plan: ServePlan) -> ReportTable:
@@ -247,7 +249,9 @@ def _counts(found: dict[str, Found]) -> tuple[ReportTable, ...]:
     heads = ("Server", "Count p50", "p95", "Mean gap before", "After", "Worst before", "After")
     note = "Gaps of the three in the second before the counts, and in the one from then on."
     title = "26 token counts at once while three agents decode"
-    return (ReportTable(title, heads, rows, note),) if rows else ()
+    if rows:
+        return (ReportTable(title, heads, rows, note),)
+    return ()
 
 
 def _requests(found: dict[str, Found], plan: ServePlan) -> ReportTable:

@@ -56,4 +56,6 @@ def path_table(found: Mapping[str, Mapping[str, tuple[float, ...]]]) -> tuple[Re
             )
     heads = ("Scene", "Computed", "Reused", "Rows per step", "Drafted", "Begun early")
     note = "Prompt tokens, rows of a decode step, draft tokens: the counters of the service."
-    return (ReportTable("The path that each scene took", heads, tuple(rows), note),) if rows else ()
+    if rows:
+        return (ReportTable("The path that each scene took", heads, tuple(rows), note),)
+    return ()

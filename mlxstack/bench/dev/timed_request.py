@@ -87,7 +87,9 @@ class TimedRequest(Struct, frozen=True):
     def tokens_per_piece(self) -> float:
         """Tokens of a piece of text; 1 where each token is one."""
         n_tokens = self.usage.completion_tokens
-        return n_tokens / len(self.marks) if n_tokens and self.marks else 1.0
+        if n_tokens and self.marks:
+            return n_tokens / len(self.marks)
+        return 1.0
 
     @property
     def n_computed(self) -> int:
@@ -159,7 +161,9 @@ class Caller:
         """Seconds to count a prompt's tokens; None without that endpoint."""
         started = time.perf_counter()
         answer = await self._http.post(COUNT, json={"model": self.server.model, **body})
-        return time.perf_counter() - started if answer.is_success else None
+        if answer.is_success:
+            return time.perf_counter() - started
+        return None
 
     async def yardstick(self) -> Yardstick:
         """Count the tokens of our words and tools on this server."""

@@ -103,7 +103,9 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
 def _path(model: str) -> str:
     """A folder as its whole path, which every process finds; other names as they are."""
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
+    if Path(model).is_dir():
+        return str(Path(model).resolve())
+    return model
 
 
 def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
@@ -151,7 +153,9 @@ def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerU
     from mlxstack.bench.dev.timed_request import ServerUnderTest
     from mlxstack.cli.target import address
 
-    return ServerUnderTest(name, address(url), model, key) if url is not None else None
+    if url is not None:
+        return ServerUnderTest(name, address(url), model, key)
+    return None
 
 
 def _draw(report: "BenchReport", folder: Path | None) -> None:

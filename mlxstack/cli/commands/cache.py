@@ -219,7 +219,9 @@ def _reason(miss: "MissView", titles: "Mapping[str, str]") -> str:
 
 
 def _cost(n_lost: int, lost_s: float) -> str:
-    return f"lost {count(n_lost)} tokens, {short_time(lost_s)}" if n_lost else "lost nothing"
+    if n_lost:
+        return f"lost {count(n_lost)} tokens, {short_time(lost_s)}"
+    return "lost nothing"
 
 
 def _of(budget: int | None) -> str:

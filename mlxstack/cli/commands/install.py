@@ -247,7 +247,9 @@ def _kept_value(name: str) -> str:
         folders = dict.fromkeys(value.split(os.pathsep))
         absolute = (folder for folder in folders if folder.startswith("/"))
         return os.pathsep.join(folder for folder in absolute if Path(folder).is_dir())
-    return str(Path(value).expanduser().absolute()) if name in PLACES and value else value
+    if name in PLACES and value:
+        return str(Path(value).expanduser().absolute())
+    return value
 
 
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
@@ -265,4 +267,6 @@ def _run(command: tuple[str, ...]) -> str | None:
     except UNTOLD as why:
         return str(why)
     output = (done.stderr or done.stdout).strip()
-    return None if done.returncode == 0 else output or f"exit code {done.returncode}"
+    if done.returncode == 0:
+        return None
+    return output or f"exit code {done.returncode}"

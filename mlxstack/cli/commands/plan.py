@@ -116,7 +116,9 @@ def _form(wanted: str | None, is_table: bool, is_simulation: bool) -> str:
     if is_table and (wanted is not None or is_simulation):
         raise Misuse("--table shows every preset; leave out the model and --simulate")
     if is_simulation:
-        return "--simulate" if wanted is None else "--simulate of a model"
+        if wanted is None:
+            return "--simulate"
+        return "--simulate of a model"
     if is_table:
         return "--table"
     return "the ranking" if wanted is None else "a model"

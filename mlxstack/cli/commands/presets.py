@@ -153,7 +153,9 @@ def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:
 def _shown(value: object) -> str:
     import json
 
-    return value if isinstance(value, str) and value else json.dumps(value)
+    if isinstance(value, str) and value:
+        return value
+    return json.dumps(value)
 
 
 def _origin(origins: dict[str, str], name: str) -> str:

@@ -178,4 +178,6 @@ def _settings(found: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    return "/".join(map(str, sorted(value))) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return "/".join(map(str, sorted(value)))
+    return str(value)

@@ -113,7 +113,9 @@ def batches_of(
     rng: random.Random, stage: CurriculumStage, tokenizer: Tokenizer
 ) -> Iterator[list[Sample]]:
     is_copying = stage.name in {"tiled", "scattered"}
-    return copy_batches(rng, stage) if is_copying else talk_batches(rng, stage, tokenizer)
+    if is_copying:
+        return copy_batches(rng, stage)
+    return talk_batches(rng, stage, tokenizer)
 
 
 def make_tokenizer(out: Path, seed: int) -> Tokenizer:

@@ -159,4 +159,6 @@ def unrelated(draw: Draw) -> Exchange:
 
 def system_text(draw: Draw, n_words: int) -> str:
     opening = expand(draw.rng, draw.rng.choice(phrases.SYSTEMS), draw.held_out, values(draw))
-    return f"{opening}\n{filler(draw, n_words)}" if n_words else opening
+    if n_words:
+        return f"{opening}\n{filler(draw, n_words)}"
+    return opening

@@ -173,9 +173,10 @@ def _causal(n_queries: int, n_keys: int) -> mx.array:
 
 def _linear_checks(shape: LayerShape, module: Any, dtype: mx.Dtype) -> Iterator[KernelCheck]:
     inputs = _random((max(ROW_COUNTS), 1, shape.n_inputs), dtype, 0)
-    compute = (
-        module.as_linear if isinstance(module, nn.QuantizedEmbedding | nn.Embedding) else module
-    )
+    if isinstance(module, nn.QuantizedEmbedding | nn.Embedding):
+        compute = module.as_linear
+    else:
+        compute = module
     expected = _product(inputs, module)
     for n_rows in ROW_COUNTS:
         yield _checked(

@@ -275,4 +275,6 @@ def _attention_times(shape: AttentionShape, n_keys: int) -> dict[str, Value]:
 def _shown(value: Value) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)

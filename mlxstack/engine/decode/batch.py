@@ -341,7 +341,9 @@ class Batch:
     def _pass_widths(self, rows: Sequence[BatchRow], counts: Sequence[int]) -> list[int]:
         """Widths of the passes with these tokens, where a row drafts."""
         is_drafting = any(row.drafter is not None for row in rows)
-        return pass_widths(counts, self._layout(rows[0])) if is_drafting else []
+        if is_drafting:
+            return pass_widths(counts, self._layout(rows[0]))
+        return []
 
     def _stacked_views(self, rows: Sequence[BatchRow]) -> list[Any] | None:
         """Views of stacked rows, when each brings one token."""

@@ -129,7 +129,9 @@ class DraftModel:
             return None
         row = min(late, key=_n_behind)
         n_bytes = self.bytes_per_token * (_n_behind(row) + RESERVE)
-        return row if self._seconds(row, costs) > 0 and has_room(n_bytes) else None
+        if self._seconds(row, costs) > 0 and has_room(n_bytes):
+            return row
+        return None
 
     def prefill(self, row: BatchRow, seconds: float, costs: WidthCosts) -> None:
         """Compute the next chunk of a row's draft context."""

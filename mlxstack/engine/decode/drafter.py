@@ -68,7 +68,9 @@ class Drafter:
         self.source = DraftSource.FORCED if forced else DraftSource.COPIED
         self._proposed = self._before_eos(tokens)
         n_tokens = len(self._proposed)
-        return NO_OFFER if record.is_paused else DraftOffer(n_tokens, record.rate)
+        if record.is_paused:
+            return NO_OFFER
+        return DraftOffer(n_tokens, record.rate)
 
     def use_model(self, tokens: Sequence[int], prior: float) -> int:
         """Propose tokens of a draft model; returns the number kept.

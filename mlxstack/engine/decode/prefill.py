@@ -135,7 +135,9 @@ def drafter_of(request: Request, siblings: SiblingAnswers) -> Drafter:
 
 def _text_of(request: Request) -> Sequence[int]:
     """Tokens of the prompt without those of images."""
-    return text_tokens(request.tokens) if request.images else request.tokens
+    if request.images:
+        return text_tokens(request.tokens)
+    return request.tokens
 
 
 def _next_stop(context: SlotContext, request: Request, start: int) -> int:

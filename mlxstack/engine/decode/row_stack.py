@@ -169,7 +169,9 @@ class RowStack:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row; empty where no layer can be stacked."""
-        return [cache.offset for cache in self._layers[self._due[0]]] if self._due else []
+        if self._due:
+            return [cache.offset for cache in self._layers[self._due[0]]]
+        return []
 
     @property
     def n_layers(self) -> int:

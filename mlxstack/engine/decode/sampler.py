@@ -339,7 +339,9 @@ def _lines_of(
     """These lines of the logits, (members, vocabulary), after their own adjustments."""
     each = [adjusted[i] for i in members]
     if all(line is None for line in each):
-        return logits if len(members) == logits.shape[0] else logits[mx.array(list(members))]
+        if len(members) == logits.shape[0]:
+            return logits
+        return logits[mx.array(list(members))]
     return mx.concatenate(
         [logits[i : i + 1] if line is None else line for i, line in zip(members, each, strict=True)]
     )
@@ -357,7 +359,9 @@ def _draw_rules(s: SamplingParams) -> SamplingParams:
 
 
 def _bounded(temperature: float) -> float:
-    return 0.0 if temperature < MIN_TEMPERATURE else min(temperature, MAX_TEMPERATURE)
+    if temperature < MIN_TEMPERATURE:
+        return 0.0
+    return min(temperature, MAX_TEMPERATURE)
 
 
 def _finite(penalty: float) -> float:
@@ -418,12 +422,16 @@ class BatchRow:
 
     def expected(self) -> DraftOffer:
         """Draft that may be possible once the token in flight is known."""
-        return self.drafter.expected(self.sampler.is_ruled) if self.drafter else NO_OFFER
+        if self.drafter:
+            return self.drafter.expected(self.sampler.is_ruled)
+        return NO_OFFER
 
     @property
     def known(self) -> list[int]:
         """The known tokens that the next pass feeds."""
-        return self.replay if self.pending is None else [*self.replay, self.pending]
+        if self.pending is None:
+            return self.replay
+        return [*self.replay, self.pending]
 
     @property
     def tokens(self) -> mx.array:

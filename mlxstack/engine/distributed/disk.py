@@ -35,7 +35,9 @@ class RankDisk:
 
     def keys(self) -> wire.Keys:
         """Keys of all files of this shard."""
-        return tuple(h.key for h in self._store.headers(self._identity)) if self._is_on else ()
+        if self._is_on:
+            return tuple(h.key for h in self._store.headers(self._identity))
+        return ()
 
     def take(self, key: str) -> KVFile:
         """Take the file of one read of this key. Raises Broken when there is none."""
@@ -93,9 +95,10 @@ class RankDisk:
     def _answer(self, task: wire.Task, done: "Future[Any]") -> None:
         def report(future: "Future[Any]") -> None:
             error = future.exception()
-            why = (
-                "" if not isinstance(error, Exception) else describe_error(error, "a disk").message
-            )
+            if not isinstance(error, Exception):
+                why = ""
+            else:
+                why = describe_error(error, "a disk").message
             self._channel.send(wire.TaskOutcome(task.id, why))
 
         done.add_done_callback(report)

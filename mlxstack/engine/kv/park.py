@@ -192,7 +192,9 @@ class ContextParker:
         agent's, and would be stored and kept with it.
         """
         trail = context.parent_segment()
-        return trail if trail and trail.n_common >= self._prefix_cache.spec.block_size else None
+        if trail and trail.n_common >= self._prefix_cache.spec.block_size:
+            return trail
+        return None
 
 
 REST = 2.0

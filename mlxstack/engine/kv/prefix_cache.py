@@ -253,7 +253,9 @@ class PrefixCache:
                 if start <= reached[key]:
                     reached[child] = start
                     queue.append(child)
-        return self.match(chain, row, KnownPrefix(leaf, longest)) if leaf else match
+        if leaf:
+            return self.match(chain, row, KnownPrefix(leaf, longest))
+        return match
 
     def _short_segments(self, chain: BlockHashes, row: TokenRow) -> Iterator[str]:
         """Parked contexts of less than a block that begin as these tokens."""

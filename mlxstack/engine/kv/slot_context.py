@@ -277,9 +277,9 @@ class SlotContext:
 
     def parent_segment(self) -> KnownPrefix | None:
         """Last parent segment, and how many tokens still agree with it."""
-        return (
-            KnownPrefix(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
-        )
+        if self._leaf and self._n_anchored:
+            return KnownPrefix(self._leaf, self._n_anchored)
+        return None
 
     def new_empty(self, n_tokens: int = 0) -> "SlotContext":
         """Empty context of the same model, with caches for `n_tokens`."""
@@ -321,7 +321,9 @@ class SlotContext:
         Below `quantized_start` only up to it: the rest is quantized, and smaller.
         """
         due = self.quantized_start
-        return min(n_tokens, due) if due and not self.min_rewind else n_tokens
+        if due and not self.min_rewind:
+            return min(n_tokens, due)
+        return n_tokens
 
     def reserve(self, n_tokens: int) -> None:
         """Reserve `n_tokens` in nonempty full-attention layers, some layers at each call."""

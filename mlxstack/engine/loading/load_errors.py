@@ -37,7 +37,9 @@ def why_not_loaded(folder: Path, error: BaseException) -> str:
 def in_one_line(error: BaseException) -> str:
     """The words of an error, or its type where it has none."""
     plain = " ".join(str(error).split()) or type(error).__name__
-    return plain if len(plain) <= MAX_CHARS else f"{plain[:MAX_CHARS]} ..."
+    if len(plain) <= MAX_CHARS:
+        return plain
+    return f"{plain[:MAX_CHARS]} ..."
 
 
 def _first(names: Sequence[str]) -> str:

@@ -224,7 +224,9 @@ def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str
         if known.get(at, token) != token:
             return f"token {at} is {known[at]!r} in one and {token!r} in the other"
     n_more = abs(len(target) - len(draft))
-    return f"{len(target)} and {len(draft)} tokens" if n_more > MAX_MORE_TOKENS else ""
+    if n_more > MAX_MORE_TOKENS:
+        return f"{len(target)} and {len(draft)} tokens"
+    return ""
 
 
 def locate(spec: ModelSpec, progress: LoadProgress | None = None) -> Path:

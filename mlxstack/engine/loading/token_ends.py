@@ -105,7 +105,9 @@ def _token(value: Any, vocabulary: dict[str, int]) -> int | None:
         return vocabulary.get(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return None
 
 
 def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:

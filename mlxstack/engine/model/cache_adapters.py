@@ -148,12 +148,16 @@ def window_of(leaf: Any) -> int:
     """Window size of a cache in tokens; 0: unlimited, or none."""
     if isinstance(leaf, RotatingKVCache):
         return int(leaf.max_size)
-    return int(leaf.chunk_size) if isinstance(leaf, ChunkedKVCache) else 0
+    if isinstance(leaf, ChunkedKVCache):
+        return int(leaf.chunk_size)
+    return 0
 
 
 def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
     """Parts (1, heads, stop - start, dim) of a sliceable cache, lazily."""
-    return [] if leaf.empty() else [part[..., start:stop, :] for part in parts_of(leaf)]
+    if leaf.empty():
+        return []
+    return [part[..., start:stop, :] for part in parts_of(leaf)]
 
 
 def newest(leaf: KVCache | RotatingKVCache, n_tokens: int) -> list[mx.array]:

@@ -44,7 +44,9 @@ def exponential(exponents: mx.array) -> mx.array:
     """Exponentials of float32 that are at most 0."""
     if has_gpu():
         return mx.exp(exponents)
-    return mx.power(E, exponents) if exponents.size < N_MANY else exp2(exponents * LOG2_E)
+    if exponents.size < N_MANY:
+        return mx.power(E, exponents)
+    return exp2(exponents * LOG2_E)
 
 
 def exp2(exponents: mx.array) -> mx.array:
@@ -77,7 +79,9 @@ def are_even(scores: Sequence[mx.array]) -> bool:
 
 def joined(rows: Sequence[mx.array]) -> mx.array:
     """The rows of a batch as one array."""
-    return mx.concatenate(list(rows)) if len(rows) > 1 else rows[0]
+    if len(rows) > 1:
+        return mx.concatenate(list(rows))
+    return rows[0]
 
 
 def products(queries: mx.array, keys: mx.array) -> mx.array:

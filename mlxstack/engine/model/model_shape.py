@@ -235,7 +235,9 @@ def _weights(model: Any, config: Config) -> Weights:
 def _head(model: Any, hidden: int) -> Weights:
     """Weights of an MTP head: a layer with attention, and a projection."""
     layers = [layer for layer in getattr(model, "layers", ()) if "self_attn" in layer]
-    return _sums(layers[-1]).plus(Weights(n_half=2 * hidden**2)) if layers else Weights()
+    if layers:
+        return _sums(layers[-1]).plus(Weights(n_half=2 * hidden**2))
+    return Weights()
 
 
 def _sums(model: Any) -> Weights:

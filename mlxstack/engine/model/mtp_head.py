@@ -84,7 +84,9 @@ def parts_of(model: Any) -> ModelParts | None:
     tokens = mx.arange(4)[None]
     whole = model(tokens)
     ours = parts.head(parts.trunk(tokens))
-    return parts if mx.allclose(whole, ours, rtol=1e-3, atol=1e-3).item() else None
+    if mx.allclose(whole, ours, rtol=1e-3, atol=1e-3).item():
+        return parts
+    return None
 
 
 def load_head(model: Any, path: Path, quantization: Any = None) -> MTPHead | None:

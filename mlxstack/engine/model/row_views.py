@@ -116,7 +116,9 @@ class KVView:
         """One mask per row, or None when no row needs one."""
         each = [_masks(s, n, **options) for s, n in zip(self._slots, self._counts, strict=True)]
         masks = [mask for slot in each for mask in slot]
-        return None if all(mask is None for mask in masks) else RaggedArray(masks)
+        if all(mask is None for mask in masks):
+            return None
+        return RaggedArray(masks)
 
 
 class PaddedKVView:
@@ -145,7 +147,9 @@ class PaddedKVView:
         """One mask per row, or None when no row needs one."""
         each = zip(self.caches, self._counts, strict=True)
         masks = [cache.make_mask(n, **options) for cache, n in each]
-        return None if all(mask is None for mask in masks) else RaggedArray(masks)
+        if all(mask is None for mask in masks):
+            return None
+        return RaggedArray(masks)
 
 
 class StackedStates:
@@ -172,7 +176,9 @@ class StackedStates:
         is_same = len(slices) == len(rows) and all(
             own() is row for own, row in zip(slices, rows, strict=True)
         )
-        return stacked if stacked is not None and is_same else mx.concatenate(rows, axis=0)
+        if stacked is not None and is_same:
+            return stacked
+        return mx.concatenate(rows, axis=0)
 
 
 STACKED_STATES = StackedStates()
@@ -262,7 +268,9 @@ class MaskedKV(ShiftedKV):
 
 def masked(cache: Any, together: ExtraPairs) -> Any:
     """Cache whose mask allows these pairs too; other layers attend to nothing."""
-    return MaskedKV(cache, together) if isinstance(cache, PER_ROW) else cache
+    if isinstance(cache, PER_ROW):
+        return MaskedKV(cache, together)
+    return cache
 
 
 def shifted(cache: Any, shift: int | mx.array, added: mx.array | None = None) -> Any:

@@ -153,7 +153,9 @@ class ModelRunner:
         if not self.is_ragged:
             return PassLayout.APART
         is_recurrent = any(isinstance(leaf, ArraysCache) for leaf in cache_adapters.leaves(caches))
-        return PassLayout.PADDED if is_recurrent else PassLayout.RAGGED
+        if is_recurrent:
+            return PassLayout.PADDED
+        return PassLayout.RAGGED
 
     def forward(self, tokens: mx.array, caches: Sequence[Any], **more: mx.array) -> mx.array:
         """Logits (batch, tokens, vocabulary) of tokens (batch, tokens) over these caches."""

@@ -240,7 +240,9 @@ class PrefixLookup:
     def _last(self, request: Request) -> LastPrompt | None:
         """Last prompt of the requesting agent; never disclosed under another salt."""
         last = self._prompts.get(request.display_name or "")
-        return last if last is not None and last.salt == request.salt else None
+        if last is not None and last.salt == request.salt:
+            return last
+        return None
 
 
 def _told(miss: CacheMiss | None, before: TokenRow) -> CacheMiss | None:

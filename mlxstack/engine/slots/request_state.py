@@ -170,4 +170,6 @@ def _phase(state: SlotState, is_decoding: bool, is_passed: bool) -> TTFTPhase:
         return TTFTPhase.OTHER_PROMPTS
     if state is SlotState.RUNNING:
         return TTFTPhase.FIRST_TOKEN
-    return TTFTPhase.OTHER_ANSWERS if is_decoding else TTFTPhase.PREFILL
+    if is_decoding:
+        return TTFTPhase.OTHER_ANSWERS
+    return TTFTPhase.PREFILL

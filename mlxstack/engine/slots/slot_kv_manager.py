@@ -282,11 +282,9 @@ class SlotKVManager:
             return 0
         parked = self.prefix_cache.n_bytes
         over = self._held() + n_bytes - self.array_limit
-        return (
-            min(over, parked) + self.prefix_cache.budget - self.live_bytes - parked
-            if over > 0
-            else 0
-        )
+        if over > 0:
+            return min(over, parked) + self.prefix_cache.budget - self.live_bytes - parked
+        return 0
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
         """Raise OutOfMemory without device memory: the GPU would fail all rows."""

@@ -69,7 +69,9 @@ class VisionAttention(nn.Module):  # type: ignore[misc]
             project(hidden).reshape(1, len(hidden), -1, self.dim).transpose(0, 2, 1, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return (q, k, v) if rope is None else (rotated(q, *rope), rotated(k, *rope), v)
+        if rope is None:
+            return (q, k, v)
+        return (rotated(q, *rope), rotated(k, *rope), v)
 
 
 class PlainMLP(nn.Module):  # type: ignore[misc]

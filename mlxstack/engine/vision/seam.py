@@ -120,7 +120,9 @@ def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
         return None
     if kind in ("mistral3", "llama"):
         # Pixtral's tower: features in place of embeddings, positions as in text.
-        return None if text.get("model_type") == "mistral4" else ImageModel(model, placeholder)
+        if text.get("model_type") == "mistral4":
+            return None
+        return ImageModel(model, placeholder)
     if kind == "gemma3":
         return ImageModel(model, placeholder, is_bidirectional=True)
     if kind == "gemma4":

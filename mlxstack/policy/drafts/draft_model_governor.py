@@ -116,7 +116,9 @@ def plan_drafts(
     first = likeliest[0]
     brought = [n + FIRST_WIDTH * (row == first) for row, n in enumerate(plan.counts)]
     trial_s = plan.seconds(brought) + FIRST_WIDTH * record.costs.seconds_at(1)
-    return {first: FIRST_WIDTH} if trial_s <= plan.bounds.most_s else {}
+    if trial_s <= plan.bounds.most_s:
+        return {first: FIRST_WIDTH}
+    return {}
 
 
 def verified(rate: float, n_drafted: int, n_accepted: int, weight: float = ROW_WEIGHT) -> float:
@@ -188,7 +190,9 @@ def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
 
 
 def _credit(record: DraftModelRecord, plain_s: float = 0.0) -> float:
-    return record.start_s + MAX_CREDIT * plain_s if record.credit is None else record.credit
+    if record.credit is None:
+        return record.start_s + MAX_CREDIT * plain_s
+    return record.credit
 
 
 def _speeds(record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPlan) -> list[float]:

@@ -121,7 +121,9 @@ class _Leaves:
 
     def first(self) -> EvictionCandidate | None:
         """The next to go, or None."""
-        return self._known[self._heap[0][2]] if self._heap else None
+        if self._heap:
+            return self._known[self._heap[0][2]]
+        return None
 
     def take(self, entry: EvictionCandidate) -> None:
         """`entry`, the first, goes; what it needed may follow."""
@@ -145,7 +147,9 @@ def _order(entry: EvictionCandidate, policy: EvictionPolicy) -> tuple[int, float
 def _rank(node: IndexEntry) -> EvictionClass:
     if node.is_shared:
         return EvictionClass.SHARED
-    return EvictionClass.SUPERSEDED if node.is_superseded else EvictionClass.COLD
+    if node.is_superseded:
+        return EvictionClass.SUPERSEDED
+    return EvictionClass.COLD
 
 
 def _is_fixed(index: PrefixIndex, node: IndexEntry) -> bool:

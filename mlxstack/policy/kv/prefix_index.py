@@ -129,7 +129,9 @@ class PrefixMatch(Struct, frozen=True):
 
 def end_of(record: Record) -> int:
     """The token position after the last token of a record."""
-    return record.end if isinstance(record, SegmentMeta) else record.position
+    if isinstance(record, SegmentMeta):
+        return record.end
+    return record.position
 
 
 def check_fit(record: Record, parent: Record | None, block_size: int) -> None:

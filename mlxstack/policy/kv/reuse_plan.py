@@ -46,7 +46,9 @@ class ReusePlan(Struct, frozen=True):
     def keys(self) -> tuple[str, ...]:
         """The records that it takes."""
         path = tuple(step.key for step in self.path)
-        return path if self.checkpoint is None else (*path, self.checkpoint)
+        if self.checkpoint is None:
+            return path
+        return (*path, self.checkpoint)
 
 
 class MissReason(StrEnum):

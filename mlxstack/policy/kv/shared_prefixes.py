@@ -111,7 +111,9 @@ class SharedPrefixes:
         while len(self._seen) > MAX_KEYS:
             self._seen.popitem(last=False)
         is_new = n_shared and keys[n_shared - 1] not in self._hot
-        return SharedPrefix(keys[n_shared - 1], n_shared) if is_new else None
+        if is_new:
+            return SharedPrefix(keys[n_shared - 1], n_shared)
+        return None
 
     def _count(self, conversation: str, key: bytes) -> int:
         who = self._seen.setdefault(key, set())

@@ -307,7 +307,9 @@ def max_score_bytes(preset: Preset, working_set: int) -> int:
 
 def kv_bits(preset: Preset) -> int:
     """Precision of the KV of a full slot."""
-    return PLAIN_BITS if preset.kv.quantized_start >= preset.slots.n_ctx else preset.kv.bits
+    if preset.kv.quantized_start >= preset.slots.n_ctx:
+        return PLAIN_BITS
+    return preset.kv.bits
 
 
 def workspace_of(
@@ -366,7 +368,9 @@ class Budget(Struct, frozen=True):
             return self
         pct = -(-n_bytes * 100 // self.total)
         larger = replace(self, pct=pct)
-        return larger if n_bytes <= larger.n_bytes else replace(self, pct=pct + 1)
+        if n_bytes <= larger.n_bytes:
+            return larger
+        return replace(self, pct=pct + 1)
 
 
 class ServiceLoad(Struct, frozen=True):
@@ -446,7 +450,9 @@ def _more(first: Sequence[int], bound: int) -> int:
     one, two, three = first
     if two > bound or two == one:
         return int(one <= bound)
-    return 2 + (bound - two) // (three - two) if three > two else 2
+    if three > two:
+        return 2 + (bound - two) // (three - two)
+    return 2
 
 
 def max_ctx(load: ServiceLoad, memory: int) -> int:

@@ -129,7 +129,9 @@ def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]
 
 def _shorter(load: ServiceLoad, memory: int, least: int) -> list[ServiceLoad]:
     n_ctx = min(max_ctx(load, memory), load.n_ctx) // ROUND_TOKENS * ROUND_TOKENS
-    return [replace(load, n_ctx=n_ctx)] if n_ctx >= max(least, MIN_TOKENS) else []
+    if n_ctx >= max(least, MIN_TOKENS):
+        return [replace(load, n_ctx=n_ctx)]
+    return []
 
 
 def _combined(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
@@ -159,7 +161,9 @@ def _verdict(wish: CapacityRequest, best: ServiceLoad | None) -> FitLevel:
         return FitLevel.TOO_LARGE
     if 0 < wish.n_trained < wish.load.n_ctx:
         return FitLevel.NOT_TRAINED
-    return FitLevel.NEEDS_4_BIT if best.geometry.bits == min(QUANTIZED_BITS) else FitLevel.FITS
+    if best.geometry.bits == min(QUANTIZED_BITS):
+        return FitLevel.NEEDS_4_BIT
+    return FitLevel.FITS
 
 
 class SlotSizes(Struct, frozen=True):

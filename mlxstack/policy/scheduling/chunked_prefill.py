@@ -200,7 +200,9 @@ def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: Pref
         return n_tokens
     n_before_last = slot.n_left - policy.fused_from
     n_tokens = max(n_tokens, policy.fused_from)
-    return n_before_last if policy.fused_from <= n_before_last < n_tokens else n_tokens
+    if policy.fused_from <= n_before_last < n_tokens:
+        return n_before_last
+    return n_tokens
 
 
 def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy) -> int:
@@ -248,7 +250,9 @@ def draft_bound(
     bound_s = HEADROOM * policy.max_stall_s
     if is_prefilling:
         return plain_s + DRAFT_SHARE * max(0.0, bound_s - plain_s)
-    return max(bound_s, plain_s) if n_rows > 1 else plain_s + bound_s
+    if n_rows > 1:
+        return max(bound_s, plain_s)
+    return plain_s + bound_s
 
 
 def tokens_within_scores(position: int, policy: PrefillPolicy) -> int:
@@ -261,7 +265,9 @@ def tokens_within_scores(position: int, policy: PrefillPolicy) -> int:
 
 
 def _priority(slot: Slot) -> int:
-    return slot.request.priority if slot.request else Priority.NORMAL
+    if slot.request:
+        return slot.request.priority
+    return Priority.NORMAL
 
 
 def _arrival(slot: Slot) -> tuple[float, int]:

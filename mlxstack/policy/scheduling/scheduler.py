@@ -70,7 +70,9 @@ def select_slot(
     """
     idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
     if request.slot is not None:
-        return request.slot if any(s.id == request.slot for s in idle) else None
+        if any(s.id == request.slot for s in idle):
+            return request.slot
+        return None
     pinned = {t.slot for t in state.waiting}
     shared = {s.id: match(request.id, s.id) if s.n_tokens else 0 for s in idle}
     own = [s for s in idle if _continues(s, request, shared[s.id])]

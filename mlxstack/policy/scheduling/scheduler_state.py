@@ -150,7 +150,9 @@ def advance_early(
     moved = msgspec.structs.replace(turn, position=position)
     rest = (moved if e.slot == turn.slot else e for e in state.early)
     state = msgspec.structs.replace(_with_slot(state, slot), early=tuple(rest), n_rested=0)
-    return end_early(state, turn.slot) if position >= turn.n_prompt - 1 else state
+    if position >= turn.n_prompt - 1:
+        return end_early(state, turn.slot)
+    return state
 
 
 def end_early(state: SchedulerState, slot: int) -> SchedulerState:

@@ -56,7 +56,9 @@ class SimulationReport(Struct, frozen=True):
     @property
     def tps(self) -> float:
         """Generated tokens per second of work."""
-        return self.n_generated / self.busy_s if self.busy_s else 0.0
+        if self.busy_s:
+            return self.n_generated / self.busy_s
+        return 0.0
 
 
 def report_of(samples: Sequence[SimulatedRequest], **measured: float) -> SimulationReport:

@@ -184,7 +184,9 @@ class _Simulation:
     def _match(self, request: str, slot: int) -> int:
         live = self._live[request]
         is_own = self._context.get(slot) == live.agent.name
-        return min(self._state.slot(slot).n_tokens, live.plan.n_prompt - 1) if is_own else 0
+        if is_own:
+            return min(self._state.slot(slot).n_tokens, live.plan.n_prompt - 1)
+        return 0
 
     def _sit(self, live: _SimulatedRequest, slot: int) -> None:
         live.seated = self._now

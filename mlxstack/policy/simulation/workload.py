@@ -77,7 +77,9 @@ def _agent(name: str, workload: Workload, samples: Iterator[float]) -> Simulated
 def _priority(workload: Workload, sample: float) -> Priority:
     if sample < workload.high:
         return Priority.HIGH
-    return Priority.LOW if sample < workload.high + workload.low else Priority.NORMAL
+    if sample < workload.high + workload.low:
+        return Priority.LOW
+    return Priority.NORMAL
 
 
 def _between(bounds: tuple[int, int], samples: Iterator[float]) -> int:

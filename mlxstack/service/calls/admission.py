@@ -268,7 +268,9 @@ def _forced(
         )
     if prompt.is_in_thinking:
         return (*text_processor.output_format.answer_tokens, *opening)
-    return (*text_processor.output_format.message_opening, *opening) if prompt.before else opening
+    if prompt.before:
+        return (*text_processor.output_format.message_opening, *opening)
+    return opening
 
 
 async def _resolved(
@@ -327,7 +329,9 @@ def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
 def _priority(service: Service, name: str | None, priority: Priority) -> Priority:
     """Priority of endpoint or key, else the one set for the agent."""
     record = service.agent_registry.find(name or "")
-    return priority if record is None or priority is not Priority.NORMAL else record.priority
+    if record is None or priority is not Priority.NORMAL:
+        return priority
+    return record.priority
 
 
 def _refuse_if_full(service: Service) -> None:
@@ -355,7 +359,9 @@ def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
     """Number of tokens that may be generated. Raises TooLong for none."""
     if n_prompt >= n_ctx:
         raise TooLong(n_prompt, n_ctx)
-    return n_ctx - n_prompt if max_tokens is None else min(max_tokens, n_ctx - n_prompt)
+    if max_tokens is None:
+        return n_ctx - n_prompt
+    return min(max_tokens, n_ctx - n_prompt)
 
 
 async def output_constraint(
@@ -372,11 +378,10 @@ async def output_constraint(
     tools = conversation.tools
     if forced is not None:
         return await _call_guide(text_processor, options, tools)
-    rules = (
-        None
-        if options.response_format is None
-        else await text_processor.shape_rules(options.response_format)
-    )
+    if options.response_format is None:
+        rules = None
+    else:
+        rules = await text_processor.shape_rules(options.response_format)
     has_tools = bool(tools) and options.tool_choice is not ToolChoiceMode.NONE
     calls = None
     forbidden = _forbidden(text_processor, options, tools)
@@ -400,7 +405,9 @@ async def _text_constraint(
         return None
     rules = await text_processor.shape_rules(options.response_format)
     layout = ConstraintLayout(text_processor.n_vocab, banned=_banned(options))
-    return None if rules is None else GrammarConstraint(layout, rules)
+    if rules is None:
+        return None
+    return GrammarConstraint(layout, rules)
 
 
 def _banned(options: GenerationOptions) -> frozenset[int]:
@@ -425,13 +432,17 @@ def _check_tool_choice(options: GenerationOptions, tools: tuple[Tool, ...]) -> N
 
 def _chosen_tools(options: GenerationOptions) -> tuple[str, ...]:
     """Names that `tool_choice` restricts calls to; none if it does not."""
-    return options.allowed_tools if options.forced_tool is None else (options.forced_tool,)
+    if options.forced_tool is None:
+        return options.allowed_tools
+    return (options.forced_tool,)
 
 
 def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     """Tools that calls may name."""
     chosen = _chosen_tools(options)
-    return tuple(tool for tool in tools if tool.name in chosen) if chosen else tools
+    if chosen:
+        return tuple(tool for tool in tools if tool.name in chosen)
+    return tools
 
 
 async def _call_guide(
@@ -446,7 +457,9 @@ async def _call_guide(
         ForcedCalls(_callable_tools(options, tools), marks, is_single)
     )
     layout = ConstraintLayout(text_processor.n_vocab, banned=_banned(options))
-    return None if rules is None else GrammarConstraint(layout, rules)
+    if rules is None:
+        return None
+    return GrammarConstraint(layout, rules)
 
 
 def _layout(

@@ -326,11 +326,9 @@ async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLo
 def _stored(service: Service, agent: str) -> AgentKVLocation:
     """Saved KV of the served model, known without a request."""
     own = [one for one in service.agent_store.stored(agent) if one.model == service.name]
-    return (
-        AgentKVLocation(agent, own[-1].n_tokens, 0, own[-1].n_bytes)
-        if own
-        else AgentKVLocation(agent)
-    )
+    if own:
+        return AgentKVLocation(agent, own[-1].n_tokens, 0, own[-1].n_bytes)
+    return AgentKVLocation(agent)
 
 
 async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:

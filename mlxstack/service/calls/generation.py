@@ -186,7 +186,9 @@ class Generation:
         """Parts that an event adds. Raises Busy for a cancelled request."""
         match event:
             case TokenSampled():
-                return [] if self.is_enough else self._on_token(event)
+                if self.is_enough:
+                    return []
+                return self._on_token(event)
             case SlotAssigned():
                 self._started, self._assigned_at = event, time.monotonic()
                 self.lookup.set()
@@ -285,7 +287,9 @@ class Generation:
         if self._parser.stop is not None:
             return FinishReason.WORD
         if self.is_enough:
-            return FinishReason.LENGTH if self.is_prefill else FinishReason.EOS
+            if self.is_prefill:
+                return FinishReason.LENGTH
+            return FinishReason.EOS
         if reason is FinishReason.CANCELLED:
             raise Busy("the request was cancelled by the service, which may be stopping")
         limit = self.options.max_tokens

@@ -75,7 +75,9 @@ class AgentStore:
     def read(self, agent: str) -> History:
         """History of an agent. Raises NotFound or Damaged."""
         loose = self._loose.get(agent)
-        return self._folders.read(agent) if loose is None else loose
+        if loose is None:
+            return self._folders.read(agent)
+        return loose
 
     def image(self, agent: str, name: str) -> bytes:
         """An image that a history names. Raises Damaged."""

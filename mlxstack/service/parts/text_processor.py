@@ -119,7 +119,9 @@ class TextProcessor:
 
     def image_reader(self) -> ImageReader:
         """Reader of the images of one request."""
-        return ImageReader(accepts_images=True, defers=True) if self.accepts_images else TEXT_ONLY
+        if self.accepts_images:
+            return ImageReader(accepts_images=True, defers=True)
+        return TEXT_ONLY
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""

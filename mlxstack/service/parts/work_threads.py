@@ -37,7 +37,9 @@ class WorkThreads:
     def stalled_s(self) -> float:
         """Seconds without a new job, while all threads are busy."""
         began_at = tuple(self._began_at.values())
-        return time.monotonic() - max(began_at) if len(began_at) >= self._n else 0.0
+        if len(began_at) >= self._n:
+            return time.monotonic() - max(began_at)
+        return 0.0
 
     def close(self) -> None:
         """Take no more work, and drop what waits."""

@@ -240,7 +240,9 @@ class AnswerReader:
         if not (yield from self._feed.starts(mark, again)):
             return 0
         section = yield from self._section(again, is_quiet=True)
-        return again if section is not None and self._knows(section) else 0
+        if section is not None and self._knows(section):
+            return again
+        return 0
 
     def _unmarked_calls(self, mark: str) -> Reading[bool]:
         """Whether calls without marks of the format end the answer."""

@@ -47,7 +47,9 @@ class ArgumentTypes:
     def name(self, name: str) -> str:
         """Name of the offered tool, without a prefix that no tool has."""
         bare = name.removeprefix(PREFIX).rpartition(":")[2]
-        return bare if name not in self._tools and bare in self._tools else name
+        if name not in self._tools and bare in self._tools:
+            return bare
+        return name
 
     def declares(self, name: str, key: str) -> bool:
         """Whether a tool has a property of this name."""
@@ -55,7 +57,9 @@ class ArgumentTypes:
 
     def names(self, name: str) -> list[str]:
         """Arguments of a tool in order; none of an unknown one."""
-        return [*self._arguments(name)] if name in self._tools else []
+        if name in self._tools:
+            return [*self._arguments(name)]
+        return []
 
     def of(self, name: str, key: str) -> SchemaTypes:
         """Types of an argument; undeclared ones are text."""
@@ -106,7 +110,9 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
         return wrapped[1]
     bare = text.strip()
     if types.is_text:
-        return None if types.others and text in NULLS else _listed(text, types)
+        if types.others and text in NULLS:
+            return None
+        return _listed(text, types)
     kinds = type_names(types)
     if kinds == {"boolean"} and not types.texts and bare.casefold() in BOOLEANS:
         return BOOLEANS[bare.casefold()]
@@ -117,9 +123,8 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
         value = inner if _fits(inner, kinds) else value
     if isinstance(value, float) and kinds <= {"integer", "number"}:
         return _number(value)
-    if types.texts and not _fits(value, kinds):
-        return _listed(text, types)
-    return value
+    is_text = types.texts and not _fits(value, kinds)
+    return _listed(text, types) if is_text else value
 
 
 def _listed(text: str, types: SchemaTypes) -> str:
@@ -127,7 +132,9 @@ def _listed(text: str, types: SchemaTypes) -> str:
     texts = {one for schema in types.texts for one in schema.get("enum", ())}
     bare = text.strip()
     is_quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""
-    return bare[1:-1] if is_quoted and bare not in texts and bare[1:-1] in texts else text
+    if is_quoted and bare not in texts and bare[1:-1] in texts:
+        return bare[1:-1]
+    return text
 
 
 def is_surely_text(begun: str, types: SchemaTypes) -> bool:
@@ -186,7 +193,9 @@ def python_value(node: ast.expr) -> Any:
 
 class _Constants(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Constant(CONSTANTS_OF_JSON[node.id]) if node.id in CONSTANTS_OF_JSON else node
+        if node.id in CONSTANTS_OF_JSON:
+            return ast.Constant(CONSTANTS_OF_JSON[node.id])
+        return node
 
     def visit_Set(self, node: ast.Set) -> Any:
         return self.visit(ast.List(node.elts, ast.Load()))  # In the order as written.

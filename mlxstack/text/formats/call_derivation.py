@@ -349,7 +349,9 @@ def _item(probes: TemplateProbes, opens: str, value_opens: str, closes: str) -> 
 def _shared_mark(opens: list[str], after: list[str]) -> int:
     """Number of an opening's first tokens that belong to the text before."""
     same = shared_start(opens, after)
-    return len(same) if "".join(same).strip() and len(same) < len(opens) else 0
+    if "".join(same).strip() and len(same) < len(opens):
+        return len(same)
+    return 0
 
 
 def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[str, str], ...]]:

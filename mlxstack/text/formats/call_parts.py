@@ -152,7 +152,9 @@ class CallParts:
         """End of an offered tool's name before a sign; -1 without one."""
         end = yield from self.feed.after(_NAME, at)
         is_known = self.types.has(self.feed.text[at:end])
-        return end if is_known and (yield from self.feed.starts(sign, end)) else -1
+        if is_known and (yield from self.feed.starts(sign, end)):
+            return end
+        return -1
 
     def closes_at(self, at: int) -> Reading[bool]:
         """Whether a call ends here: its mark, the section's, or another."""

@@ -104,9 +104,13 @@ class CallReader:
         if has_section and not calls:
             # A section without calls says nothing.
             after = yield from feed.literal(syntax.section_closes, end)
-            return None if after is None or not syntax.section_closes else ReadCalls((), after)
+            if after is None or not syntax.section_closes:
+                return None
+            return ReadCalls((), after)
         is_closed = is_closed and not (has_section and syntax.section_closes.strip())
-        return ReadCalls(tuple(calls), end, is_closed) if calls else None
+        if calls:
+            return ReadCalls(tuple(calls), end, is_closed)
+        return None
 
     def unmarked(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
         """Calls of offered tools without marks of the format, read quietly.
@@ -123,7 +127,9 @@ class CallReader:
             is_element = not is_call and (yield from self._feed.any_of(ELEMENTS, at)) > at
             if is_marked or is_call or is_element:
                 read = yield from self._others.read(at)
-        return self._told(read) if read is not None and self.knows(read) else None
+        if read is not None and self.knows(read):
+            return self._told(read)
+        return None
 
     def _object(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
         """Calls of objects, which name their arguments unless marks are around them."""
@@ -206,7 +212,9 @@ class CallReader:
         if not opening and isinstance(syntax.body, JsonBody):
             opening = "{"
         openings = [one for one in (opening, *self.lenient) if one]
-        return at if (yield from feed.any_of(openings, at)) > at else -1
+        if (yield from feed.any_of(openings, at)) > at:
+            return at
+        return -1
 
     def _call(self, at: int, *, is_lenient: bool, is_inside: bool) -> Reading[ReadCalls | None]:
         """Calls at a position, maybe inside of a section."""
@@ -260,7 +268,9 @@ class CallReader:
         if not syntax.closes.strip():
             is_last = rest == len(feed.text)
             closes = None if is_last else (yield from feed.literal(syntax.section_closes, rest))
-            return rest if is_last or closes not in (None, rest) else at
+            if is_last or closes not in (None, rest):
+                return rest
+            return at
         after = yield from feed.literal(syntax.closes, rest)
         return at if after is None else after
 
@@ -271,7 +281,9 @@ class CallReader:
         except UNREADABLE:
             body = None
         is_told = self._writer.is_open or bool(self._writer.calls)
-        return (yield from self._broken()) if body is None and is_told else body
+        if body is None and is_told:
+            return (yield from self._broken())
+        return body
 
     def _broken(self) -> Reading[ReadCalls]:
         """The calls that were told, up to a closing mark."""
@@ -339,4 +351,6 @@ def trigger_marks(syntax: CallSyntax) -> set[str]:
 
 
 def _from(literal: str, piece: str) -> str:
-    return literal[literal.rfind(piece) :] if piece and piece in literal else literal
+    if piece and piece in literal:
+        return literal[literal.rfind(piece) :]
+    return literal

@@ -194,7 +194,9 @@ class CallWriter:
     @property
     def position(self) -> int:
         """The position up to which the text has been read."""
-        return self.reached if self._copier is None else max(self.reached, self._copier.at)
+        if self._copier is None:
+            return self.reached
+        return max(self.reached, self._copier.at)
 
     def _closing(self, end: int) -> str:
         """Text that completes the arguments with the text up to `end`."""

@@ -84,7 +84,9 @@ class ForeignCalls:
             return None
         if read is None or not read.calls:
             return None
-        return read if all(self._types.has(call.name) for call in read.calls) else None
+        if all(self._types.has(call.name) for call in read.calls):
+            return read
+        return None
 
     def _python_calls(self, at: int) -> Reading[ReadCalls | None]:
         """Python calls in a list, or one after the other."""

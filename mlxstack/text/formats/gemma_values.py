@@ -28,4 +28,6 @@ def parse_scalar(text: str) -> Any:
         return BOOLEANS[text.casefold()]
     if text[:1] == "'" == text[-1:]:
         return text[1:-1]
-    return decoded(text, text.removeprefix('"')) if text[:1] in '"+-0123456789' else text
+    if text[:1] in '"+-0123456789':
+        return decoded(text, text.removeprefix('"'))
+    return text

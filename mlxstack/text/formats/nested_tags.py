@@ -24,7 +24,9 @@ class TypedPlace(Struct, frozen=True):
     def containers(self) -> frozenset[str]:
         """Containers that may stand here; none beside text."""
         is_text = bool(self.types.texts) and self.types != ANY
-        return frozenset() if is_text else CONTAINERS & type_names(self.types)
+        if is_text:
+            return frozenset()
+        return CONTAINERS & type_names(self.types)
 
     def member(self, key: str) -> "TypedPlace":
         """The place of a member of the object."""
@@ -93,7 +95,11 @@ def scalar(text: str, types: SchemaTypes) -> Any:
     """Value of a tag without tags, maybe an empty container."""
     if not text.strip() and not types.texts:
         names = type_names(types)
-        return {} if "object" in names else [] if "array" in names else None
+        if "object" in names:
+            return {}
+        if "array" in names:
+            return []
+        return None
     return argument_value(text, types)
 
 

@@ -103,7 +103,9 @@ class TemplateProbes:
                 for call in calls
             ]
             whole = self.text([USER, turn, *results], opens=False)
-        return None if whole is None else whole[self._start(whole) :]
+        if whole is None:
+            return None
+        return whole[self._start(whole) :]
 
     def _start(self, whole: str) -> int:
         """Start of the assistant turn, whatever a later turn changes."""

@@ -179,7 +179,9 @@ def _opened_marks(probes: TemplateProbes) -> ReasoningMarks | None:
     """Mark that opens a prompted answer, named after thinking."""
     opening = probes.prompt[common_start(probes.bare, probes.prompt) :].rstrip()
     mark = re.search(rf"(<{_NAME}>|\[{_NAME}\])$", opening, re.IGNORECASE)
-    return None if mark is None else ReasoningMarks(mark[0], f"{mark[0][0]}/{mark[0][1:]}")
+    if mark is None:
+        return None
+    return ReasoningMarks(mark[0], f"{mark[0][0]}/{mark[0][1:]}")
 
 
 def _named_marks(probes: TemplateProbes) -> ReasoningMarks | None:

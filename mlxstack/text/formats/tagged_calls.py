@@ -107,7 +107,9 @@ class TaggedCalls:
         if inside is None:
             return -1
         mark = yield from feed.find(MarkSet(["{"]), inside)
-        return -1 if not mark.text or mark.start - inside > MAX_HEAD else mark.start
+        if not mark.text or mark.start - inside > MAX_HEAD:
+            return -1
+        return mark.start
 
     def _object(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
         """Call whose arguments are a JSON object, maybe in a block."""
@@ -139,7 +141,9 @@ class TaggedCalls:
             is_text = kind == dict(body.types).get("string") if kind else None
             inside = yield from feed.literal(after, stop.start)
         types = self._types.of(name, key)
-        return None if inside is None else Argument(name, key, inside, types, is_text)
+        if inside is None:
+            return None
+        return Argument(name, key, inside, types, is_text)
 
     def _argument_copier(self, argument: Argument, at: int) -> Copier:
         types = argument.types
@@ -221,7 +225,9 @@ class TaggedCalls:
                     continue
                 outer = yield from self._enclosing(closing, mark.end)
                 if outer is None:
-                    return first if self._feed.is_cut else self._before_call(at, mark.start)
+                    if self._feed.is_cut:
+                        return first
+                    return self._before_call(at, mark.start)
                 mark = outer
                 scan = outer.end
             if mark.text != closing:
@@ -330,7 +336,9 @@ class TaggedCalls:
             return text
         if argument.is_text is False or self._body.has_json_text:
             return _json_or_text(text, types)
-        return scalar(text, types) if self._body.item else argument_value(text, types)
+        if self._body.item:
+            return scalar(text, types)
+        return argument_value(text, types)
 
 
 def _next_opening(body: TaggedBody) -> str:

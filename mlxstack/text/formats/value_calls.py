@@ -118,7 +118,9 @@ class ValueCalls:
         told = writer.settle(None, start) if writer.is_open else tuple(writer.calls)
         calls = told if len(told) > len(before) else before
         is_cut = feed.is_cut and end == len(feed.text)
-        return ReadCalls((*calls, *found), end, is_cut=is_cut) if calls or found else None
+        if calls or found:
+            return ReadCalls((*calls, *found), end, is_cut=is_cut)
+        return None
 
     def _items(self, body: JsonBody, value: Any) -> list[Any]:
         """The calls of a list, maybe in an object, or of names."""
@@ -174,7 +176,9 @@ class ValueCalls:
             if (yield from feed.starts(quote, at)):
                 end = yield from feed.after(_PLAIN, at + 1)
                 is_closed = yield from feed.starts(quote, end)
-                return (feed.text[at + 1 : end], end + 1) if is_closed else None
+                if is_closed:
+                    return (feed.text[at + 1 : end], end + 1)
+                return None
         return None
 
     def _next_object(
@@ -226,7 +230,9 @@ class ValueCalls:
                 end = yield from feed.balanced(at, PYTHON_QUOTES, ())
             try:
                 calls = whole.parse(feed.text[at:end]) if end >= 0 else None
-                return None if calls is None else ReadCalls(self._writer.settle(calls, end), end)
+                if calls is None:
+                    return None
+                return ReadCalls(self._writer.settle(calls, end), end)
             except UNREADABLE:
                 if not mark.text:
                     return None
@@ -266,7 +272,9 @@ class ValueCalls:
         stops = self._parts.outer_closings
         if not (yield from feed.starts("{", start)):
             is_closed = yield from self._parts.closes_at(start)
-            return self._parts.settled(fields, {}, start) if is_closed else None
+            if is_closed:
+                return self._parts.settled(fields, {}, start)
+            return None
         arguments = GemmaArguments(self._parts.types, fields["name"])
         copier = ValueCopier(start, gemma_notation(body.quote), stops, arguments=arguments)
         if self._writer.open(fields["name"]):

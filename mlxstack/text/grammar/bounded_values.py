@@ -38,9 +38,9 @@ def bounded(schema: Schema) -> Schema:
     if not is_typed or NUMERIC.isdisjoint(types) or "enum" in schema or "const" in schema:
         return schema
     made = _bounds(schema)
-    return (
-        made if "number" not in types or "multipleOf" in made else {**made, "multipleOf": SMALLEST}
-    )
+    if "number" not in types or "multipleOf" in made:
+        return made
+    return {**made, "multipleOf": SMALLEST}
 
 
 def shared(schema: Schema) -> Schema:
@@ -81,7 +81,9 @@ def definitions() -> Schema:
 def _types(schema: Mapping[str, Any]) -> frozenset[str]:
     """Types that a schema describes itself."""
     if "type" not in schema:
-        return TYPES if ELSEWHERE.isdisjoint(schema) else frozenset()
+        if ELSEWHERE.isdisjoint(schema):
+            return TYPES
+        return frozenset()
     return frozenset(map(str, named_types(schema)))
 
 

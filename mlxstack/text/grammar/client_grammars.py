@@ -116,4 +116,6 @@ class ClientGrammars:
 
 
 def _size(result: GrammarResult) -> int:
-    return len(result.text) if isinstance(result, GrammarText) else len(result.message)
+    if isinstance(result, GrammarText):
+        return len(result.text)
+    return len(result.message)

@@ -113,7 +113,9 @@ class GrammarState:
         """Next tokens that the grammar forces, up to a tokenization choice."""
         if self._call is not None:
             return self._call.forced_tokens()
-        return self._rules.compute_ff_tokens() if self._rules is not None and self.is_ruled else []
+        if self._rules is not None and self.is_ruled:
+            return self._rules.compute_ff_tokens()
+        return []
 
     def position(self) -> GrammarPosition:
         """Position to pass to `rewind`."""
@@ -187,7 +189,9 @@ class GrammarState:
     @property
     def _call(self) -> CallState | None:
         """The state of the call at hand; None outside of one."""
-        return self._calls if self._calls is not None and self._calls.is_inside else None
+        if self._calls is not None and self._calls.is_inside:
+            return self._calls
+        return None
 
     def _step(self, token: int) -> None:
         match self._at:
@@ -209,7 +213,9 @@ class GrammarState:
     def _thoughts(self) -> frozenset[int]:
         """The tokens that open another thought in an answer without a grammar."""
         calls = self._layout.calls
-        return frozenset() if calls is None or self._rules is not None else calls.thoughts
+        if calls is None or self._rules is not None:
+            return frozenset()
+        return calls.thoughts
 
     def _permitted(self, mask: bytes | None) -> bytes | None:
         """The mask without the tokens that complete a forbidden sequence."""
@@ -265,7 +271,9 @@ class GrammarState:
 def _first(layout: ConstraintLayout) -> ConstraintPhase:
     if layout.headers:
         return ConstraintPhase.HEADER
-    return ConstraintPhase.THINKING if layout.is_in_thinking else ConstraintPhase.BEGINNING
+    if layout.is_in_thinking:
+        return ConstraintPhase.THINKING
+    return ConstraintPhase.BEGINNING
 
 
 def closed(closes: Sequence[int], tokens: Sequence[int]) -> bool:

@@ -177,4 +177,6 @@ def _has_lookaround(pattern: Any) -> bool:
 
 def _whole(value: Any) -> Any:
     """A float without decimals as an integer, which lengths have to be."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -61,11 +61,10 @@ def call_grammar(calls: ForcedCalls) -> CallGrammar:
         raise _unspeakable(calls.tools)
     others = [tool for tool, one in rules if one is None] if calls.is_complete else []
     free = builder.either(builder.call_opening(form.named, tool.name) for tool in others)
-    start = (
-        _headed(calls, known, builder)
-        if calls.marks.head
-        else _start(calls, form, known, free, builder)
-    )
+    if calls.marks.head:
+        start = _headed(calls, known, builder)
+    else:
+        start = _start(calls, form, known, free, builder)
     grammar = builder.grammar(start)
     bound(grammar, "tools")
     return CallGrammar(LLMatcher.grammar_from_lark(grammar), frozenset(builder.unenforced))

@@ -91,7 +91,9 @@ class GrammarProbe:
         if self.is_over() or not is_bounded(grammar):
             return ""
         matcher = LLMatcher(self._table, grammar, log_level=0)
-        return error_reason(matcher) if matcher.is_error() else None
+        if matcher.is_error():
+            return error_reason(matcher)
+        return None
 
 
 @lru_cache(2)

@@ -161,8 +161,12 @@ class LarkBuilder:
         types = [one for one in named_types(schema) if one in SCALARS]
         if "enum" in schema:
             plain = [one for one in schema["enum"] if not isinstance(one, dict | list)]
-            return self.json({"enum": plain}, root) if plain else ""
-        return self.json({**schema, "type": types}, root) if types else ""
+            if plain:
+                return self.json({"enum": plain}, root)
+            return ""
+        if types:
+            return self.json({**schema, "type": types}, root)
+        return ""
 
     def either(self, forms: Iterable[str]) -> str:
         """Name of a rule of all forms that exist, or ""."""
@@ -229,7 +233,9 @@ class LarkBuilder:
             yield "|".join(_searched(way) for way in _ways(pattern))
 
     def _part(self, text: str) -> str:
-        return f"<[{self._special[text]}]>" if text in self._special else quoted(text)
+        if text in self._special:
+            return f"<[{self._special[text]}]>"
+        return quoted(text)
 
 
 def quoted(text: str) -> str:

@@ -191,7 +191,9 @@ def _literal(text: str) -> str:
     """Expression of a string or a regular expression in Lark's notation."""
     if text.startswith('"'):
         plain = escaped(_unquoted(text.removesuffix("i")))
-        return f"(?i:{plain})" if text.endswith("i") else f"(?:{plain})"
+        if text.endswith("i"):
+            return f"(?i:{plain})"
+        return f"(?:{plain})"
     expression, _, flags = text.removeprefix("/").rpartition("/")
     kept = "".join(flag for flag in flags if flag in FLAGS)
     return f"(?{kept}:{expression})"
@@ -209,7 +211,9 @@ def _unquoted(text: str) -> str:
     """Text of a string in Python's notation; other escapes mean themselves."""
 
     def read(escape: re.Match[str]) -> str:
-        return escape[0] if escape[1] in ESCAPES else "\\" + escape[0]
+        if escape[1] in ESCAPES:
+            return escape[0]
+        return "\\" + escape[0]
 
     python_text = re.sub(r"\\(.)", read, text)
     try:

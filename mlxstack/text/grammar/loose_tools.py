@@ -153,7 +153,9 @@ def _size(tool: Tool, calls: ForcedCalls) -> int:
 
 def _is_object(parameters: Schema) -> bool:
     kind = parameters.get("type", "object")
-    return "object" in kind if isinstance(kind, list) else kind == "object"
+    if isinstance(kind, list):
+        return "object" in kind
+    return bool(kind == "object")
 
 
 def _with(calls: ForcedCalls, parameters: Schema) -> ForcedCalls:

@@ -68,12 +68,16 @@ def python_call(tool: Tool, builder: LarkBuilder) -> str | None:
 
 def gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
     """Gemma call `call:name{key:value,...}` with its string marks, nested."""
-    return _gemma_call(tool, builder, GEMMA) if re.fullmatch(r"[\w-]+", tool.name) else None
+    if re.fullmatch(r"[\w-]+", tool.name):
+        return _gemma_call(tool, builder, GEMMA)
+    return None
 
 
 def function_gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
     """FunctionGemma call; values are text, numbers, booleans and null."""
-    return _gemma_call(tool, builder, FUNCTION_GEMMA) if _is_word(tool.name) else None
+    if _is_word(tool.name):
+        return _gemma_call(tool, builder, FUNCTION_GEMMA)
+    return None
 
 
 def _gemma_call(tool: Tool, builder: LarkBuilder, syntax: LiteralSyntax) -> str | None:
@@ -90,7 +94,9 @@ def _members(
 
     def rule(key: str, schema: Any) -> str:
         value = syntax.value(at.below(schema), builder) if syntax.is_key(key) else ""
-        return builder.rule(f"{quoted(key + syntax.means)} {value}") if value else ""
+        if value:
+            return builder.rule(f"{quoted(key + syntax.means)} {value}")
+        return ""
 
     return members(properties(at.schema), rule)
 

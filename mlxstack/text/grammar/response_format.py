@@ -59,7 +59,9 @@ def grammar_of(shape: ResponseConstraint) -> str:
 
 def _in_lark(grammar: str) -> str:
     """A grammar in Lark's notation, which may be in llama.cpp's."""
-    return grammar if LARK.search(grammar) else gbnf_to_lark(grammar)
+    if LARK.search(grammar):
+        return grammar
+    return gbnf_to_lark(grammar)
 
 
 def schema_grammar(schema: dict[str, Any], param: str) -> str:

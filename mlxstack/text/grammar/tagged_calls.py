@@ -137,7 +137,9 @@ def _nested_object(tags: TagFormat, schema: Schema, root: Schema, builder: LarkB
     if not schema.get("properties"):
         return f"({_free_member(tags, builder)})*"
     items = _arguments(tags, {**root, **NO_ARGUMENTS, **schema}, builder)
-    return "" if items is None else builder.unordered(items, NOTHING)
+    if items is None:
+        return ""
+    return builder.unordered(items, NOTHING)
 
 
 def _nested_list(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> str:
@@ -148,7 +150,9 @@ def _nested_list(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBui
         item = builder.either(_named(tags, tags.body.item, items, root, builder)) or '""'
     least = schema.get("minItems", 0)
     most = schema.get("maxItems", "")
-    return f"({item}){{{least},{most}}}" if least or most != "" else f"({item})*"
+    if least or most != "":
+        return f"({item}){{{least},{most}}}"
+    return f"({item})*"
 
 
 def _free_member(tags: TagFormat, builder: LarkBuilder, key: str = "") -> str:

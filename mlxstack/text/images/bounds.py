@@ -156,7 +156,9 @@ def n_header_pixels(data: bytes, limit_s: float) -> int:
     if measured is None:
         answer = _answered(ImageJob(data, is_header=True), limit_s)
         measured = (answer.width, answer.height) if isinstance(answer, ImageMeasure) else ""
-    return 0 if isinstance(measured, str) else measured[0] * measured[1]
+    if isinstance(measured, str):
+        return 0
+    return measured[0] * measured[1]
 
 
 def pixels_of(processor: ImageProcessor, data: bytes, size: ImageSize) -> Any:
@@ -215,7 +217,9 @@ def decoded(data: bytes) -> Any:
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, MemoryError) as why:
         raise RefusedImage(f"it is broken: {why}") from why
     image = _in_rgb(image)
-    return image if rotation is None else image.transpose(Image.Transpose[rotation])
+    if rotation is None:
+        return image
+    return image.transpose(Image.Transpose[rotation])
 
 
 def image_format(data: bytes) -> str | None:

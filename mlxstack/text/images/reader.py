@@ -132,5 +132,6 @@ def _source(part: dict[str, Any]) -> dict[str, Any]:
 
 def _detail(part: dict[str, Any]) -> str:
     given = part.get("image_url")
-    detail = given.get("detail") if isinstance(given, dict) else part.get("detail")
-    return detail if detail in ("low", "high", "original") else "auto"
+    source = given if isinstance(given, dict) else part
+    detail = source.get("detail")
+    return str(detail) if detail in ("low", "high", "original") else "auto"

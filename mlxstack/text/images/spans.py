@@ -28,12 +28,16 @@ _JOINED = re.compile(f"\n?({MARK.pattern})\n?")
 
 def unmarked(text: str) -> str:
     """The text without marks, as people read it."""
-    return MARK.sub("[image]", text) if MARK_OPENS in text else text
+    if MARK_OPENS in text:
+        return MARK.sub("[image]", text)
+    return text
 
 
 def after_images(text: str) -> str:
     """The text after the last image of a message."""
-    return text.rpartition(MARK_CLOSES)[2].removeprefix("\n") if MARK_OPENS in text else text
+    if MARK_OPENS in text:
+        return text.rpartition(MARK_CLOSES)[2].removeprefix("\n")
+    return text
 
 
 def without_images(messages: Iterable[Message], note: str, *roles: Role) -> tuple[Message, ...]:

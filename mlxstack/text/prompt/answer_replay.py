@@ -418,7 +418,9 @@ class AnswerSplicer:
         written = self._text(self._encoder.encode(text).tokens)
         more = Counter(_terms(written)) - Counter(_terms(self._text(entry.tokens)))
         ids = set(_terms(" ".join(entry.call_ids)))
-        return text if set(more) <= self._known_words | ids | {"id"} else ""
+        if set(more) <= self._known_words | ids | {"id"}:
+            return text
+        return ""
 
     def _is_same(self, entry: AnswerEntry, text: str) -> bool:
         """Whether the sample holds just the rendered answer and thought.

@@ -61,7 +61,9 @@ def after_turn(prompt: Prompt, char: int) -> int | None:
         return prompt.places[at] + 1
     tail = prompt.marked[prompt.chars[at] : prompt.chars[at + 1]]
     is_closed = len(tail) < SMALL_TAIL and tail[-1:].isspace()
-    return prompt.places[at + 1] if is_closed else prompt.places[at] + 1
+    if is_closed:
+        return prompt.places[at + 1]
+    return prompt.places[at] + 1
 
 
 def tidy(head: int, ends: Iterable[int | None], n_tokens: int) -> tuple[int, ...]:

@@ -301,7 +301,9 @@ class PromptMaker:
         except BadRequest:
             return len(prompt.marked)
         is_cut = self._encoder.exact_place(prompt, end) is None
-        return prompt.chars[prompt.piece_at(end)] if is_cut else end
+        if is_cut:
+            return prompt.chars[prompt.piece_at(end)]
+        return end
 
     def plain(self, text: str, images: Sequence[ImagePart] = ()) -> Prompt:
         """Prompt of a raw text, with its special tokens, and images at media markers."""
@@ -426,7 +428,9 @@ class PromptMaker:
         if not conversation.add_generation_prompt or conversation.continue_final:
             return None
         tail = self._tail(conversation)
-        return len(marked) - len(tail) if marked.endswith(tail) else None
+        if marked.endswith(tail):
+            return len(marked) - len(tail)
+        return None
 
     def _tail(self, conversation: Conversation) -> str:
         """Text that the template writes to open the answer."""

@@ -82,7 +82,9 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     # The filter of Jinja escapes the letters of HTML.
     text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
     # The marks inside of texts are no part of them, so that they must stay what they are.
-    return NONCHARACTER.sub(_unescaped, text) if ensure_ascii else text
+    if ensure_ascii:
+        return NONCHARACTER.sub(_unescaped, text)
+    return text
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -196,7 +196,9 @@ def _lacks_user(turns: Sequence[Message], capabilities: TemplateCapabilities) ->
 
 def _without_billing(message: Message) -> Message:
     text = drop_billing(message.text) if message.role is Role.SYSTEM else message.text
-    return message if text == message.text else msgspec.structs.replace(message, text=text)
+    if text == message.text:
+        return message
+    return msgspec.structs.replace(message, text=text)
 
 
 def _split_head(messages: Sequence[Message]) -> tuple[Message | None, list[Message]]:
@@ -323,7 +325,9 @@ def _place_reminders(turns: Sequence[Message]) -> list[Message]:
 
 
 def _reminding(turn: Message) -> Message:
-    return Message(Role.SYSTEM, reminder(turn.text)) if turn.role is Role.SYSTEM else turn
+    if turn.role is Role.SYSTEM:
+        return Message(Role.SYSTEM, reminder(turn.text))
+    return turn
 
 
 def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:

@@ -181,7 +181,9 @@ class ChatTemplate:
 
     def _tools(self, tools: tuple[Tool, ...]) -> list[dict[str, Any]] | None:
         made = [self._tool(tool) for tool in tools] if self.capabilities.takes_tools else []
-        return made if made or self.capabilities.needs_tool_list else None
+        if made or self.capabilities.needs_tool_list:
+            return made
+        return None
 
     def _tool(self, tool: Tool) -> dict[str, Any]:
         function = {
@@ -240,11 +242,15 @@ class ChatTemplate:
     def _call_id(self, call_id: str) -> str:
         if not self.capabilities.needs_short_ids:
             return self._guard.text(call_id)
-        return call_id if _is_short(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+        if _is_short(call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _marked(part: Turn) -> Turn:
-    return {**part, "text": part["text"] + OPEN_END} if "text" in part else part
+    if "text" in part:
+        return {**part, "text": part["text"] + OPEN_END}
+    return part
 
 
 def _is_short(call_id: str) -> bool:

@@ -137,7 +137,9 @@ def _levels(tried: Tried, name: str) -> tuple[str, ...]:
     if len(texts) < 2:
         return ()
     word = _asked(tried, {name: WORD})
-    return COMMON_LEVELS if word is not None and WORD in word else taken
+    if word is not None and WORD in word:
+        return COMMON_LEVELS
+    return taken
 
 
 def _keep(tried: Tried, variables: Mapping[str, Sequence[str]]) -> dict[str, Any]:

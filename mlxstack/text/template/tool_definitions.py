@@ -140,4 +140,8 @@ def _type(schema: dict[str, Any]) -> str:
     for kind in named_types(schema):
         if kind in ("string", *OTHERS[:-1]):
             return str(kind)
-    return "object" if "properties" in schema else "array" if "items" in schema else "string"
+    if "properties" in schema:
+        return "object"
+    if "items" in schema:
+        return "array"
+    return "string"

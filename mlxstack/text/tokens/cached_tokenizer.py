@@ -218,7 +218,9 @@ class CachedTokenizer:
         right = self._piece(ESCAPE_CHAR + prompt.marked[char:stop])
         last = prompt.places[at + 1] if at + 1 < len(prompt.places) else len(prompt.tokens)
         whole = prompt.tokens[first:last]
-        return first + len(left) if (*left, *right) == whole else None
+        if (*left, *right) == whole:
+            return first + len(left)
+        return None
 
     def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:
         """Splices at whose edges a cut leaves the tokens unchanged."""

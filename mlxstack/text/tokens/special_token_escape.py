@@ -62,7 +62,9 @@ class SpecialTokenEscaper:
 
     def _as_seen(self, part: str, normalize: Callable[[str], str]) -> str:
         seen = normalize(part)
-        return self._break(seen) if self._pattern.search(seen) else part
+        if self._pattern.search(seen):
+            return self._break(seen)
+        return part
 
 
 def _broken(match: re.Match[str]) -> str:

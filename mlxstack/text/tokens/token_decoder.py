@@ -296,7 +296,9 @@ class ByteFallbackStep:
         self._row = bytearray()
         if not row:
             return []
-        return [row.decode()] if is_utf8(row) else [REPLACEMENT] * len(row)
+        if is_utf8(row):
+            return [row.decode()]
+        return [REPLACEMENT] * len(row)
 
     def inner(self, part: str) -> str | bytes:
         """The byte that a token stands for, else the token."""
@@ -321,7 +323,9 @@ class ByteLevelStep:
 
     def inner(self, part: str) -> bytes:
         """The bytes of a token."""
-        return part.encode() if part in self._plain else letters_to_bytes(part)
+        if part in self._plain:
+            return part.encode()
+        return letters_to_bytes(part)
 
 
 class WholeStripStep:

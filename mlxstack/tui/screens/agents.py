@@ -60,7 +60,9 @@ class AgentScreen(BaseScreen):
 
     def aim(self, target: ActionTarget) -> str | None:
         """This agent, wherever the cursor of the list goes meanwhile."""
-        return self._agent if target is ActionTarget.AGENT else None
+        if target is ActionTarget.AGENT:
+            return self._agent
+        return None
 
     def compose_body(self) -> Iterable[Widget]:
         """Portrait, states, turns."""
@@ -70,11 +72,9 @@ class AgentScreen(BaseScreen):
 
     def _portrait(self, model: DashboardState, _: int) -> tuple[Line, ...]:
         one = agents.agent(model, self._agent)
-        return (
-            agents.portrait(one, model.frame.titles.get(one.id, ""))
-            if one
-            else ((TextCell("This agent is gone.", CellStyle.WARN),),)
-        )
+        if one:
+            return agents.portrait(one, model.frame.titles.get(one.id, ""))
+        return ((TextCell("This agent is gone.", CellStyle.WARN),),)
 
     def _table(self, draw: DrawAgent, model: DashboardState, width: int) -> TableData:
         return draw(agents.agent(model, self._agent) or AgentView(self._agent), width)

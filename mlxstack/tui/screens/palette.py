@@ -15,7 +15,9 @@ class Palette(CommandPalette):
 
     def dismiss(self, result: None = None) -> AwaitComplete:
         """Close once: a second call would close the screen below."""
-        return super().dismiss(result) if self.is_active else AwaitComplete()
+        if self.is_active:
+            return super().dismiss(result)
+        return AwaitComplete()
 
     def _action_command_list(self, action: str) -> None:
         # There is no list at first, then one whose lines are not there before they are drawn.

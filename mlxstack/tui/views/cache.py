@@ -76,7 +76,9 @@ def misses(model: DashboardState, width: int) -> TableData:
 def miss(model: DashboardState, request: str) -> MissView | None:
     """The one of this request."""
     cache = model.frame.cache
-    return next((one for one in cache.misses if one.request == request), None) if cache else None
+    if cache:
+        return next((one for one in cache.misses if one.request == request), None)
+    return None
 
 
 def _why_not(cache: CacheView | None) -> str:

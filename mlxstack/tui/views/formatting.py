@@ -42,7 +42,9 @@ def of_size(n_bytes: float, bound: float) -> str:
     part = size(n_bytes)
     whole = size(bound)
     number, _, unit = part.partition(" ")
-    return f"{number}/{whole}" if whole.endswith(f" {unit}") else f"{part}/{whole}"
+    if whole.endswith(f" {unit}"):
+        return f"{number}/{whole}"
+    return f"{part}/{whole}"
 
 
 def images(n: int, n_computed: int) -> str:
@@ -52,7 +54,9 @@ def images(n: int, n_computed: int) -> str:
 
 def rate(per_second: float) -> str:
     """Tokens per second: `4.2`, `43`, `1.2k`."""
-    return f"{per_second:.1f}" if per_second < 99.95 else count(per_second)
+    if per_second < 99.95:
+        return f"{per_second:.1f}"
+    return count(per_second)
 
 
 def bar(part: float, whole: float, width: int) -> str:

@@ -122,4 +122,6 @@ def _progress(state: str, model: DashboardState) -> str:
 
 def _slots(model: DashboardState) -> str:
     slots = model.frame.snapshot.slots
-    return f"{sum(map(is_active, slots))}/{len(slots)}" if slots else NONE
+    if slots:
+        return f"{sum(map(is_active, slots))}/{len(slots)}"
+    return NONE

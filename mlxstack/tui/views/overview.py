@@ -240,7 +240,9 @@ def _slot(view: SlotView, model: DashboardState) -> tuple[TextCell, ...]:
 
 def _why(miss: CacheMiss) -> str:
     """Reason of a miss, and the token from which it lost some."""
-    return f"{miss.reason} at {miss.at}" if miss.n_lost and miss.at is not None else miss.reason
+    if miss.n_lost and miss.at is not None:
+        return f"{miss.reason} at {miss.at}"
+    return miss.reason
 
 
 def _is_pinned(view: SlotView, model: DashboardState) -> bool:

@@ -109,7 +109,9 @@ def cell_text(text: str, column: TableColumn) -> str:
     """Text in exactly as many cells as the column has."""
     n_free = column.width - cell_len(text)
     if n_free >= 0:
-        return " " * n_free + text if column.side == ">" else text + " " * n_free
+        if column.side == ">":
+            return " " * n_free + text
+        return text + " " * n_free
     if column.flag == "~" and cell_len(text) == len(text):
         return clipped(text, column.width)
     return set_cell_size(text, column.width - 1) + "…"
@@ -118,7 +120,9 @@ def cell_text(text: str, column: TableColumn) -> str:
 def title(name: str, rest: str = "") -> Line:
     """Heading of a table, with a summary of its rows."""
     head = (TextCell(name, CellStyle.STRONG),)
-    return (*head, TextCell(f"  {rest}", CellStyle.FAINT)) if rest else head
+    if rest:
+        return (*head, TextCell(f"  {rest}", CellStyle.FAINT))
+    return head
 
 
 def arranged(table_data: TableData, filter_text: str, column: int | None) -> TableData:
@@ -146,7 +150,9 @@ def sort_key(text: str) -> tuple[int, float, str]:
     if found := NUMBER.match(text):
         unit = found["unit"] or ""
         return 0, -float(found["n"]) * UNITS.get(unit, 1.0), text
-    return (2, 0.0, "") if text in {"", "-"} else (1, 0.0, text.lower())
+    if text in {"", "-"}:
+        return (2, 0.0, "")
+    return (1, 0.0, text.lower())
 
 
 def _text(row: TableRow) -> str:
@@ -160,7 +166,9 @@ def distinct(table_data: TableData) -> TableData:
     for row in table_data.rows:
         n = seen[row.key] = seen.get(row.key, 0) + 1
         rows.append(row if n == 1 else replace(row, key=f"{row.key}#{n}"))
-    return table_data if len(seen) == len(rows) else distinct(replace(table_data, rows=tuple(rows)))
+    if len(seen) == len(rows):
+        return table_data
+    return distinct(replace(table_data, rows=tuple(rows)))
 
 
 def fitted(columns: tuple[TableColumn, ...], width: int) -> tuple[TableColumn, ...]:

@@ -106,7 +106,9 @@ def queue(model: DashboardState, width: int) -> Tile:
 def n_to_compute(view: SlotView) -> int:
     """Prompt tokens left in a slot; 0 while its KV loads."""
     is_computing = view.state is RequestPhase.PREFILLING and not view.is_reading
-    return max(0, view.n_prompt - view.n_done) if is_computing else 0
+    if is_computing:
+        return max(0, view.n_prompt - view.n_done)
+    return 0
 
 
 def eta(n_tokens: int, model: DashboardState) -> float | None:
@@ -127,7 +129,9 @@ def _tile(name: str, width: int, *lines: TextCell | Line) -> Tile:
 
 
 def _line(name: str, width: int, *cells: TextCell) -> Line:
-    return cells if width >= WIDE else (TextCell(f"{name:<8}", CellStyle.FAINT), *cells)
+    if width >= WIDE:
+        return cells
+    return (TextCell(f"{name:<8}", CellStyle.FAINT), *cells)
 
 
 def _others(parts: tuple[MemoryPart, ...], view: MemoryView) -> int:

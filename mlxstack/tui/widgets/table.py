@@ -25,7 +25,9 @@ class PatchedTable(DataTable[Text]):
     def chosen(self) -> str | None:
         """The key of the row under the cursor."""
         rows = self._table_data.rows
-        return rows[self.cursor_row].key if 0 <= self.cursor_row < len(rows) else None
+        if 0 <= self.cursor_row < len(rows):
+            return rows[self.cursor_row].key
+        return None
 
     def show(self, table_data: TableData) -> None:
         """Become this sheet."""

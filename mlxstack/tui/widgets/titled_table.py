@@ -51,7 +51,9 @@ class TitledTable(Vertical):
     @property
     def name_of(self) -> str:
         """The heading of the table."""
-        return self._shown.title[0].text if self._shown and self._shown.title else ""
+        if self._shown and self._shown.title:
+            return self._shown.title[0].text
+        return ""
 
     def search(self, filter_text: str | None) -> None:
         """Show only rows that contain these words; None changes nothing."""

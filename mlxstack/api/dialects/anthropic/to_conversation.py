@@ -248,7 +248,9 @@ def _require_readable(blocks: tuple[Block, ...], at: str) -> None:
 
 def _template(body: MessagesBody) -> dict[str, Any]:
     effort = body.output_config.effort if body.output_config else None
-    return {"reasoning_effort": EFFORTS[effort]} if effort in EFFORTS else {}
+    if effort in EFFORTS:
+        return {"reasoning_effort": EFFORTS[effort]}
+    return {}
 
 
 def response_format(body: MessagesBody) -> ResponseConstraint | None:

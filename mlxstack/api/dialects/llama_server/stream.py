@@ -143,7 +143,9 @@ class PromptRenderer:
 
     def _probabilities(self, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
         result = logprobs(notes, self.generation.text_processor)
-        return {"completion_probabilities": result.content} if result else {}
+        if result:
+            return {"completion_probabilities": result.content}
+        return {}
 
 
 def _at(answer: Any, path: str) -> Any:

@@ -75,4 +75,6 @@ class LMStudioListing(Struct, frozen=True):
 def quantization(name: str) -> Quantization | None:
     """Quantization by its name, such as "4 bit"."""
     bits = re.search(r"\d+", name)
-    return Quantization(name, int(bits[0]) if bits else None) if name else None
+    if name:
+        return Quantization(name, int(bits[0]) if bits else None)
+    return None

@@ -87,4 +87,6 @@ def _capabilities(service: Service) -> Capabilities:
 def _publisher(service: Service) -> str:
     """Owner of the repository; `local` for a model of a folder."""
     publisher, _, name = service.preset.model.id.rpartition("/")
-    return publisher if publisher and name and "/" not in publisher else "local"
+    if publisher and name and "/" not in publisher:
+        return publisher
+    return "local"

@@ -84,11 +84,10 @@ async def generate(
     convert = partial(to_conversation.prompt_conversation, data)
     conversation = await cancel_on_disconnect(request, service.text_processor.read(convert))
     options = _options(data, request, service)
-    generation = (
-        await cancel_on_disconnect(request, admit_text(service, data.prompt, options))
-        if data.raw
-        else await cancel_on_disconnect(request, admit(service, conversation, options))
-    )
+    if data.raw:
+        generation = await cancel_on_disconnect(request, admit_text(service, data.prompt, options))
+    else:
+        generation = await cancel_on_disconnect(request, admit(service, conversation, options))
     return await answer(request, service, [[generation]], renderer, data.stream is not False)
 
 

@@ -99,7 +99,9 @@ class OllamaRenderer(streaming.Renderer):
 
     def _noted(self, answer: OllamaAnswer, notes: tuple[TokenSampled, ...]) -> OllamaAnswer:
         chosen = logprobs(notes, self._text_processor)
-        return answer if chosen is None else structs.replace(answer, logprobs=chosen.content)
+        if chosen is None:
+            return answer
+        return structs.replace(answer, logprobs=chosen.content)
 
     def _call(self, part: ToolCallPart) -> OllamaToolCall:
         function = OllamaFunction(part.name, part.arguments, self._n_calls)

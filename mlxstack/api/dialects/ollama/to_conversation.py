@@ -46,10 +46,14 @@ def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
     """Output constraint of `format`. Raises BadRequest."""
     spec = body.format
     if not isinstance(spec, str):
-        return None if spec is None else ResponseConstraint(spec, param="format")
+        if spec is None:
+            return None
+        return ResponseConstraint(spec, param="format")
     if spec not in ("", "json"):
         raise BadRequest(f'format is {spec!r}; it must be "json" or a JSON schema', "format")
-    return ResponseConstraint({}, param="format") if spec else None
+    if spec:
+        return ResponseConstraint({}, param="format")
+    return None
 
 
 def keep_alive_s(given: float | str) -> float:
@@ -117,4 +121,6 @@ def _content(content: AnyContent, sent: Iterable[Any] | None, images: ImageReade
     if not parts:
         return content
     said = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    return [*parts, *said] if images.accepts_images else [*said, *parts]
+    if images.accepts_images:
+        return [*parts, *said]
+    return [*said, *parts]

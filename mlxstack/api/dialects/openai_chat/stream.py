@@ -251,7 +251,9 @@ def finish_reason(ended: GenerationFinished, has_calls: bool, *, is_legacy: bool
     """`tool_calls` after complete calls, even if text followed; older: `function_call`."""
     if has_calls:
         return "function_call" if is_legacy else "tool_calls"
-    return "length" if ended.ending in (FinishReason.LENGTH, FinishReason.CONTEXT) else "stop"
+    if ended.ending in (FinishReason.LENGTH, FinishReason.CONTEXT):
+        return "length"
+    return "stop"
 
 
 def whole_call(called: ToolCallPart, custom_tools: frozenset[str] = frozenset()) -> ChatToolCall:

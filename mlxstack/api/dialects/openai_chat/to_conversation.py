@@ -57,7 +57,9 @@ def _bound(body: ChatBody) -> None:
 
 def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:
     """Tool choice of a body, in the older form `function_call` too."""
-    return body.function_call if body.tool_choice is None else body.tool_choice
+    if body.tool_choice is None:
+        return body.function_call
+    return body.tool_choice
 
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:

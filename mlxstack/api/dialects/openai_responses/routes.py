@@ -176,4 +176,6 @@ FUNCTION = {"description": None, "parameters": None, "strict": None}
 
 
 def _repeated_tool(tool: Item) -> Item:
-    return {**FUNCTION, **tool} if tool.get("type") == "function" else tool
+    if tool.get("type") == "function":
+        return {**FUNCTION, **tool}
+    return tool

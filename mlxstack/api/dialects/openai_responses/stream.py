@@ -156,7 +156,9 @@ def _event(name: str, /, **fields: Any) -> StreamEvent:
 def _part(strand: Strand, text: str, logprobs: Sampled = ()) -> Struct:
     if strand is OUTPUT:
         return OutputText(text, logprobs=logprobs)
-    return SummaryText(text) if strand is SUMMARY else ReasoningText(text)
+    if strand is SUMMARY:
+        return SummaryText(text)
+    return ReasoningText(text)
 
 
 def _noted(strand: Strand, logprobs: Sampled) -> dict[str, Any]:

@@ -181,7 +181,9 @@ def conversation(
 def forced_tool(box: ToolNames, choice: Any) -> str | None:
     """Name in the prompt of the tool that must be called."""
     name = chosen_tool(choice)
-    return box.spoken(name, choice.get("namespace")) if isinstance(choice, dict) and name else None
+    if isinstance(choice, dict) and name:
+        return box.spoken(name, choice.get("namespace"))
+    return None
 
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
@@ -196,7 +198,9 @@ def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
     given = body.instructions
     if isinstance(given, list):
         return messages(given, ToolNames(), field="instructions")
-    return (Message(Role.SYSTEM, read_system(given, "instructions")),) if given else ()
+    if given:
+        return (Message(Role.SYSTEM, read_system(given, "instructions")),)
+    return ()
 
 
 def _input(body: ResponsesBody, box: ToolNames, images: ImageReader) -> tuple[Message, ...]:
@@ -288,7 +292,9 @@ def _with_images(
     content = shown.get(name) if name == "content" else result_content(shown.get(name))
     shown[name], found_images = with_marks(content, f"{at}.{name}", seen, is_new=is_new)
     message = reader(request_fields.converted({**shown, "type": kind}, InputItem, at), at, box)
-    return structs.replace(message, images=found_images) if found_images else message
+    if found_images:
+        return structs.replace(message, images=found_images)
+    return message
 
 
 def _is_question_part(item: Item) -> bool:

@@ -142,9 +142,10 @@ class MeasuredEngine:
         requests = []
         for i, text in enumerate(texts):
             is_real = text in trial.asked
-            prompt = (
-                self._asked(trial, text, f"{seed}-{i}") if is_real else random_prompt(trial, random)
-            )
+            if is_real:
+                prompt = self._asked(trial, text, f"{seed}-{i}")
+            else:
+                prompt = random_prompt(trial, random)
             constraint, eos = self._constraint(trial, text, prompt)
             is_greedy = is_real or text in {"copied", "adversarial"}
             requests.append(
