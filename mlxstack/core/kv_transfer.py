@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 
 
 class RemotePrompt(Struct, frozen=True):

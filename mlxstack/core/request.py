@@ -5,7 +5,7 @@ from enum import IntEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.ports import Constraint
+from mlxstack.core.interfaces import Constraint
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
 
 

@@ -36,9 +36,9 @@ from mlxstack.core.errors import (
     StackError,
     describe_error,
 )
+from mlxstack.core.interfaces import AgentManifestStore, KVStore, Manifest, SlotFileStore
 from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
-from mlxstack.core.ports import AgentManifestStore, KVStore, Manifest, SlotFileStore
 from mlxstack.core.preset import Preset, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request

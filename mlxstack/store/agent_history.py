@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.files import (
     TEMPORARY,
     Disk,

@@ -38,7 +38,7 @@ def steady_s() -> float:
 
 
 class QuotaKVStore:
-    """A `core.ports.KVStore` over `store`, shared by slot files and `agents`.
+    """A `core.interfaces.KVStore` over `store`, shared by slot files and `agents`.
 
     `clock` returns Unix seconds, `steady` seconds since any moment. What the clock jumped forwards
     since the start makes no file older.

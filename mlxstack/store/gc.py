@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from mlxstack.core.commands import GCItem, GCResult
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion, Unreadable
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.files import Disk, because, sync_directory
 from mlxstack.store.kv_store import DiskKVStore, KVFileEntry

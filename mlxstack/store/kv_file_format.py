@@ -23,7 +23,7 @@ import xxhash
 from msgspec import Meta, Struct
 
 from mlxstack.core.errors import Damaged, UnknownVersion
-from mlxstack.core.ports import KVFile, KVFileHeader, TensorBytes
+from mlxstack.core.interfaces import KVFile, KVFileHeader, TensorBytes
 
 FORMAT = "mlx-stack.kv"
 VERSION = "1"

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion
-from mlxstack.core.ports import KVFile, KVFileHeader
+from mlxstack.core.interfaces import KVFile, KVFileHeader
 from mlxstack.store.backup_exclusion import exclude_from_backups
 from mlxstack.store.files import (
     MORE_SPACE,
@@ -51,7 +51,7 @@ class KVFileEntry(Struct, frozen=True):
 
 
 class DiskKVStore:
-    """A `core.ports.KVStore` on disk. Raises SetupError when `root` cannot be created.
+    """A `core.interfaces.KVStore` on disk. Raises SetupError when `root` cannot be created.
 
     Any number of threads and processes may share one root.
     """

@@ -9,7 +9,7 @@ import xxhash
 from msgspec import Struct
 
 from mlxstack.core.errors import Damaged, UnknownVersion
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.files import UNREADABLE, parse_json
 
 MAGIC = b"mlx-stack slot file "

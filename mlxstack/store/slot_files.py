@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, Conflict, NotFound
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.files import (
     TEMPORARY,
     Disk,
@@ -35,7 +35,7 @@ class SlotFile(Struct, frozen=True):
 
 
 class SlotFileFolder:
-    """A `core.ports.SlotFileStore`. Raises SetupError when `directory` cannot be created.
+    """A `core.interfaces.SlotFileStore`. Raises SetupError when `directory` cannot be created.
 
     The folder may be the user's own: files that are not slot files are never listed, removed
     or replaced.

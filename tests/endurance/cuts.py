@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import DiskFull, NotFound
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.kv_store import DiskKVStore

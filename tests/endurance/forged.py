@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import StackError
 from mlxstack.core.image import FIRST_VIRTUAL
-from mlxstack.core.ports import KVFile, TensorBytes
+from mlxstack.core.interfaces import KVFile, TensorBytes
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.prompt_tokens import ImageRange
 from mlxstack.store import kv_file_format

@@ -15,7 +15,7 @@ from mlxstack.core.commands import (
     SlotRestoreResult,
 )
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import KVFileHeader
+from mlxstack.core.interfaces import KVFileHeader
 from mlxstack.core.preset import Preset, SlotSpec
 from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import KVFileHeader, Manifest
+from mlxstack.core.interfaces import KVFileHeader, Manifest
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.kv.segments import SEGMENT, RecordMeta
 from mlxstack.engine.kv.slot_context import SlotContext

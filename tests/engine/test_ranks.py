@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.errors import Broken, SetupError
-from mlxstack.core.ports import KVFile, TensorBytes
+from mlxstack.core.interfaces import KVFile, TensorBytes
 from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core

@@ -17,7 +17,7 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.engine_events import KVSource, TokenSampled
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
-from mlxstack.core.ports import TensorBytes
+from mlxstack.core.interfaces import TensorBytes
 from mlxstack.core.preset import KVSpec, Preset
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.core.preset import ServerSpec
 from mlxstack.gateway import agent_members
 from mlxstack.gateway.agent_members import AgentMembers

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.ports import TensorBytes
+from mlxstack.core.interfaces import TensorBytes
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch

@@ -32,8 +32,8 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import Busy, Conflict
+from mlxstack.core.interfaces import Manifest
 from mlxstack.core.model_info import Identity, ModelFacts
-from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import PrefixCacheAdmin

@@ -4,7 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
-from mlxstack.core.ports import KVFile, Manifest, TensorBytes
+from mlxstack.core.interfaces import KVFile, Manifest, TensorBytes
 from mlxstack.store.kv_file_format import ITEM_BYTES
 
 IDENTITY = "0123456789abcdef" * 2

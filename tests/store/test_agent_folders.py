@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.agent_history import (
     OF_IMAGE,
     AgentFolders,

@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.commands import CollectGarbage, GCScope
 from mlxstack.core.errors import BadRequest, Conflict, DiskFull
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import StackError
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.files import TEMPORARY, Disk, write_atomic
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
@@ -27,7 +27,7 @@ NOBODY = 65534
 SAVE_FOREVER = f"""
 import sys, itertools
 from pathlib import Path
-from mlxstack.core.ports import KVFile, Manifest, TensorBytes
+from mlxstack.core.interfaces import KVFile, Manifest, TensorBytes
 from mlxstack.store.slot_files import SlotFileFolder
 from mlxstack.store.kv_store import DiskKVStore
 shelf, vault = SlotFileFolder(Path(sys.argv[1]) / "slots"), DiskKVStore(Path(sys.argv[1]) / "kv")
@@ -42,7 +42,7 @@ for number in itertools.count(start):
 WRITE_TOO_MUCH = """
 import resource, sys
 from pathlib import Path
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.slot_files import SlotFileFolder
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 SlotFileFolder(Path(sys.argv[1])).write("a.bin", Manifest("id", tuple(range(1000)), ()))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import Damaged, NotFound, StackError
-from mlxstack.core.ports import KVFile
+from mlxstack.core.interfaces import KVFile
 from mlxstack.store import kv_transfer
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.kv_transfer import IncomingKVFile

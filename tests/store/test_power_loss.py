@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.errors import NotFound
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import OF_IMAGE, AgentFolders, History, image_name, image_names

@@ -17,7 +17,7 @@ from mlxstack.core.errors import (
     StackError,
     UnknownVersion,
 )
-from mlxstack.core.ports import Manifest, SlotFileStore
+from mlxstack.core.interfaces import Manifest, SlotFileStore
 from mlxstack.store.manifest_file import pack, unpack
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import FullDisk, UnsyncableDisk

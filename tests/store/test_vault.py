@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, NotFound, SetupError, StackError
-from mlxstack.core.ports import KVFile, KVStore
+from mlxstack.core.interfaces import KVFile, KVStore
 from mlxstack.store.kv_store import DiskKVStore
 from tests.store.bad_disks import FullDisk, StutteringDisk, UnreadableDisk, UnsyncableDisk
 from tests.store.blobs import BLOBS, IDENTITY, KEY, small_blob

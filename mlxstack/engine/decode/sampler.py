@@ -15,7 +15,7 @@ import numpy as np
 from mlx_lm.sample_utils import apply_min_p, make_logits_processors
 from msgspec.structs import replace
 
-from mlxstack.core.ports import ConstraintState
+from mlxstack.core.interfaces import ConstraintState
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.drafter import NO_OFFER, Drafter
 from mlxstack.engine.device import has_gpu

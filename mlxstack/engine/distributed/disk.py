@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from mlxstack.core.errors import Broken, describe_error
-from mlxstack.core.ports import KVFile
+from mlxstack.core.interfaces import KVFile
 from mlxstack.core.preset import Preset
 from mlxstack.engine.distributed import wire
 from mlxstack.host.home import Home

@@ -16,7 +16,7 @@ from typing import Any
 
 from mlxstack import __version__
 from mlxstack.core.errors import Broken, SetupError, describe_error
-from mlxstack.core.ports import KVFile
+from mlxstack.core.interfaces import KVFile
 from mlxstack.core.prompt_tokens import KeptTokens
 from mlxstack.engine import device
 from mlxstack.engine.decode.batching_check import self_check

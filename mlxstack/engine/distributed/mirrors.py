@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Damaged, StackError
-from mlxstack.core.ports import KVFile, KVFileHeader, KVStore
+from mlxstack.core.interfaces import KVFile, KVFileHeader, KVStore
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine.distributed import wire

@@ -12,7 +12,7 @@ from functools import partial
 
 from mlxstack.core.commands import SlotRestoreResult, SlotSaveResult
 from mlxstack.core.errors import Damaged, StackError, Unsupported, describe_error
-from mlxstack.core.ports import (
+from mlxstack.core.interfaces import (
     AgentManifestStore,
     CallSoon,
     KVFile,

@@ -9,7 +9,7 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import KVFile, KVFileHeader
+from mlxstack.core.interfaces import KVFile, KVFileHeader
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import Segment, SegmentLayout
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint

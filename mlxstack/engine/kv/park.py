@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from mlxstack.core.ports import CallSoon
+from mlxstack.core.interfaces import CallSoon
 from mlxstack.core.prompt_tokens import kept
 from mlxstack.core.request import Request
 from mlxstack.engine.device_errors import raise_device_error

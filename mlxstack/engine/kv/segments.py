@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
+from mlxstack.core.interfaces import KVFile, KVFileHeader, Manifest, TensorBytes
 from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters

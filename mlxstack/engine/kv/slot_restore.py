@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from mlxstack.core.commands import SlotRestoreResult
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
-from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
+from mlxstack.core.interfaces import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
 from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.engine import device
 from mlxstack.engine.device_errors import raise_device_error

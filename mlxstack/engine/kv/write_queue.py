@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Busy, StackError, describe_error
-from mlxstack.core.ports import CallSoon, KVStore
+from mlxstack.core.interfaces import CallSoon, KVStore
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import file_of

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, Unsupported, describe_error
-from mlxstack.core.ports import KVFileHeader, Manifest
+from mlxstack.core.interfaces import KVFileHeader, Manifest
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import IncrementalPack

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
+from mlxstack.core.interfaces import CallSoon
 from mlxstack.core.kv_transfer import RemoteKV, RemotePrompt
-from mlxstack.core.ports import CallSoon
 from mlxstack.core.request import Request
 from mlxstack.policy.remote_prefill import MIN_TOKENS
 

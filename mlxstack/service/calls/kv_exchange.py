@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from mlxstack.core.errors import BadRequest, Conflict, TooLong
+from mlxstack.core.interfaces import Manifest
 from mlxstack.core.kv_transfer import KVMatch, KVOffer, KVQuery, MissingKV
-from mlxstack.core.ports import Manifest
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.calls.prefix_cache_admin import Prefix

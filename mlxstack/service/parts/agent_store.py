@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
-from mlxstack.core.ports import Manifest
+from mlxstack.core.interfaces import Manifest
 from mlxstack.store.agent_history import (
     AgentFolders,
     AgentLock,

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, Damaged, SetupError, StackError
+from mlxstack.core.interfaces import Manifest
 from mlxstack.core.kv_transfer import (
     KVMatch,
     KVOffer,
@@ -24,7 +25,6 @@ from mlxstack.core.kv_transfer import (
     PeerView,
     RemotePrompt,
 )
-from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import PeerSpec
 from mlxstack.host.macos import local_network_hint
 from mlxstack.policy.remote_prefill import (

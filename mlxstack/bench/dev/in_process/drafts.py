@@ -18,7 +18,7 @@ from mlxstack.bench.statistics import percentile
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.errors import Broken
-from mlxstack.core.ports import Constraint
+from mlxstack.core.interfaces import Constraint
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams

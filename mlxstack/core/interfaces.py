@@ -1,4 +1,4 @@
-"""Ports: interfaces that the engine depends on, injected at start-up."""
+"""Interfaces that the engine depends on, injected at start-up."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
