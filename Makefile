@@ -191,7 +191,7 @@ wheel: setup ## Build the wheel, install it into an empty environment, walk thro
 release: setup $(VENV)/audit/ready ## dist/: wheel, sdist, SBOM, formula, checksums, each installed with uv, pipx and pip and tried
 	@$(FAST) $(BIN)/python -m tests.release
 
-signature: setup ## Sizes, cycles and annotations of the house
+size: setup ## Sizes and density of the packages, cycles, annotations
 	@$(BIN)/python -m tests.signature
 
 shots: setup ## Redraw the pictures of the dashboard and the web page

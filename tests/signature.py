@@ -1,6 +1,6 @@
-"""The house in numbers: sizes of files and functions, import cycles, annotations.
+"""The package in numbers: sizes of files and functions, density, import cycles, annotations.
 
-`python -m tests.signature` prints them as `make signature`.
+`python -m tests.signature` prints them as `make size`.
 """
 
 import ast
@@ -10,11 +10,14 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from graphlib import CycleError, TopologicalSorter
+from operator import add
 from pathlib import Path
 from typing import TypeGuard
 
 from msgspec import Struct
+from msgspec.structs import astuple
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +44,47 @@ BRITISH = re.compile(
 )
 
 
+EMPTY_NAMES = frozenset(
+    re.findall(
+        r"\w+",
+        "one found told given wanted made known sent kept shown said spoken rest other others "
+        "each every this what why how at here there",
+    )
+)
+"""Names that do not say what a variable holds."""
+
+
+class Density(Struct, frozen=True):
+    """How much a package packs into its lines, those of folders outside the wheel too."""
+
+    n_files: int
+    n_lines: int
+    n_code: int
+    """Lines of code without imports."""
+    n_bound: int
+    """Names that are bound: targets and parameters."""
+    n_empty: int
+    """Bound names of `EMPTY_NAMES`."""
+    n_conditionals: int
+    """Conditional expressions."""
+    n_tuples: int
+    """Assignments of a tuple of values to a tuple of names."""
+    n_comprehensions: int
+
+    def __add__(self, addend: "Density") -> "Density":
+        sums = (mine + theirs for mine, theirs in zip(astuple(self), astuple(addend), strict=True))
+        return Density(*sums)
+
+    @property
+    def empty_share(self) -> float:
+        """Share of names that do not say what they hold."""
+        return self.n_empty / max(1, self.n_bound)
+
+    def per_thousand(self, n: int) -> float:
+        """Occurrences in 1,000 lines."""
+        return 1000 * n / max(1, self.n_lines)
+
+
 class Signature(Struct, frozen=True):
     """Lines per file and per function, ascending, and what breaks the rules by name."""
 
@@ -58,6 +102,8 @@ class Signature(Struct, frozen=True):
     n_public: int
     code_lines: dict[str, int]
     """Code lines in the wheel, by package."""
+    density: dict[str, Density]
+    """By package."""
 
 
 def measure(root: Path = ROOT) -> Signature:
@@ -96,6 +142,7 @@ def measure(root: Path = ROOT) -> Signature:
         circles=tuple(_circles({_name(root, f): set(_any_imports(t)) for f, t in trees.items()})),
         n_public=len(public),
         code_lines=_code_lines_by_package(root, trees),
+        density=_density_by_package(root, trees),
     )
 
 
@@ -136,6 +183,48 @@ def _code_lines_by_package(root: Path, trees: Mapping[Path, Tree]) -> dict[str, 
         if not any(path.is_relative_to(folder) for folder in NOT_IN_THE_WHEEL):
             found[path.parts[0]] += code_lines(file.read_text(encoding="utf-8"), tree)
     return dict(sorted(found.items()))
+
+
+def density(source: str, tree: Tree) -> Density:
+    """Density of one module; `tree` is parsed `source`."""
+    names = [name for node in tree for name in _bound_names(node)]
+    return Density(
+        n_files=1,
+        n_lines=len(source.splitlines()),
+        n_code=code_lines(source, tree),
+        n_bound=len(names),
+        n_empty=sum(name in EMPTY_NAMES for name in names),
+        n_conditionals=sum(isinstance(node, ast.IfExp) for node in tree),
+        n_tuples=sum(_assigns_tuple(node) for node in tree),
+        n_comprehensions=sum(isinstance(node, COMPREHENSIONS) for node in tree),
+    )
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _bound_names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+
+
+def _assigns_tuple(node: ast.AST) -> bool:
+    """Whether a statement packs several assignments into one."""
+    if not isinstance(node, ast.Assign):
+        return False
+    return isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
+
+
+def _density_by_package(root: Path, trees: Mapping[Path, Tree]) -> dict[str, Density]:
+    by_package: dict[str, Density] = {}
+    for file, tree in trees.items():
+        package = file.relative_to(root).parts[0]
+        measured = density(file.read_text(encoding="utf-8"), tree)
+        before = by_package.get(package)
+        by_package[package] = measured if before is None else before + measured
+    return dict(sorted(by_package.items()))
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
@@ -249,8 +338,24 @@ def _room(folder: str, module: str) -> str | None:
     return inside.partition(".")[0] if inside != module else None
 
 
+def _density_table(by_package: Mapping[str, Density]) -> Table:
+    columns = ("package", "files", "code lines", "empty names", "conditionals", "tuples", "compr.")
+    table = Table(*columns, title="density; the last three per 1,000 lines")
+    total = reduce(add, by_package.values())
+    for package, measured in [*by_package.items(), ("all", total)]:
+        counts = (measured.n_conditionals, measured.n_tuples, measured.n_comprehensions)
+        table.add_row(
+            package,
+            f"{measured.n_files:,}",
+            f"{measured.n_code:,}",
+            f"{measured.empty_share:.1%}",
+            *(f"{measured.per_thousand(n):.1f}" for n in counts),
+        )
+    return table
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     found = measure()
     table = Table("what", "p50", "p90", "max", "the largest", title=f"{len(found.files)} files")
     for what, values, name in (
@@ -261,6 +366,7 @@ def main() -> None:
         table.add_row(what, *map(str, numbers), name)
     console = Console()
     console.print(table)
+    console.print(_density_table(found.density))
     console.print(f"lines: {sum(found.files):,}   functions: {len(found.functions):,}")
     by_package = ", ".join(f"{name} {n:,}" for name, n in found.code_lines.items())
     console.print(f"code lines in the wheel: {sum(found.code_lines.values()):,} ({by_package})")
