@@ -478,7 +478,7 @@ class EngineLoop:
             self._end_prefill(live)
             context = self.slots[live.slot]
             if self.is_drafting:
-                live.drafter = drafter_of(live.request, self.slot_kv.siblings)
+                live.drafter = drafter_of(live.request)
             images = self.batch.images
             drafter = live.drafter
             row = row_of(images, live.request, live.slot, context, self.n_ctx, drafter)
@@ -548,9 +548,6 @@ class EngineLoop:
             # Until its KV is read from disk, the slot holds the context of another request.
             is_own = live.is_assigned and self._state.slot(live.slot).state is not SlotState.LOADING
             if is_own:
-                if live.drafter is not None:
-                    answer = self.slots[live.slot].tokens[len(live.request.tokens) :]
-                    self.slot_kv.siblings.remember(live.request, answer)
                 self._last[live.slot] = live
                 live.ended_step = self._n_steps
                 self.stats.served(live.work(now), now - live.seated_at)

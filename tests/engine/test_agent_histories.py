@@ -209,8 +209,7 @@ class Histories(RuleBasedStateMachine):
         def measure(loop: EngineLoop) -> tuple[int, int]:
             mx.synchronize()
             kv = loop.slot_kv
-            texts = kv.lookup.n_bytes + kv.siblings.n_bytes
-            return kv.live_bytes - texts + kv.prefix_cache.n_bytes, array_bytes()
+            return kv.live_bytes - kv.lookup.n_bytes + kv.prefix_cache.n_bytes, array_bytes()
 
         return self.driver.engine._do(measure).result(timeout=PATIENCE_S)
 

@@ -53,3 +53,17 @@ def test_ids_of_the_largest_vocabularies_do_not_collide() -> None:
     index = NgramIndex([largest, largest, largest, 5, 0, 0, 0, 6, largest, largest, largest])
     assert index.continuation(1) == [5]
     assert NgramIndex([1, 2]).continuation(4) == []
+
+
+def test_a_prediction_leads_from_the_end_of_the_prompt_and_is_found_again() -> None:
+    tokens = [1, 2, 3, 4, 9, 2, 3, 4]
+    predicted = list(range(20, 40))
+    index = NgramIndex(tokens, predicted)
+    assert index.continuation(3) == predicted[:3]
+    for token in (*predicted[:5], 99, *predicted[6:9]):
+        index.append(token)
+    assert index.continuation(4) == predicted[9:13]
+    assert NgramIndex(tokens).continuation(1) == [9]
+    for token in predicted[9:]:
+        index.append(token)
+    assert index.continuation(2) == []

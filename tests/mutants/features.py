@@ -58,22 +58,6 @@ FEATURES = (
         "tests/engine/test_drafts.py::test_room_is_checked_before_drafts_outgrow_it",
     ),
     Mutant(
-        "drafts of siblings stay with their tenant", "engine/decode/sibling_answers.py",
-        "return request.salt, ", 'return "", ',
-        "tests/engine/test_sibling_answers.py::test_only_siblings_of_the_same_tenant_are_found",
-    ),
-    Mutant(
-        "drafts of siblings take a bounded room", "engine/decode/sibling_answers.py",
-        "while self.n_bytes > self._max_bytes:", "while False:",
-        "tests/engine/test_sibling_answers.py::test_the_oldest_go_and_the_bytes_stay_bounded",
-    ),
-    Mutant(
-        "answers kept for siblings count as memory", "engine/slots/slot_kv_manager.py",
-        " + self.siblings.n_bytes", "",
-        "tests/engine/test_sibling_answers.py::"
-        "test_the_second_agent_drafts_what_the_first_one_said",
-    ),
-    Mutant(
         "a padded pass costs its padding", "policy/drafts/ngram_draft_governor.py",
         "[len(counts) * longest]", "[sum(counts)]",
         "tests/policy/test_draft_governor.py::"

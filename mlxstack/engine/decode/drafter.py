@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from mlxstack.engine.decode.ngram_index import FindPlace, NgramIndex
+from mlxstack.engine.decode.ngram_index import NgramIndex
 from mlxstack.policy.drafts import draft_model_governor
 from mlxstack.policy.drafts.ngram_draft_governor import (
     TRUSTED,
@@ -29,17 +29,13 @@ NO_OFFER = DraftOffer()
 class Drafter:
     """Drafter of one request; no draft holds a token of `eos`.
 
-    `prediction` and `find_sibling` are further texts to copy from, as `NgramIndex` takes them.
+    `prediction` is a further text to copy from, as `NgramIndex` takes it.
     """
 
     def __init__(
-        self,
-        prompt: Sequence[int],
-        eos: frozenset[int],
-        prediction: Sequence[int] = (),
-        find_sibling: FindPlace | None = None,
+        self, prompt: Sequence[int], eos: frozenset[int], prediction: Sequence[int] = ()
     ) -> None:
-        self._index = NgramIndex(prompt, prediction, find_sibling)
+        self._index = NgramIndex(prompt, prediction)
         self._eos = eos
         self._copied = DraftRecord()
         self._forced = TRUSTED

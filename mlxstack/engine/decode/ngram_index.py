@@ -6,7 +6,7 @@ n-grams; the answer goes into a dictionary.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -33,10 +33,6 @@ class Place(Struct, frozen=True):
     at: int
 
 
-FindPlace = Callable[[int], Place | None]
-"""Finds the place after an n-gram in texts elsewhere."""
-
-
 class IndexedText:
     """Text with its n-grams; appended tokens are not included."""
 
@@ -61,22 +57,15 @@ class IndexedText:
 class NgramIndex:
     """Follows one answer. `append` every token, then ask for the `continuation`.
 
-    `prediction` is the answer that the client expects; `find_sibling` looks into the answers to
-    prompts that began as this one does.
+    `prediction` is the answer that the client expects.
     """
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        prediction: Sequence[int] = (),
-        find_sibling: FindPlace | None = None,
-    ) -> None:
+    def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = ()) -> None:
         self._tokens = list(prompt)
         self._texts = [IndexedText(self._tokens)]
         if prediction:
             # With the end of the prompt before it, it is found where the answer begins.
             self._texts.append(IndexedText([*prompt[-MAX_MATCH:], *prediction]))
-        self._find_sibling = find_sibling
         self._answered: dict[int, int] = {}
         self._gram = 0
         for token in self._tokens[-ORDER:]:
@@ -110,9 +99,6 @@ class NgramIndex:
         if len(self._tokens) < ORDER:
             return None
         places: list[Place] = []
-        sibling = self._find_sibling(self._gram) if self._find_sibling else None
-        if sibling is not None:
-            places.append(sibling)
         for text in self._texts:
             places += reversed(text.places(self._gram))
         answered = self._answered.get(self._gram)

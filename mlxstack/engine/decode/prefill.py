@@ -19,7 +19,6 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.sampler import BatchRow, Sampler
-from mlxstack.engine.decode.sibling_answers import SiblingAnswers
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.runner import SlotTokens
@@ -126,11 +125,9 @@ def row_of(
     return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift, request.id)
 
 
-def drafter_of(request: Request, siblings: SiblingAnswers) -> Drafter:
-    """Drafter of a request, over prompt, prediction and sibling responses."""
-    answers = siblings.of(request)
-    find_sibling = answers.place if answers is not None else None
-    return Drafter(_text_of(request), request.eos, request.prediction, find_sibling)
+def drafter_of(request: Request) -> Drafter:
+    """Drafter of a request, over prompt and prediction."""
+    return Drafter(_text_of(request), request.eos, request.prediction)
 
 
 def _text_of(request: Request) -> Sequence[int]:

@@ -13,7 +13,6 @@ from mlxstack.core.preset import Persist
 from mlxstack.core.prompt_tokens import TokenRow
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
-from mlxstack.engine.decode.sibling_answers import MAX_BYTES, SiblingAnswers
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps, IncrementalPack, IndexedContext
@@ -28,8 +27,6 @@ from mlxstack.policy.kv.shared_prefixes import SharedPrefixTokens
 log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
-SIBLING_SHARE = 64
-"""Maximum KV budget of sibling answers: 1 / SIBLING_SHARE."""
 
 
 class SlotKVManager:
@@ -60,7 +57,6 @@ class SlotKVManager:
         self._parker = disk_tier.parker
         self.slots = slots
         self.prefix_cache = prefix_cache
-        self.siblings = SiblingAnswers(min(MAX_BYTES, prefix_cache.budget // SIBLING_SHARE))
         self.disk_tier = disk_tier
         self._is_room_due = False
         self._storing: set[int] = set()
@@ -70,7 +66,7 @@ class SlotKVManager:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of live contexts with promised room, last prompts and answers, and images.
+        """Bytes of live contexts with promised room, last prompts, and images.
 
         A checkpoint that is shared or parked too counts once.
         """
@@ -80,9 +76,8 @@ class SlotKVManager:
         )
         contexts = sum(context.cache_bytes + context.n_unreserved for context in self.slots)
         drafts = sum(context.draft_bytes for context in self.slots)
-        texts = self.lookup.n_bytes + self.siblings.n_bytes
         images = self.images.n_bytes if self.images else 0
-        return checkpoints + contexts + drafts + texts + images
+        return checkpoints + contexts + drafts + self.lookup.n_bytes + images
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether `n_bytes` fit in addition to all live KV."""
