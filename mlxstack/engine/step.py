@@ -91,6 +91,9 @@ class EngineLoop:
         self._phases = PhaseClocks(self._live)
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.prefill.block)
+        self._lookup = scheduler.Lookup(
+            self._matches.shared, self._matches.promised, self.slot_kv.need
+        )
         self.stats = EngineStats()
         self._early = EarlyPrefill(slot_kv, batch, self.stats)
         self._events: list[Event] = []
@@ -139,8 +142,7 @@ class EngineLoop:
             self._refuse(request, self.slot_kv.too_big(request))
             return
         now = time.monotonic()
-        need = self.slot_kv.need
-        if scheduler.is_full(self._state, request, now, self._limits, need):
+        if scheduler.is_full(self._state, request, now, self._limits, self._lookup):
             wait = scheduler.retry_after(self._state, self.stats.seconds_per_request)
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
@@ -297,17 +299,12 @@ class EngineLoop:
 
     def _schedule(self) -> None:
         now = time.monotonic()
-        shared = self._matches.shared
-        promised = self._matches.promised
-        need = self.slot_kv.need
-        self._state, actions = scheduler.schedule(
-            self._state, now, self._limits, shared, promised, need
-        )
+        self._state, actions = scheduler.schedule(self._state, now, self._limits, self._lookup)
         with ExitStack() as stack:
             # The state holds all of them already: each runs, also after a device error.
             for action in reversed(actions):
                 stack.callback(self._execute, action)
-        self._phases.awaiting = scheduler.awaiting_prefix(self._state, self._limits, promised)
+        self._phases.awaiting = scheduler.awaiting_prefix(self._state, self._limits, self._lookup)
         self._phases.note(self._state.slots)
 
     def _execute(self, action: Action) -> None:

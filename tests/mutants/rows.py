@@ -222,7 +222,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "a request waits until its KV fits", "policy/scheduling/scheduler.py",
-        "return active + need(request) <= limits.max_bytes", "return True",
+        "return active + lookup.kv_bytes(request) <= limits.max_bytes", "return True",
         "tests/policy/test_scheduler.py::"
         "test_b18_a_request_waits_until_its_kv_fits_beside_that_of_others",
     ),

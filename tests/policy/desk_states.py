@@ -9,8 +9,8 @@ from mlxstack.core.request import Priority, Request
 from mlxstack.policy.scheduling.scheduler import (
     Action,
     AssignSlot,
+    Lookup,
     SchedulerLimits,
-    SharedPrefillFn,
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
@@ -28,6 +28,8 @@ from mlxstack.policy.scheduling.scheduler_state import (
 HIGH = Priority.HIGH
 NORMAL = Priority.NORMAL
 LOW = Priority.LOW
+NOTHING = Lookup()
+"""No context and no prefill shares anything with any request."""
 
 
 def ticket(
@@ -61,16 +63,11 @@ def desk_of(n_slots: int, *waiting: Request) -> SchedulerState:
     return desk
 
 
-def nothing(ask: str, slot: int) -> int:
-    """No context shares anything with any ask."""
-    return 0
-
-
 def turn(
     desk: SchedulerState, now: float = 0.0, limits: SchedulerLimits | None = None
 ) -> tuple[SchedulerState, list[Action]]:
     """`decide` with cold caches."""
-    return schedule(desk, now, limits or SchedulerLimits(), nothing)
+    return schedule(desk, now, limits or SchedulerLimits(), NOTHING)
 
 
 def given(actions: list[Action]) -> list[tuple[str, int]]:
@@ -125,10 +122,12 @@ def open_seats(desk: SchedulerState, ticket: Request) -> set[int]:
     return idle if ticket.slot is None else idle & {ticket.slot}
 
 
-def heads_for(desk: SchedulerState, ticket: Request, promise: SharedPrefillFn) -> list[Slot]:
+def heads_for(desk: SchedulerState, ticket: Request, lookup: Lookup) -> list[Slot]:
     """Seats that have yet to compute or to load what this ticket needs too."""
     busy = [s for s in desk.slots if s.state in (SlotState.LOADING, SlotState.PREFILLING)]
-    return [s for s in busy if s.request and promise(ticket.id, s.request.id) > s.position]
+    return [
+        s for s in busy if s.request and lookup.shared_prefill(ticket.id, s.request.id) > s.position
+    ]
 
 
 def put(desk: SchedulerState, seat: Slot) -> SchedulerState:

@@ -8,9 +8,9 @@ from mlxstack.core.request import Request
 from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
 from mlxstack.policy.scheduling.scheduler import (
     Expire,
+    Lookup,
     PrefillChunk,
     SchedulerLimits,
-    SharedPrefillFn,
     is_full,
     next_prefill_chunk,
     schedule,
@@ -31,10 +31,10 @@ from tests.policy.desk_states import (
     HIGH,
     LOW,
     NORMAL,
+    NOTHING,
     begun,
     desk_of,
     given,
-    nothing,
     ticket,
     turn,
     used,
@@ -119,12 +119,12 @@ def test_b18_a_request_waits_until_its_kv_fits_beside_that_of_others() -> None:
     def need(request: Request) -> int:
         return len(request.tokens)
 
-    desk, actions = schedule(desk_of(4, *asks), 5.0, limits, nothing, need=need)
+    desk, actions = schedule(desk_of(4, *asks), 5.0, limits, Lookup(kv_bytes=need))
     assert given(actions) == [("0", 0), ("1", 1)], "a small one overtook"
     desk = release_slot(desk, 0, 100, 6.0)
-    assert given(schedule(desk, 6.0, limits, nothing, need=need)[1]) == [("2", 2), ("small", 3)]
+    assert given(schedule(desk, 6.0, limits, Lookup(kv_bytes=need))[1]) == [("2", 2), ("small", 3)]
     huge = desk_of(1, ticket("huge", n_prompt=1000))
-    assert given(schedule(huge, 5.0, limits, nothing, need=need)[1]) == [("huge", 0)]
+    assert given(schedule(huge, 5.0, limits, Lookup(kv_bytes=need))[1]) == [("huge", 0)]
 
 
 def test_errands_of_a_busy_slot_wait_and_then_go_before_later_asks() -> None:
@@ -193,7 +193,7 @@ def test_e18_a_full_queue_is_full_exactly_at_its_bound() -> None:
     limits = SchedulerLimits(max_waiting=2)
     for n, expected in enumerate([False, False, True]):
         newcomer = ticket(str(n), n)
-        assert is_full(desk, newcomer, 9.0, limits) is expected
+        assert is_full(desk, newcomer, 9.0, limits, NOTHING) is expected
         desk = enqueue(desk, newcomer)
 
 
@@ -205,14 +205,14 @@ def test_e18_idle_slots_do_not_make_room_for_those_who_wait_for_another(
 ) -> None:
     desk, _ = turn(desk_of(3, ticket("a", pin=0)))
     desk = enqueue(desk, ticket("b", 1, pin=0))
-    assert is_full(desk, newcomer, 9.0, SchedulerLimits(max_waiting=1)) is expected
+    assert is_full(desk, newcomer, 9.0, SchedulerLimits(max_waiting=1), NOTHING) is expected
 
 
 def test_e18_without_a_queue_only_what_can_start_is_taken() -> None:
     limits = SchedulerLimits(max_waiting=0)
-    assert not is_full(desk_of(1), ticket("a"), 0.0, limits)
+    assert not is_full(desk_of(1), ticket("a"), 0.0, limits, NOTHING)
     desk, _ = turn(desk_of(1, ticket("a")))
-    assert is_full(desk, ticket("b"), 0.0, limits)
+    assert is_full(desk, ticket("b"), 0.0, limits, NOTHING)
 
 
 tickets = st.builds(
@@ -233,7 +233,7 @@ def test_e18_what_is_admitted_never_makes_more_than_max_waiting_wait(
     desk = desk_of(3)
     for one in newcomers:
         n_would_wait = len(turn(enqueue(desk, one), 30.0, limits)[0].waiting)
-        assert is_full(desk, one, 30.0, limits) is (n_would_wait > max_waiting)
+        assert is_full(desk, one, 30.0, limits, NOTHING) is (n_would_wait > max_waiting)
         if n_would_wait <= max_waiting:
             desk = enqueue(desk, one)
             if one.slot is None:  # a turn between some arrivals, several arrivals between others
@@ -320,40 +320,38 @@ def test_e1_the_last_prompt_token_belongs_to_decode() -> None:
 
 def test_deciding_is_a_function_of_its_arguments() -> None:
     desk: SchedulerState = desk_of(2, ticket("a"), ticket("b", 1), ticket("c", 2))
-    assert schedule(desk, 3.0, SchedulerLimits(), nothing) == schedule(
-        desk, 3.0, SchedulerLimits(), nothing
+    assert schedule(desk, 3.0, SchedulerLimits(), NOTHING) == schedule(
+        desk, 3.0, SchedulerLimits(), NOTHING
     )
 
 
-def head_of(n: int) -> SharedPrefillFn:
+def head_of(n: int) -> Lookup:
     """Everybody's prompt begins with the same `n` tokens."""
-    return lambda ask, other: n
+    return Lookup(shared_prefill=lambda ask, other: n)
 
 
 def test_z5_a_team_lets_one_compute_the_shared_head_and_then_forks_it() -> None:
     desk = desk_of(3, *(ticket(str(n), n, n_prompt=3000) for n in range(3)))
-    desk, actions = schedule(desk, 5.0, SchedulerLimits(), nothing, head_of(2048))
+    desk, actions = schedule(desk, 5.0, SchedulerLimits(), head_of(2048))
     assert given(actions) == [("0", 0)]
-    desk, actions = schedule(advance(desk, 0, 2047), 6.0, SchedulerLimits(), nothing, head_of(2048))
+    desk, actions = schedule(advance(desk, 0, 2047), 6.0, SchedulerLimits(), head_of(2048))
     assert given(actions) == []
-    desk, actions = schedule(advance(desk, 0, 2048), 7.0, SchedulerLimits(), nothing, head_of(2048))
+    desk, actions = schedule(advance(desk, 0, 2048), 7.0, SchedulerLimits(), head_of(2048))
     assert given(actions)[0] == ("1", 1), "the second begins at the head's end by forking"
 
 
 def test_z5_strangers_do_not_wait_for_the_team() -> None:
     desk, _ = turn(desk_of(2, ticket("team", 0, n_prompt=3000)))
     desk = enqueue(desk, ticket("stranger", 1))
-    assert given(schedule(desk, 2.0, SchedulerLimits(), nothing, head_of(0))[1]) == [
-        ("stranger", 1)
-    ]
+    assert given(schedule(desk, 2.0, SchedulerLimits(), head_of(0))[1]) == [("stranger", 1)]
 
 
 def test_z5_a_head_that_is_read_from_disk_is_waited_for() -> None:
     desk, _ = turn(desk_of(2, ticket("0", 0, n_prompt=3000)))
     desk = enqueue(start_loading(desk, 0), ticket("1", 1, n_prompt=3000))
-    assert schedule(desk, 2.0, SchedulerLimits(), nothing, head_of(2048))[1] == []
+    assert schedule(desk, 2.0, SchedulerLimits(), head_of(2048))[1] == []
     desk = advance(finish_loading(desk, 0), 0, 2048)
-    assert given(schedule(desk, 3.0, SchedulerLimits(), nothing, head_of(2048))[1]) == [("1", 1)]
+    assert given(schedule(desk, 3.0, SchedulerLimits(), head_of(2048))[1]) == [("1", 1)]
 
 
 def test_a_seat_that_loads_holds_its_row_and_gets_no_bites() -> None:

@@ -28,6 +28,7 @@ from mlxstack.policy.scheduling.scheduler import (
     Action,
     AssignSlot,
     Expire,
+    Lookup,
     SchedulerLimits,
     effective_priority,
     is_full,
@@ -65,6 +66,7 @@ class Histories(RuleBasedStateMachine):
         self.limits = SchedulerLimits(
             max_active=max_active, max_waiting=max_waiting, aging_per_s=AGING
         )
+        self.lookup = Lookup(self.match, self.promise)
         self.speed = ThroughputModel()
         self.shares: dict[str, float] = {}
         self.teams: dict[str, str | None] = {}
@@ -115,7 +117,7 @@ class Histories(RuleBasedStateMachine):
             arrived=arrived,
             deadline=None if patience is None else arrived + patience,
         )
-        if is_full(self.desk, ticket, self.now, self.limits):
+        if is_full(self.desk, ticket, self.now, self.limits, self.lookup):
             assert len(self.desk.waiting) >= self.limits.max_waiting
             return ask
         self.admitted.add(ask)
@@ -175,7 +177,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def a_turn(self) -> None:
         before = self.desk
-        self.desk, actions = schedule(before, self.now, self.limits, self.match, self.promise)
+        self.desk, actions = schedule(before, self.now, self.limits, self.lookup)
         self.check_order(before, actions)
         self.check_early_turns_decide_nothing(before, actions)
         self.check_nothing_is_left_undone()
@@ -245,7 +247,7 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         """Without them the same requests get the same slots, and the same actions run."""
         without = replace(before, early=())
-        assert schedule(without, self.now, self.limits, self.match, self.promise)[1] == actions
+        assert schedule(without, self.now, self.limits, self.lookup)[1] == actions
 
     def check_nothing_is_left_undone(self) -> None:
         """Work conserving; errands run; deadlines hold; deciding again changes nothing."""
@@ -258,7 +260,7 @@ class Histories(RuleBasedStateMachine):
             if desk.slot(errand.slot).state is SlotState.IDLE:
                 pinned = [t for t in desk.waiting if t.slot == errand.slot]
                 assert any(t.arrived < errand.arrived for t in pinned)
-        again, actions = schedule(desk, self.now, self.limits, self.match, self.promise)
+        again, actions = schedule(desk, self.now, self.limits, self.lookup)
         assert again == desk
         assert all(isinstance(a, Expire) for a in actions)
 
@@ -304,7 +306,7 @@ class Histories(RuleBasedStateMachine):
     def can_go(self, desk: SchedulerState, ticket: Request) -> bool:
         """A seat, the agent's turn, and nobody of the team who computes the shared head."""
         may_sit = bool(open_seats(desk, ticket)) and is_agents_turn(desk, ticket)
-        return may_sit and not heads_for(desk, ticket, self.promise)
+        return may_sit and not heads_for(desk, ticket, self.lookup)
 
     def take(self, ticket: Request, seat: Slot) -> None:
         """Read from disk first, or go on from what the seat shares."""

@@ -1,11 +1,9 @@
 """Which slot an ask gets."""
 
-from collections.abc import Callable
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.scheduling.scheduler import SLACK, select_slot
+from mlxstack.policy.scheduling.scheduler import SLACK, Lookup, select_slot
 from mlxstack.policy.scheduling.scheduler_state import (
     SchedulerState,
     SlotAction,
@@ -18,14 +16,14 @@ from mlxstack.policy.scheduling.scheduler_state import (
     reset_slot,
     start_loading,
 )
-from tests.policy.desk_states import desk_of, nothing, ticket, used
+from tests.policy.desk_states import NOTHING, desk_of, ticket, used
 
 NONE: frozenset[int] = frozenset()
 
 
-def shares(**by_slot: int) -> Callable[[str, int], int]:
+def shares(**by_slot: int) -> Lookup:
     """`s0=90`: 90 tokens of slot 0's context begin the prompt."""
-    return lambda ask, slot: by_slot.get(f"s{slot}", 0)
+    return Lookup(lambda ask, slot: by_slot.get(f"s{slot}", 0))
 
 
 def test_b5_a_follow_up_gets_its_own_seat_even_if_others_are_empty() -> None:
@@ -65,9 +63,9 @@ def test_x31_a_title_request_spares_the_long_conversation() -> None:
 
 def test_b5_an_empty_seat_before_a_used_one_then_the_least_recently_used() -> None:
     desk = used(used(desk_of(3), 0, 50, 60, now=1.0), 2, 50, 60, now=2.0)
-    assert select_slot(desk, ticket("a"), nothing, NONE) == 1
+    assert select_slot(desk, ticket("a"), NOTHING, NONE) == 1
     desk = used(desk, 1, 50, 60, now=3.0)
-    assert select_slot(desk, ticket("a"), nothing, NONE) == 0
+    assert select_slot(desk, ticket("a"), NOTHING, NONE) == 0
 
 
 def test_b5_a_restored_context_is_continued_by_what_repeats_it_all() -> None:
@@ -89,22 +87,22 @@ def test_b5_a_cancelled_prefill_is_continued_from_where_it_stood() -> None:
 def test_b6_a_pin_waits_for_its_slot() -> None:
     desk = assign_slot(desk_of(3), ticket("a"), 0)
     assert select_slot(desk, ticket("b", pin=0), shares(s1=99), NONE) is None
-    assert select_slot(release_slot(desk, 0, 10, 1.0), ticket("b", pin=0), nothing, NONE) == 0
+    assert select_slot(release_slot(desk, 0, 10, 1.0), ticket("b", pin=0), NOTHING, NONE) == 0
 
 
 def test_b6_others_leave_a_slot_to_those_who_insist_on_it() -> None:
     desk = enqueue(desk_of(2), ticket("pinned", pin=0))
-    assert select_slot(desk, ticket("anywhere"), nothing, NONE) == 1
+    assert select_slot(desk, ticket("anywhere"), NOTHING, NONE) == 1
     desk = used(desk, 1, 50, 60)
-    assert select_slot(desk, ticket("anywhere"), nothing, NONE) == 1
-    assert select_slot(assign_slot(desk, ticket("x"), 1), ticket("anywhere"), nothing, NONE) == 0
+    assert select_slot(desk, ticket("anywhere"), NOTHING, NONE) == 1
+    assert select_slot(assign_slot(desk, ticket("x"), 1), ticket("anywhere"), NOTHING, NONE) == 0
 
 
 def test_barred_slots_are_not_given_away() -> None:
     desk = used(desk_of(2), 1, 50, 60)
-    assert select_slot(desk, ticket("a"), nothing, frozenset({0})) == 1
-    assert select_slot(desk, ticket("a"), nothing, frozenset({0, 1})) is None
-    assert select_slot(desk, ticket("a", pin=0), nothing, frozenset({0})) is None
+    assert select_slot(desk, ticket("a"), NOTHING, frozenset({0})) == 1
+    assert select_slot(desk, ticket("a"), NOTHING, frozenset({0, 1})) is None
+    assert select_slot(desk, ticket("a", pin=0), NOTHING, frozenset({0})) is None
 
 
 def test_a_seat_that_was_saved_knows_how_long_its_prompt_was() -> None:
@@ -145,7 +143,7 @@ def test_only_a_follow_up_takes_a_used_seat_while_one_is_empty(
     drawn: tuple[SchedulerState, dict[int, int]], name: str | None
 ) -> None:
     desk, shared = drawn
-    slot = select_slot(desk, ticket("a", name=name), lambda _, slot: shared[slot], NONE)
+    slot = select_slot(desk, ticket("a", name=name), Lookup(lambda _, slot: shared[slot]), NONE)
     assert slot is not None
     seat = desk.slot(slot)
     if seat.n_tokens:
@@ -161,7 +159,9 @@ def test_a_prompt_that_repeats_the_last_one_is_a_follow_up(
     desk, shared = drawn
     desk = used(desk, 0, 100, 160, now=99.0, name=name)
     shared = dict.fromkeys(shared, 0) | {0: 100}
-    assert select_slot(desk, ticket("a", name=name), lambda _, slot: shared[slot], NONE) == 0
+    assert (
+        select_slot(desk, ticket("a", name=name), Lookup(lambda _, slot: shared[slot]), NONE) == 0
+    )
 
 
 def test_another_conversation_of_one_system_prompt_takes_an_empty_seat() -> None:

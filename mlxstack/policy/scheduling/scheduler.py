@@ -34,15 +34,6 @@ from mlxstack.policy.scheduling.scheduler_state import (
     skip,
 )
 
-OverlapFn = Callable[[str, int], int]
-"""Common prefix of a request and a slot's context, in tokens."""
-
-SharedPrefillFn = Callable[[str, str], int]
-"""Prompt tokens that another request's prefill computes too, else 0."""
-
-NeedFn = Callable[[Request], int]
-"""Bytes of live KV that a request is expected to need."""
-
 COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
 
 REST_STEPS = 200
@@ -58,8 +49,25 @@ SLACK = 32
 """Tail tokens that templates rewrite and a follow-up may lose."""
 
 
+def _none(*_: object) -> int:
+    return 0
+
+
+class Lookup(Struct, frozen=True):
+    """Lookups of requests in the engine; each returns 0 by default."""
+
+    overlap: Callable[[str, int], int] = _none
+    """Common prefix of a request (its ID) and a slot's context, in tokens."""
+
+    shared_prefill: Callable[[str, str], int] = _none
+    """Prompt tokens of a request (the first ID) that another one's prefill computes too, else 0."""
+
+    kv_bytes: Callable[[Request], int] = _none
+    """Bytes of live KV that a request is expected to need."""
+
+
 def select_slot(
-    state: SchedulerState, request: Request, match: OverlapFn, barred: frozenset[int]
+    state: SchedulerState, request: Request, lookup: Lookup, barred: frozenset[int]
 ) -> int | None:
     """Select the slot for a request, or None to wait.
 
@@ -74,7 +82,7 @@ def select_slot(
             return request.slot
         return None
     pinned = {t.slot for t in state.waiting}
-    shared = {s.id: match(request.id, s.id) if s.n_tokens else 0 for s in idle}
+    shared = {s.id: lookup.overlap(request.id, s.id) if s.n_tokens else 0 for s in idle}
     own = [s for s in idle if _continues(s, request, shared[s.id])]
     empty = [s for s in idle if not s.n_tokens and s.id not in pinned]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
@@ -85,24 +93,22 @@ def select_slot(
     return least_missed.id if least_missed else None
 
 
-def should_wait_for_prefix(
-    state: SchedulerState, request: Request, promise: SharedPrefillFn
-) -> bool:
+def should_wait_for_prefix(state: SchedulerState, request: Request, lookup: Lookup) -> bool:
     """Whether a slot computes a prefix of this prompt: wait, then fork."""
     return any(
-        slot.position < promise(request.id, slot.request.id)
+        slot.position < lookup.shared_prefill(request.id, slot.request.id)
         for slot in state.slots
         if slot.state in COMPUTING and slot.request
     )
 
 
 def awaiting_prefix(
-    state: SchedulerState, limits: "SchedulerLimits", promise: SharedPrefillFn
+    state: SchedulerState, limits: "SchedulerLimits", lookup: Lookup
 ) -> frozenset[str]:
     """Queued requests with room that wait for a prefix under computation."""
     if not (state.waiting and _has_room(state, limits)):
         return frozenset()
-    return frozenset(t.id for t in state.waiting if should_wait_for_prefix(state, t, promise))
+    return frozenset(t.id for t in state.waiting if should_wait_for_prefix(state, t, lookup))
 
 
 def _continues(slot: Slot, request: Request, n_shared: int) -> bool:
@@ -212,24 +218,17 @@ Action = AssignSlot | Expire | SlotAction
 
 
 def is_full(
-    state: SchedulerState,
-    request: Request,
-    now: float,
-    limits: SchedulerLimits,
-    need: NeedFn = lambda _: 0,
+    state: SchedulerState, request: Request, now: float, limits: SchedulerLimits, lookup: Lookup
 ) -> bool:
     """Whether admission must refuse this request because too many would wait."""
-    after, _ = schedule(enqueue(state, request), now, limits, lambda _id, _slot: 0, need=need)
+    # Slots are counted, not chosen: contexts and shared prefixes play no part.
+    bytes_only = Lookup(kv_bytes=lookup.kv_bytes)
+    after, _ = schedule(enqueue(state, request), now, limits, bytes_only)
     return len(after.waiting) > limits.max_waiting
 
 
 def schedule(
-    state: SchedulerState,
-    now: float,
-    limits: SchedulerLimits,
-    match: OverlapFn,
-    promise: SharedPrefillFn = lambda _request, _other: 0,
-    need: NeedFn = lambda _: 0,
+    state: SchedulerState, now: float, limits: SchedulerLimits, lookup: Lookup
 ) -> tuple[SchedulerState, list[Action]]:
     """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
 
@@ -247,10 +246,10 @@ def schedule(
             actions.append(pending)
     requests = schedulable(state, now, limits.aging_per_s)
     while _has_room(state, limits) and (request := next(requests, None)):
-        if should_wait_for_prefix(state, request, promise):
+        if should_wait_for_prefix(state, request, lookup):
             continue
-        slot = select_slot(state, request, match, _barred(state, request))
-        if not _fits(state, request, limits, need):
+        slot = select_slot(state, request, lookup, _barred(state, request))
+        if not _fits(state, request, limits, lookup):
             # Smaller requests do not overtake, or a large prompt would starve.
             break
         if slot is not None:
@@ -311,12 +310,12 @@ def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
     return is_idle and state.n_active < limits.max_active
 
 
-def _fits(state: SchedulerState, request: Request, limits: SchedulerLimits, need: NeedFn) -> bool:
+def _fits(state: SchedulerState, request: Request, limits: SchedulerLimits, lookup: Lookup) -> bool:
     """Whether its KV fits beside active ones; alone it never waits."""
     if limits.max_bytes is None or not state.n_active:
         return True
-    active = sum(need(s.request) for s in state.slots if s.request and s.state in ACTIVE)
-    return active + need(request) <= limits.max_bytes
+    active = sum(lookup.kv_bytes(s.request) for s in state.slots if s.request and s.state in ACTIVE)
+    return active + lookup.kv_bytes(request) <= limits.max_bytes
 
 
 def _is_first(state: SchedulerState, pending: SlotAction) -> bool:

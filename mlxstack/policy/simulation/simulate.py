@@ -20,6 +20,7 @@ from mlxstack.policy.scheduling.chunked_prefill import (
 )
 from mlxstack.policy.scheduling.scheduler import (
     AssignSlot,
+    Lookup,
     PrefillChunk,
     SchedulerLimits,
     is_full,
@@ -109,6 +110,7 @@ class _Simulation:
     ) -> None:
         self._machine = machine
         self._limits = limits
+        self._lookup = Lookup(self._match)
         self._now = 0.0
         self._state = scheduler_state.initial_state(machine.n_slots)
         self._speed = ThroughputModel()
@@ -164,7 +166,7 @@ class _Simulation:
         while self._coming and self._coming[0][0] <= self._now:
             at, _, live = heapq.heappop(self._coming)
             request = live.request(at)
-            if is_full(self._state, request, self._now, self._limits):
+            if is_full(self._state, request, self._now, self._limits, self._lookup):
                 again = self._now + scheduler.retry_after(self._state, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))
                 self._n_refused += 1
@@ -176,7 +178,7 @@ class _Simulation:
     def _slot(self) -> None:
         """Skip scheduling without an arrival or an end: nothing would change."""
         self._is_settled = True
-        self._state, actions = schedule(self._state, self._now, self._limits, self._match)
+        self._state, actions = schedule(self._state, self._now, self._limits, self._lookup)
         for action in actions:
             assert isinstance(action, AssignSlot)
             self._sit(self._live[action.request.id], action.slot)
