@@ -40,14 +40,19 @@ def let_intervals_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stream(http: httpx.Client, path: str, **body: Any) -> str:
     """The text of a streamed answer, which ended well."""
+    return "".join(delta.get("content") or "" for delta in deltas(http, path, **body))
+
+
+def deltas(http: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The deltas of a streamed answer, which ended well."""
     body = {"stream": True, "max_tokens": 12, **body}
     with http.stream("POST", path, json=body) as response:
         assert response.status_code == 200, response.read()
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert events[-1] == "[DONE]"
-    choices = [json.loads(event)["choices"] for event in events[:-1]]
-    return "".join(choice["delta"].get("content") or "" for one in choices for choice in one)
+    chunks = [json.loads(event) for event in events[:-1]]
+    return [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
 
 
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
+def user(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]

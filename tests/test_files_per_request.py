@@ -15,19 +15,39 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import Struct
 
 import mlxstack
 from mlxstack.demo import MODEL_DIR
 from mlxstack.text.images.checkpoint import TOWER
 from tests.api.running import running
-from tests.one_chat import PRESET, let_intervals_rest, stream, user
+from tests.demo.test_demo_sees import asked, plain
+from tests.one_chat import PRESET, deltas, let_intervals_rest, stream, user
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MAX_FILES_OF_A_CHAT = 65
-MAX_FILES_OF_A_PARKED_TURN = 73
+FEATURES = "features/"
+"""Folder of the features; all other files are the spine."""
 
+
+class FileLimit(Struct, frozen=True):
+    """Most files that a request may run."""
+
+    total: int
+    spine: int
+    """Those outside of `FEATURES`."""
+
+
+CHAT = FileLimit(total=65, spine=65)
+CHAT_WITH_TOOLS = FileLimit(total=81, spine=81)
+CHAT_WITH_AN_IMAGE = FileLimit(total=78, spine=78)
+PARKED_TURN = FileLimit(total=73, spine=73)
+
+PATH = "/v1/chat/completions"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "Get the weather of a city", "parameters": CITY}
+TOOLS = [{"type": "function", "function": WEATHER}]
 PACKAGE = Path(mlxstack.__file__).parent
 
 
@@ -68,6 +88,19 @@ def counter() -> Iterator[FileCounter]:
 
 
 @pytest.fixture
+def http_with_tower(
+    counter: FileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[httpx.Client]:
+    """The whole demo, one slot."""
+    let_intervals_rest(monkeypatch)
+    with (
+        running(PRESET, tmp_path) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
 def http(
     counter: FileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[httpx.Client]:
@@ -83,33 +116,52 @@ def http(
         yield client
 
 
-def report(files: list[str], limit: int) -> str:
-    """The files of each package."""
+def check(files: list[str], limit: FileLimit) -> None:
+    """Fail with the files of each package where they are more than `limit`."""
     by_package = defaultdict[str, list[str]](list)
     for file in files:
         package, _, name = file.partition("/")
         by_package[package].append(name)
+    spine = [file for file in files if not file.startswith(FEATURES)]
     lines = [f"{package} {len(names)}: {', '.join(names)}" for package, names in by_package.items()]
-    return "\n".join([f"{len(files)} files ran, {limit} may:", *lines])
-
-
-def test_one_streamed_chat_runs_few_files(http: httpx.Client, counter: FileCounter) -> None:
-    # The first request of a service compiles templates and measures steps.
-    stream(http, "/v1/chat/completions", messages=user("Good morning."))
-    with counter.counting():
-        assert stream(http, "/v1/chat/completions", messages=user("Hello, who are you?"))
-    files = counter.ours()
+    table = "\n".join([f"{len(files)} files ran, {len(spine)} of the spine; {limit}", *lines])
     assert {"api/guards.py", "engine/core.py"} <= set(files), "a thread was not counted"
-    assert len(files) <= MAX_FILES_OF_A_CHAT, report(files, MAX_FILES_OF_A_CHAT)
+    assert len(files) <= limit.total, table
+    assert len(spine) <= limit.spine, table
+
+
+def test_a_streamed_chat_runs_few_files(http: httpx.Client, counter: FileCounter) -> None:
+    # The first request of a service compiles templates and measures steps.
+    stream(http, PATH, messages=user("Good morning."))
+    with counter.counting():
+        assert stream(http, PATH, messages=user("Hello, who are you?"))
+    check(counter.ours(), CHAT)
+
+
+def test_a_chat_with_tools_runs_few_files(http: httpx.Client, counter: FileCounter) -> None:
+    body = {"messages": user("What is the weather in Oslo?"), "tools": TOOLS, "max_tokens": 64}
+    deltas(http, PATH, **body)
+    with counter.counting():
+        answer = deltas(http, PATH, **body)
+    assert any(delta.get("tool_calls") for delta in answer), answer
+    check(counter.ours(), CHAT_WITH_TOOLS)
+
+
+def test_a_chat_with_an_image_runs_few_files(
+    http_with_tower: httpx.Client, counter: FileCounter
+) -> None:
+    stream(http_with_tower, PATH, messages=[asked(plain("red", "A").image)])
+    with counter.counting():
+        assert stream(http_with_tower, PATH, messages=[asked(plain("blue", "B").image)])
+    check(counter.ours(), CHAT_WITH_AN_IMAGE)
 
 
 def test_a_parked_agents_next_turn_runs_few_files(http: httpx.Client, counter: FileCounter) -> None:
     path = "/v1/agents/bob/generate"
     stream(http, path, append=user("Remember the word apple, and tell me who you are. " * 20))
-    stream(http, "/v1/chat/completions", messages=user("Another conversation takes the slot."))
+    stream(http, PATH, messages=user("Another conversation takes the slot."))
     with counter.counting():
         assert stream(http, path, append=user("Which word was it?"))
-    files = counter.ours()
     cached = http.get("/v1/agents/bob").json()["n_cached"]
     assert cached > 100, "the turn was not resumed from parked KV"
-    assert len(files) <= MAX_FILES_OF_A_PARKED_TURN, report(files, MAX_FILES_OF_A_PARKED_TURN)
+    check(counter.ours(), PARKED_TURN)

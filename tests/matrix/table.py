@@ -71,13 +71,25 @@ def reason(row: Row) -> str:
     return "" if is_full else REASONS.get(row.name, row.note).replace("|", "\\|")
 
 
+def cells_of_types(text: str) -> list[list[str]]:
+    """The cells of each model type on the page `text`."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [row for row in rows if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]]
+
+
+def with_products(text: str) -> str:
+    """The page `text` with its table by product written anew."""
+    batched = {row[0]: row[2] for row in cells_of_types(text)}
+    return BY_PRODUCT.sub(lambda _: product_table(batched), text)
+
+
 def page(rows: Sequence[Row], text: str) -> str:
     """The page `text` with its table by product and its last section written anew."""
-    batched = {row.name: row.batched or "not here" for row in rows}
     before = text.partition(TYPES.partition("\n")[0])[0]
     about = TYPES.format(versions=versions(), counts=counts(rows))
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     names = [f"`{new}` is served as `{old}`" for new, old in sorted(MODEL_REMAPPING.items())]
     other = "Other names of these types: " + ", ".join(names) + "."
     types = "\n".join([about, *head, *map(line, rows), "", other, ""])
-    return BY_PRODUCT.sub(lambda _: product_table(batched), before) + types
+    return with_products(before + types)

@@ -1,6 +1,5 @@
 """The types that people use most, examined anew; the page of all types agrees with them."""
 
-import re
 from importlib.metadata import version
 
 import pytest
@@ -26,15 +25,11 @@ MORE = (
     "lfm2",
     "llama4",
 )
-N_COLUMNS = len(table.COLUMNS)
 
 
 def lines() -> list[list[str]]:
-    """The cells of every line of the committed table."""
-    found = [text for text in table.PAGE.read_text().splitlines() if text.startswith("| ")]
-    cells = [re.split(r"(?<!\\)\|", text)[1:-1] for text in found]
-    rows = [[cell.strip() for cell in row] for row in cells if len(row) == N_COLUMNS]
-    return [row for row in rows if row[0] != table.COLUMNS[0]]
+    """The cells of every model type on the committed page."""
+    return table.cells_of_types(table.PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.mlx
@@ -72,8 +67,8 @@ def test_the_table_by_product_names_types_of_mlx_lm_and_listed_presets() -> None
     batched = {row[0]: row[2] for row in lines()}
     assert products.product_table(batched) in table.PAGE.read_text(encoding="utf-8")
     assert set(products.NOT_YET.values()).isdisjoint([*model_types(), *MODEL_REMAPPING])
-    presets = (preset for _, _, preset in products.PRODUCTS)
-    named = {name for preset in presets for name in re.findall(r"`(.+?)`", preset)}
+    presets = products.presets_by_type().values()
+    named = {name.strip("`") for names in presets for name in names}
     shipped = {file.stem for file in builtin_folder().glob("*.yaml")}
     assert shipped - named == {"demo", "demo-embedding"}
     assert named <= shipped

@@ -19,6 +19,7 @@ from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.report import TemplateReport, report
 from mlxstack.text.tokens.cached_tokenizer import common_length
+from tests.matrix.table import with_products
 from tests.text.formats import FORMATS, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
 from tests.text.test_derived_formats import ANSWERS, TOOLS, message
@@ -69,7 +70,7 @@ LONG = " ".join(["def main():"] * 40)
 
 def page() -> str:
     """The page with the matrix that is measured now."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = with_products(PAGE.read_text(encoding="utf-8"))
     before, _, rest = text.partition(BEGIN)
     old, _, after = rest.partition(END)
     forms = {**FORMATS, **INVENTED, **NESTED}
