@@ -98,6 +98,17 @@ class KVStore(Protocol):
         """Headers of one identity's files, unchecked; damaged files are set aside."""
 
 
+class CallMarkers(Struct, frozen=True):
+    """Marks around a block of calls in a prompt."""
+
+    start: str
+    end: str
+    header: str = ""
+    """The block begins right after it, or with `start` where there is none."""
+    optional: tuple[str, ...] = ()
+    """Marks that a sampled call may have where the template writes none."""
+
+
 class ConstraintState(Protocol):
     """Structured-output state of one response; not thread-safe."""
 

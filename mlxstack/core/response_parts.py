@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from mlxstack.core.conversation import ToolCall
 from mlxstack.core.engine_events import FinishReason, RequestTimings, SlotAssigned, TokenSampled
 
 
@@ -46,6 +47,15 @@ class ArgumentsPart(Struct, frozen=True):
 
     text: str
     notes: tuple[TokenSampled, ...] = ()
+
+
+class CallBlock(Struct, frozen=True):
+    """Calls between one pair of marks, and their sampled tokens."""
+
+    calls: tuple[ToolCall, ...]
+    tokens: tuple[int, ...]
+    is_closed: bool
+    """Whether the closing mark was sampled too; otherwise the end of the answer closed it."""
 
 
 class ToolCallPart(Struct, frozen=True):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
-from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
+from mlxstack.core.interfaces import CallMarkers
 from mlxstack.text.formats.call_reader import strict_marks, trigger_marks
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import (
@@ -31,19 +31,6 @@ from mlxstack.text.tokens.special_tokens import nameless
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 
-class ModelMarkers(Struct, frozen=True):
-    """Marks of a model's calls in a prompt.
-
-    A block of calls begins with `call_start`, or right after `call_header` if there is one.
-    `optional_marks` may stand in a sampled call where the template writes none.
-    """
-
-    call_start: str
-    call_end: str
-    call_header: str = ""
-    optional_marks: tuple[str, ...] = ()
-
-
 class OutputFormat:
     """Made from a mlx-lm TokenizerWrapper, shared by all responses of the model.
 
@@ -56,11 +43,11 @@ class OutputFormat:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.description = derive_format(tokenizer)
-        self.model_markers = markers_of_format(self.description)
+        self.call_markers = markers_of_format(self.description)
         self.eos = frozenset(tokenizer.eos_token_ids)
         self.pieces = TokenDecoder(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        marks = (*self.description.marks, *self.model_markers.optional_marks)
+        marks = (*self.description.marks, *self.call_markers.optional)
         self.unspellable = frozenset(nameless(tokenizer).values())
         self.special = frozenset(at for at, token in added.items() if token.special)
         self.hidden = frozenset(
@@ -185,20 +172,20 @@ class OutputFormat:
         return CallOpening(texts, len(known.encode()), rules)
 
 
-def markers_of_format(description: DerivedFormat) -> ModelMarkers:
+def markers_of_format(description: DerivedFormat) -> CallMarkers:
     """The marks around the calls of a prompt."""
     syntax = description.calls
     channels = description.channels
     if syntax is None:
-        return ModelMarkers("", "")
+        return CallMarkers("", "")
     if channels is not None:
         start = pieces(syntax.opens)[-1] if syntax.opens else ""
-        return ModelMarkers(start, "", channels.starts, ("<|constrain|>",))
+        return CallMarkers(start, "", channels.starts, ("<|constrain|>",))
     closes = pieces(syntax.section_closes) or pieces(syntax.closes) or [""]
-    return ModelMarkers(first_mark(syntax.section_opens or syntax.opens), closes[-1])
+    return CallMarkers(first_mark(syntax.section_opens or syntax.opens), closes[-1])
 
 
-def accent_of(tokenizer: Any) -> ModelMarkers:
+def accent_of(tokenizer: Any) -> CallMarkers:
     """Output format of a mlx-lm TokenizerWrapper."""
     return markers_of_format(derive_format(tokenizer))
 

@@ -13,6 +13,7 @@ from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.response_parts import (
     AnswerPart,
     ArgumentsPart,
+    CallBlock,
     ContentPart,
     ReasoningPart,
     ToolCallPart,
@@ -23,7 +24,6 @@ from mlxstack.text.formats.call_writer import CallEvent
 from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.answer_replay import Block
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class OutputParser:
     ) -> None:
         self.n_reasoning = self.n_blocks = self.n_unparsed = 0
         self.is_cut = False
-        self.blocks: list[Block] = []
+        self.blocks: list[CallBlock] = []
         self._output_format = output_format
         self._is_raw = is_raw
         self._has_grammar = has_grammar
@@ -185,7 +185,7 @@ class OutputParser:
         if block is not None:
             self.blocks.append(block)
 
-    def _block(self, calls: tuple[ToolCall, ...], stretch: Calls) -> Block | None:
+    def _block(self, calls: tuple[ToolCall, ...], stretch: Calls) -> CallBlock | None:
         """Tokens of the last text; None where tokens cross its edges."""
         sampled = self._tokens
         self._tokens = []
@@ -198,8 +198,8 @@ class OutputParser:
         # A token without text of its own belongs to the token that follows.
         first = edges.index(start)
         stop = edges.index(start + len(raw))
-        is_closed = stretch.is_closed and bool(self._output_format.model_markers.call_end)
-        return Block(calls, tuple(sampled[first:stop]), is_closed)
+        is_closed = stretch.is_closed and bool(self._output_format.call_markers.end)
+        return CallBlock(calls, tuple(sampled[first:stop]), is_closed)
 
     def _unique(self, call_id: str) -> str:
         """An id that no other call of this answer has."""

@@ -18,8 +18,8 @@ SWAPS = "tests/api/test_swap_limits.py::"
 FIRST_AID = (
     Mutant(
         "a replayed call begins in its own turn", "text/prompt/splices.py",
-        "at = text.rfind(header or self._model_markers.call_start, 0, place)",
-        "at = text.find(header or self._model_markers.call_start)",
+        "at = text.rfind(header or self._call_markers.start, 0, place)",
+        "at = text.find(header or self._call_markers.start)",
         REPLAY + "test_only_an_equal_call_is_replayed",
     ),
     Mutant(
@@ -31,7 +31,7 @@ FIRST_AID = (
     ),
     Mutant(
         "a call in a channel is replayed", "text/prompt/splices.py",
-        "        header = self._model_markers.call_header\n", '        header = ""\n',
+        "        header = self._call_markers.header\n", '        header = ""\n',
         REPLAY + "test_calls_of_every_format_are_replayed",
     ),
     Mutant(

@@ -6,8 +6,9 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.response_parts import CallBlock
 from mlxstack.text.normalize_messages import parse_arguments
-from mlxstack.text.prompt.answer_replay import NAMELESS, Block
+from mlxstack.text.prompt.answer_replay import NAMELESS
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 
@@ -215,7 +216,7 @@ def test_c4_a_replayed_call_has_the_tokens_that_were_sampled(chatml: Any) -> Non
     prompt_maker = PromptMaker(chatml)
     raw = '<tool_call>{"name":"read_file","arguments":{"path":"src/main.py"}}</tool_call>'
     tokens = tuple(chatml.encode(raw, add_special_tokens=False))
-    prompt_maker.replay.remember(NAMELESS, Block((CALL,), tokens, is_closed=True))
+    prompt_maker.replay.remember(NAMELESS, CallBlock((CALL,), tokens, is_closed=True))
     prompt = prompt_maker.make(loop())
     assert raw in prompt_maker.detokenize(prompt.tokens)
     assert prompt.text == PromptMaker(chatml).make(loop()).text

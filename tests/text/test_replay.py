@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
-from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
+from mlxstack.core.response_parts import CallBlock, ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -21,7 +21,6 @@ from mlxstack.text.prompt.answer_replay import (
     CALL_BYTES,
     NAMELESS,
     AnswerReplay,
-    Block,
     Scope,
     ToolCallReplay,
 )
@@ -281,8 +280,8 @@ def test_blocks_take_a_bounded_room() -> None:
     replay = ToolCallReplay(max_bytes=10 * (CALL_BYTES + 400))
     calls = [ToolCall(f"c{at}", "bash", {"path": "x" * 999}) for at in range(30)]
     for call in calls:
-        replay.remember(NAMELESS, Block((call,), (7,) * 100, is_closed=True))
-        replay.remember(NAMELESS, Block((call,), (7,) * 100, is_closed=True))
+        replay.remember(NAMELESS, CallBlock((call,), (7,) * 100, is_closed=True))
+        replay.remember(NAMELESS, CallBlock((call,), (7,) * 100, is_closed=True))
     known = replay.known(NAMELESS, calls)
     assert sorted(known) == list(range(20, 30))
     assert replay.n_bytes == 10 * (CALL_BYTES + 400)
@@ -292,7 +291,7 @@ def test_calls_of_one_block_come_back_together_or_not_at_all() -> None:
     replay = ToolCallReplay()
     one = ToolCall("c1", "bash", {})
     two = ToolCall("c2", "bash", {})
-    replay.remember(NAMELESS, Block((one, two), (1, 2), is_closed=True))
+    replay.remember(NAMELESS, CallBlock((one, two), (1, 2), is_closed=True))
     assert list(replay.known(NAMELESS, (one, two))) == [0]
     assert not replay.known(NAMELESS, (one,))
     assert not replay.known(NAMELESS, (two, one))
@@ -303,7 +302,7 @@ def test_arguments_too_deep_to_compare_are_not_kept() -> None:
     for _ in range(200_000):
         deep = {"a": deep}
     replay = ToolCallReplay()
-    replay.remember(NAMELESS, Block((ToolCall("c", "bash", deep),), (1,), is_closed=True))
+    replay.remember(NAMELESS, CallBlock((ToolCall("c", "bash", deep),), (1,), is_closed=True))
     assert replay.n_bytes == 0
 
 

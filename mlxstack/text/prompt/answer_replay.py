@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.response_parts import CallBlock
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice, common_length
 from mlxstack.text.tokens.special_token_escape import unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
@@ -50,17 +51,6 @@ Scope = tuple[str, str]
 NAMELESS: Scope = ("", "")
 
 
-class Block(Struct, frozen=True):
-    """Calls between one pair of marks, and their sampled tokens.
-
-    `is_closed`: the closing mark was sampled too; otherwise the end of the answer closed it.
-    """
-
-    calls: tuple[ToolCall, ...]
-    tokens: tuple[int, ...]
-    is_closed: bool
-
-
 class Sketch(Struct, frozen=True):
     """Rendered block: its length in characters, and a digest.
 
@@ -77,7 +67,7 @@ class Sketch(Struct, frozen=True):
 class Entry:
     """Remembered block; `sketch` is its latest rendering, None before."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: CallBlock) -> None:
         self.tokens = array("I", block.tokens)
         self.calls = tuple(digest_of(call) for call in block.calls)
         self.is_closed = block.is_closed
@@ -126,7 +116,7 @@ class ToolCallReplay(ReplayMemory[tuple[Scope, str], Entry]):
     def __init__(self, max_bytes: int = 16_000_000) -> None:
         super().__init__(max_bytes)
 
-    def remember(self, scope: Scope, block: Block) -> None:
+    def remember(self, scope: Scope, block: CallBlock) -> None:
         """Keep a sampled block for the later prompts of its conversation.
 
         Arguments nested too deeply to be compared are left out.

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.output_format import ModelMarkers
+from mlxstack.core.interfaces import CallMarkers
 from mlxstack.text.prompt.answer_replay import (
     Entry,
     Scope,
@@ -63,13 +63,13 @@ class Splicer:
         tokenizer: Any,
         template: ChatTemplate,
         encoder: CachedTokenizer,
-        model_markers: ModelMarkers,
+        call_markers: CallMarkers,
         special_tokens: SpecialTokens,
     ) -> None:
         self.replay = ToolCallReplay()
         self._template = template
         self._encoder = encoder
-        self._model_markers = model_markers
+        self._call_markers = call_markers
         self._pieces = TokenDecoder(tokenizer)
         special = getattr(tokenizer, "added_tokens_decoder", {})
         self._eos = [special[at].content for at in tokenizer.eos_token_ids if at in special]
@@ -77,7 +77,7 @@ class Splicer:
             at for at, token in special.items() if token.content in special_tokens.structure
         }
         self._optional = {
-            at for at, token in special.items() if token.content in model_markers.optional_marks
+            at for at, token in special.items() if token.content in call_markers.optional
         }
 
     def splices(self, scope: Scope, adapted: Conversation, marked: str) -> tuple[Splice, ...]:
@@ -183,14 +183,14 @@ class Splicer:
 
     def _opening(self, text: str, place: int) -> int | None:
         """Start of the block whose first call is named at `place`."""
-        header = self._model_markers.call_header
-        at = text.rfind(header or self._model_markers.call_start, 0, place)
+        header = self._call_markers.header
+        at = text.rfind(header or self._call_markers.start, 0, place)
         return None if at < 0 else at + len(header)
 
     def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
         """End of the block around `place` whose last call is `last`."""
         text = probe.text
-        mark = self._model_markers.call_end
+        mark = self._call_markers.end
         named = next((at for at in probe.places.get(last, ()) if at >= place), None)
         if named is None:
             return None
