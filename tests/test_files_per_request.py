@@ -40,7 +40,7 @@ class FileLimit(Struct, frozen=True):
 
 
 CHAT = FileLimit(total=65, spine=65)
-CHAT_WITH_TOOLS = FileLimit(total=81, spine=81)
+CHAT_WITH_TOOLS = FileLimit(total=82, spine=82)
 CHAT_WITH_AN_IMAGE = FileLimit(total=78, spine=78)
 PARKED_TURN = FileLimit(total=73, spine=73)
 

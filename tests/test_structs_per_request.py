@@ -27,6 +27,7 @@ STATE = {
     "ApiKey",
     "Counters",
     "KnownConversation",
+    "Lookup",
     "LastPrompt",
     "MissContext",
     "MissSums",
