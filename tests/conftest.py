@@ -87,15 +87,15 @@ def pinned_device() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def self_checks() -> Iterator[None]:
     """Remember what an engine finds out about a model, where an engine may start in here."""
-    if "mlxstack.engine.core" not in sys.modules:
+    if "mlxstack.engine.thread" not in sys.modules:
         yield
         return
-    from mlxstack.engine import core
+    from mlxstack.engine import thread
     from tests.self_checks import REMEMBERED
 
     with pytest.MonkeyPatch.context() as patch:
         for name, remembered in REMEMBERED.items():
-            patch.setattr(core, name, remembered)
+            patch.setattr(thread, name, remembered)
         yield
 
 

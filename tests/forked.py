@@ -44,7 +44,7 @@ MODULES = (
     "mlxstack.api.server",
     "mlxstack.bench.dev.in_process.__main__",
     "mlxstack.bench.dev.registry",
-    "mlxstack.engine.core",
+    "mlxstack.engine.thread",
     "mlxstack.engine.embedding_engine",
     "mlxstack.gateway.__main__",
     "mlxstack.control.supervisor",
@@ -410,11 +410,11 @@ def _preload() -> None:
     import mlx.core as mx
     import uvloop
 
-    from mlxstack.engine import core
+    from mlxstack.engine import thread
     from tests import ring
     from tests.self_checks import REMEMBERED
 
-    vars(core).update(REMEMBERED)
+    vars(thread).update(REMEMBERED)
     mx.distributed.init = ring.join
     run_loop = uvloop.run
 

@@ -11,9 +11,9 @@ from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pi
 from mlxstack.core.errors import NotFound
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow
 from mlxstack.core.status import CacheView, PrefixView
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats
-from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.kv import prefix_index_check
 from mlxstack.policy.kv.eviction import MemoryPressure
 from mlxstack.policy.kv.prefix_index import StorageTier

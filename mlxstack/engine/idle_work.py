@@ -14,9 +14,9 @@ import mlx.core as mx
 
 from mlxstack.core.preset import Preset
 from mlxstack.engine.device import has_gpu
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.engine.step import EngineLoop
 from mlxstack.host.spare_power import has_calm_mains
 from mlxstack.policy.keep_warm import IdleState, seconds_to_pass
 

@@ -26,7 +26,7 @@ from mlxstack.engine.kv.park import IncrementalPack
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest
 from mlxstack.engine.kv.write_queue import copy_outcome
-from mlxstack.engine.step import EngineLoop
+from mlxstack.engine.loop import EngineLoop
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import device
-from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.loading import loader
 from mlxstack.engine.template_check import check_template
+from mlxstack.engine.thread import EngineThread
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import read_config
@@ -64,7 +64,7 @@ class EngineFactory:
     source: Path | None = None
     ranks: RankGroup | None = None
 
-    def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
+    def engine(self, preset: Preset) -> EngineThread | EmbeddingEngine:
         """New engine, not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
             return EmbeddingEngine(preset)
@@ -75,7 +75,7 @@ class EngineFactory:
         store = QuotaKVStore(
             self.store, AgentFolders(self.home / "agents"), preset.prefix_cache.disk
         )
-        return EngineCore(
+        return EngineThread(
             preset,
             store,
             slot_files,

@@ -42,11 +42,11 @@ from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextPr
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
-    from mlxstack.engine.core import EngineCore
     from mlxstack.engine.embedding_engine import EmbeddingEngine
+    from mlxstack.engine.thread import EngineThread
     from mlxstack.service.engine_factory import EngineFactory
 
-    AnyEngine = EngineCore | EmbeddingEngine
+    AnyEngine = EngineThread | EmbeddingEngine
 
 log = logging.getLogger("mlxstack.service")
 
@@ -151,11 +151,11 @@ class Service:
         return self.stats.total(self.engine.snapshot())
 
     @property
-    def generator(self) -> "EngineCore":
+    def generator(self) -> "EngineThread":
         """The engine, when it generates text. Raises Unsupported."""
         if self._is_embedding:
             raise Unsupported(NO_GENERATION)
-        return cast("EngineCore", self.engine)
+        return cast("EngineThread", self.engine)
 
     @property
     def embedder(self) -> "EmbeddingEngine":

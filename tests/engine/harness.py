@@ -24,9 +24,9 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens, check_images
 from mlxstack.core.request import Request
-from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.thread import EngineThread
 from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.store import slot_folder_registry
@@ -80,7 +80,7 @@ class Listener:
 class Driver:
     """Short words for long scenes."""
 
-    def __init__(self, engine: EngineCore, listener: Listener) -> None:
+    def __init__(self, engine: EngineThread, listener: Listener) -> None:
         self.engine = engine
         self.listener = listener
         self._ids = (f"ask-{n}" for n in itertools.count())
@@ -172,7 +172,7 @@ class Driver:
         return tuple(self.engine._loop.slots[slot].tokens)
 
 
-def is_busy(engine: EngineCore) -> bool:
+def is_busy(engine: EngineThread) -> bool:
     """Whether what was posted before this call is still being worked on."""
     return engine._do(lambda loop: loop.has_work or loop.has_early_turn).result(timeout=WAIT_S)
 
@@ -213,7 +213,9 @@ def running(
     vault = QuotaKVStore(DiskKVStore(home / "kv", disk), agents, preset.prefix_cache.disk)
     library = AgentStore(agents)
     library.serve("tiny", is_writing=True)
-    engine = EngineCore(preset, vault, shelf, listener.deliver, memory_bytes, library, ranks=ranks)
+    engine = EngineThread(
+        preset, vault, shelf, listener.deliver, memory_bytes, library, ranks=ranks
+    )
     listener.why_lost = lambda: engine.trouble
     engine.start().result(timeout=WAIT_S)
     contexts = engine._loop.slots

@@ -23,7 +23,7 @@ from mlxstack.core.preset import KVSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
-from mlxstack.engine.step import EngineLoop
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running

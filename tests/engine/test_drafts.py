@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine import step
+from mlxstack.engine import loop as engine_loop
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.sampler import BatchRow, Sampler
@@ -434,7 +434,9 @@ def test_room_is_checked_before_drafts_outgrow_it(
         again = driver.cold(tokens, 500, sampling=rules, prediction=tuple(answer))
         assert driver.engine.snapshot().counters.n_decode_calls - calls < 70
     assert again == answer
-    assert all(b - a <= step.GROWTH for a, b in pairwise([*checked, len(tokens) + len(answer)]))
+    assert all(
+        b - a <= engine_loop.GROWTH for a, b in pairwise([*checked, len(tokens) + len(answer)])
+    )
 
 
 @pytest.mark.parametrize("kind", ["tiny-hybrid", *in_soak("tiny", "tiny-swa")])

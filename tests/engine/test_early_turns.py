@@ -13,7 +13,7 @@ from mlxstack.core.preset import DiskSpec, KVSpec, PrefillSpec, PrefixCacheSpec,
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
-from mlxstack.engine.step import EngineLoop
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.policy.kv import eviction
 from mlxstack.policy.kv.eviction import MemoryPressure
 from mlxstack.policy.scheduling.scheduler import REST_STEPS

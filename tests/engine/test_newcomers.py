@@ -8,7 +8,7 @@ from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
-from mlxstack.engine.step import EngineLoop
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.policy.scheduling import chunked_prefill
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine import core
+from mlxstack.engine import thread
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.decode.row_stack import MIN_ROOM, RowStack, RowStacker, StackedKVCache
 from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, preset_of, prompt, running
@@ -246,7 +246,7 @@ def test_an_engine_stacks_no_model_that_fails_the_check(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
-    monkeypatch.setattr(core, "self_check", self_check)
+    monkeypatch.setattr(thread, "self_check", self_check)
     prompts = [prompt_of(slot) for slot in range(2)]
     with running(preset_of(model_of("tiny-swa"), slots=TWO), tmp_path) as driver:
         assert driver.engine._check.is_batching

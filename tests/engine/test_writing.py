@@ -9,8 +9,8 @@ import pytest
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, PrefillProgress
 from mlxstack.core.preset import AgentsSpec, Persist, PrefillSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine.core import EngineCore
 from mlxstack.engine.kv import write_queue
+from mlxstack.engine.thread import EngineThread
 from mlxstack.policy.kv.prefix_index_check import check_index
 from mlxstack.policy.scheduling.scheduler_state import SlotState
 from mlxstack.store.background_writer import BackgroundWriter
@@ -133,7 +133,7 @@ class WatchingDisk(Disk):
     """Notes the state of slot 0 at each write."""
 
     def __init__(self) -> None:
-        self.engine: EngineCore | None = None
+        self.engine: EngineThread | None = None
         self.states: list[SlotState] = []
 
     def write(self, fd: int, data: memoryview) -> int:

@@ -19,7 +19,7 @@ from mlxstack.core.preset import (
     SlotSpec,
     Speculation,
 )
-from mlxstack.engine import core, device, step
+from mlxstack.engine import device, loop, thread
 from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
@@ -59,8 +59,8 @@ class Chunks:
         self.workspaces: list[int] = []
         self.cached: list[int] = []
         self.rooms: list[int] = []
-        self._prefill = step.prefill_chunk
-        monkeypatch.setattr(step, "prefill_chunk", self)
+        self._prefill = loop.prefill_chunk
+        monkeypatch.setattr(loop, "prefill_chunk", self)
 
     def __call__(self, runner: object, context: SlotContext, ask: Any, *others: Any) -> float:
         self.cached.append(mx.get_cache_memory())
@@ -189,7 +189,11 @@ def test_buffers_of_the_self_check_are_released_at_load(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    for target, name in ((mx, "clear_cache"), (core, "self_check"), (core.EngineCore, "_serve")):
+    for target, name in (
+        (mx, "clear_cache"),
+        (thread, "self_check"),
+        (thread.EngineThread, "_serve"),
+    ):
         monkeypatch.setattr(target, name, _recorded(events, name, getattr(target, name)))
     with running(preset_of(model_of("tiny-swa")), tmp_path) as driver:
         driver.answer(prompt(20), 4)

@@ -89,7 +89,7 @@ PROGRAMS = {
     "verify": VERIFY,
     "rank": "import mlxstack.engine.distributed.follower",
     "device": "import mlxstack.engine.device",
-    "service": "from mlxstack.engine.core import EngineCore",
+    "service": "from mlxstack.engine.thread import EngineThread",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.preset import SlotSpec, Speculation
-from mlxstack.engine import core
+from mlxstack.engine import thread
 from mlxstack.engine.decode import batch, row_stack
 from mlxstack.engine.decode.row_stack import RowStacker, StackedKVCache
 from mlxstack.planner.fit import of_preset
@@ -41,7 +41,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[StackedKVCache]:
 
     monkeypatch.setattr(batch, "has_gpu", lambda: True)
     monkeypatch.setattr(row_stack, "StackedKVCache", Noted)
-    monkeypatch.setattr(core, "RowStacker", partial(RowStacker, rules=EAGER))
+    monkeypatch.setattr(thread, "RowStacker", partial(RowStacker, rules=EAGER))
     return made
 
 

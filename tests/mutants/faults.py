@@ -96,7 +96,7 @@ FAULTS = (
         SERVING + "test_d23_another_salt_does_not_hit",
     ),
     Mutant(
-        "what can never fit is refused", "engine/step.py",
+        "what can never fit is refused", "engine/loop.py",
         "if self.slot_kv.need(request) > self.slot_kv.prefix_cache.budget:", "if False:",
         "tests/engine/test_memory.py::"
         "test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers",

@@ -53,8 +53,8 @@ FEATURES = (
         "tests/api/test_idle_unload.py::test_requests_wait_with_heartbeats_in_their_dialect",
     ),
     Mutant(
-        "drafts are within the room of the device", "engine/step.py",
-        "= 64, 8", "= 64, 64",
+        "drafts are within the room of the device", "engine/loop.py",
+        "_DRAFTING = 8", "_DRAFTING = 64",
         "tests/engine/test_drafts.py::test_room_is_checked_before_drafts_outgrow_it",
     ),
     Mutant(

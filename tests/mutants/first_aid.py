@@ -151,7 +151,7 @@ FIRST_AID = (
         "tests/api/test_load_trust.py::test_a_refused_preset_shows_nothing_of_a_file",
     ),
     Mutant(
-        "a request that breaks is told in the log", "engine/step.py",
+        "a request that breaks is told in the log", "engine/loop.py",
         "            log.error(\"request %s failed in the engine: %s\", request, error, "
         "exc_info=error)",
         "            pass",

@@ -54,7 +54,7 @@ IMAGES = (
         "tests/engine/vision/test_image_stall.py::test_a_block_longer_than_the_bound_is_cut",
     ),
     Mutant(
-        "an image beside decoding requests has the seconds of the bound", "engine/step.py",
+        "an image beside decoding requests has the seconds of the bound", "engine/loop.py",
         "stall_left(self.stats.speed, policy) if self.batch.is_busy else policy.patience_s",
         "policy.patience_s",
         "tests/engine/vision/test_image_stall.py::"
@@ -71,7 +71,7 @@ IMAGES = (
         MEMORY + "test_features_that_a_prompt_needs_are_not_dropped",
     ),
     Mutant(
-        "a cancelled request frees its pixels", "engine/step.py",
+        "a cancelled request frees its pixels", "engine/loop.py",
         "self.slot_kv.release_images(live.request.id)", "pass",
         MEMORY + "test_a_cancelled_request_frees_its_pixels",
     ),

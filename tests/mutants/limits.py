@@ -172,7 +172,7 @@ LIMITS = (
         "tests/store/test_shelf.py::test_another_kind_of_file_is_never_replaced",
     ),
     Mutant(
-        "freed buffers are bounded", "engine/step.py",
+        "freed buffers are bounded", "engine/loop.py",
         "if mx.get_cache_memory() > self.max_cached_bytes:", "if False:",
         "tests/mac/test_buffer_cache.py::"
         "test_cached_buffers_stay_within_the_workspace_of_one_chunk",

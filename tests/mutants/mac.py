@@ -89,7 +89,7 @@ MAC = (
         BUFFERS + "test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight",
     ),
     Mutant(
-        "buffers are freed with no step in flight", "engine/step.py",
+        "buffers are freed with no step in flight", "engine/loop.py",
         "        self._decode(self.batch.sync)\n        device.release()",
         "        device.release()",
         BUFFERS + "test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight",
@@ -161,22 +161,22 @@ MAC = (
         NEIGHBORS + "test_a_new_service_waits_for_room_before_it_loads",
     ),
     Mutant(
-        "a device error costs all rows their KV", "engine/core.py",
+        "a device error costs all rows their KV", "engine/thread.py",
         "        self._loop.lose_kv(error)\n", "        self._loop.end_all(error)\n",
         DEVICE + "test_all_rows_fail_and_their_kv_is_dropped",
     ),
     Mutant(
-        "a device that stays broken ends the engine", "engine/core.py",
+        "a device that stays broken ends the engine", "engine/thread.py",
         "        if self._n_device_errors >= MAX_DEVICE_ERRORS:\n", "        if False:\n",
         DEVICE + "test_decode_steps_that_always_fail_end_the_engine_although_prompts_are_computed",
     ),
     Mutant(
-        "a decoded token proves the device", "engine/core.py",
+        "a decoded token proves the device", "engine/thread.py",
         "            self._n_device_errors = 0\n\n", "            pass\n\n",
         DEVICE + "test_two_errors_with_an_answer_between_them_end_nothing",
     ),
     Mutant(
-        "a device error of a load is no error of the setup", "engine/core.py",
+        "a device error of a load is no error of the setup", "engine/thread.py",
         "set_exception(device_error(error) or error)", "set_exception(error)",
         DEVICE + "test_an_error_while_the_model_loads_is_no_error_of_the_setup",
     ),
@@ -220,7 +220,7 @@ MAC = (
         AHEAD + "test_a_row_that_raises_has_as_many_tokens_as_its_kv",
     ),
     Mutant(
-        "an end that was sampled comes before a fault of the next step", "engine/step.py",
+        "an end that was sampled comes before a fault of the next step", "engine/loop.py",
         "        for last in ended.values():\n"
         "            self._end(self._live[last.request], last, deliver)\n"
         "        for row, reason in self.batch.take_broken():\n"
@@ -232,7 +232,7 @@ MAC = (
         AHEAD + "test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept",
     ),
     Mutant(
-        "tokens and ends do not wait for the KV of a slot", "engine/step.py",
+        "tokens and ends do not wait for the KV of a slot", "engine/loop.py",
         "            self._end(self._live[last.request], last, deliver)\n",
         "            self._end(self._live[last.request], last)\n",
         AHEAD + "test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot",
@@ -325,7 +325,7 @@ MAC = (
         FORCED + "test_float32_is_neither_measured_nor_forced",
     ),
     Mutant(
-        "a prompt begins again in an empty context", "engine/step.py",
+        "a prompt begins again in an empty context", "engine/loop.py",
         "            context.clear()\n            live", "            live",
         FORCED + "test_a_prompt_begins_again_without_the_kernel_that_failed",
     ),

@@ -83,7 +83,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "and diverge for nobody under another", "engine/slots/prefix_lookup.py",
-        "if last is not None and last.salt == request.salt else None", "if last else None",
+        "if last is not None and last.salt == request.salt:", "if last is not None:",
         "tests/engine/test_serving.py::"
         "test_d23_where_an_agent_diverges_is_not_told_under_another_salt",
     ),
@@ -289,7 +289,7 @@ DOORS_AND_FILES = (
         STORE + "test_vault.py::test_c8_pouring_a_damaged_file_is_refused_and_sets_it_aside",
     ),
     Mutant(
-        "a request that breaks fails alone", "engine/step.py",
+        "a request that breaks fails alone", "engine/loop.py",
         "        except Exception as error:  # any error concerns this request only",
         "        except ZeroDivisionError as error:",
         "tests/engine/test_serving.py::test_a_prompt_that_breaks_its_prefill_fails_alone",

@@ -37,7 +37,7 @@ from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import PrefixCacheAdmin
-from mlxstack.engine.step import EngineLoop
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.peers import Peers

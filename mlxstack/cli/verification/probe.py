@@ -77,10 +77,10 @@ class EngineProbe:
         self._ends: dict[str, RequestFinished | RequestFailed] = {}
         self._arrived = threading.Condition()
         self._ids = (f"verify-{n}" for n in count())
-        from mlxstack.engine.core import EngineCore  # MLX, which no other command loads
+        from mlxstack.engine.thread import EngineThread  # MLX, which no other command loads
 
         files = SlotFileFolder(home / "slots")
-        self.engine = EngineCore(preset, DiskKVStore(home / "kv"), files, self._deliver)
+        self.engine = EngineThread(preset, DiskKVStore(home / "kv"), files, self._deliver)
 
     def submit(
         self,

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("PIL")
 
 from mlxstack.core.engine_events import FinishReason
-from mlxstack.engine.step import EngineLoop
+from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.vision.encoder import ImageEncoder
 from mlxstack.models.model_files import vision_weights
 from tests import vision_models

@@ -22,7 +22,7 @@ from mlxstack.core.interfaces import Constraint
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
-from mlxstack.engine.core import EngineCore
+from mlxstack.engine.thread import EngineThread
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from mlxstack.text.grammar.compiler import GrammarCompiler
@@ -93,7 +93,7 @@ class QuoteState:
 class MeasuredEngine:
     """An engine with or without drafts."""
 
-    def __init__(self, engine: EngineCore, arrived: "queue.SimpleQueue[tuple[float, Event]]"):
+    def __init__(self, engine: EngineThread, arrived: "queue.SimpleQueue[tuple[float, Event]]"):
         self._engine = engine
         self._arrived = arrived
 
@@ -229,7 +229,7 @@ def _side(trial: Drafts, model: str, is_on: bool) -> Iterator[MeasuredEngine]:
 
     with tempfile.TemporaryDirectory() as folder:
         stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")
-        engine = EngineCore(preset, *stores, deliver)
+        engine = EngineThread(preset, *stores, deliver)
         engine.start().result()
         try:
             yield MeasuredEngine(engine, arrived)

@@ -12,7 +12,7 @@ from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, T
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
-from mlxstack.engine.core import EngineCore
+from mlxstack.engine.thread import EngineThread
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 
@@ -34,7 +34,7 @@ def whole(trial: FullEngine, model: str) -> BenchResult:
                 arrived.put((time.perf_counter(), event))
 
         stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")
-        engine = EngineCore(preset, *stores, deliver)
+        engine = EngineThread(preset, *stores, deliver)
         engine.start().result()
         try:
             times = [_step_s(engine, arrived, trial, seed) for seed in range(trial.passes)]
@@ -44,7 +44,7 @@ def whole(trial: FullEngine, model: str) -> BenchResult:
 
 
 def _step_s(
-    engine: EngineCore, arrived: "queue.SimpleQueue[Arrived]", trial: FullEngine, seed: int
+    engine: EngineThread, arrived: "queue.SimpleQueue[Arrived]", trial: FullEngine, seed: int
 ) -> float:
     random = Random(seed)
     for i in range(trial.n_rows):

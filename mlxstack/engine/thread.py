@@ -1,4 +1,4 @@
-"""Engine core: the thread that owns MLX, with inbox and events.
+"""Engine thread: the one that owns MLX, with inbox and events.
 
 Load, inference, evaluation and saving of arrays happen on this thread and nowhere else.
 """
@@ -73,6 +73,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
+from mlxstack.engine.loop import Deliver, EngineLoop, Events
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.compiled_experts import compile_experts
 from mlxstack.engine.model.length_rope import exact_ropes, keyed_by_length
@@ -82,7 +83,6 @@ from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.slots.kv_transfer import KVExchange
 from mlxstack.engine.slots.remote_prefill import RemotePrefill
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
-from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.hardware import memory_of, this_memory
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.policy.attention_kernels import PrefillAttention
@@ -100,7 +100,7 @@ LOADING_S = 0.05
 """Seconds without messages between deadline checks while only KV loads."""
 
 
-class EngineCore:
+class EngineThread:
     """Engine of a language model. Every public method is thread-safe.
 
     The KV budget is a share of `memory_bytes`, by default of this computer or MLX_STACK_MEMORY.

@@ -1,6 +1,6 @@
-"""Engine step: schedule, decode, prefill a chunk, deliver events.
+"""Engine loop: schedule, decode, prefill a chunk, deliver events.
 
-No thread and no queue here: `EngineLoop` is driven by `engine.core`, and by tests directly.
+No thread and no queue here: `EngineLoop` is driven by `engine.thread`, and by tests directly.
 """
 
 import logging
