@@ -25,7 +25,7 @@ from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
 from mlxstack.core.errors import Broken, Busy, DeviceError, OutOfMemory, StackError, describe_error
 from mlxstack.core.request import Request, with_image_ends
 from mlxstack.engine import device
-from mlxstack.engine.decode.batch import Batch, RowToken
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.kernel_choice import KERNEL_FAULTS, without_forced
 from mlxstack.engine.decode.prefill import drafter_of, prefill_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
@@ -55,7 +55,7 @@ MAX_LOADS = 3
 Events = tuple[Event, ...]
 LastEvent = RequestFinished | RequestFailed
 Deliver = Callable[[Events], None]
-Advance = Callable[[], list[RowToken]]
+Advance = Callable[[], list[TokenSampled]]
 Work = Callable[[SlotContext], None]
 OnLost = Callable[[StackError], None]
 
@@ -480,8 +480,8 @@ class EngineLoop:
             drafter = live.drafter
             row = row_of(images, live.request, live.slot, context, self.n_ctx, drafter)
             self.stats.count(n_prompt_tokens=len(live.request.tokens) - len(context))
-            for _, first in self.batch.join(row, context.logits_after(live.request.tokens)):
-                if last := self._receive(row.slot, first):
+            for first in self.batch.join(row, context.logits_after(live.request.tokens)):
+                if last := self._receive(first):
                     self._end(live, last)
 
     def _decode(self, advance: Advance, deliver: Deliver | None = None) -> None:
@@ -500,10 +500,10 @@ class EngineLoop:
             return
         seconds = time.perf_counter() - began
         self.stats.decoded(seconds, len(sampled), self.batch.plain_share)
-        ended: dict[int, RequestFinished] = {}
-        for row, token in sampled:
-            if row.slot not in ended and (last := self._receive(row.slot, token)):
-                ended[row.slot] = last
+        ended: dict[str, RequestFinished] = {}
+        for token in sampled:
+            if token.request not in ended and (last := self._receive(token)):
+                ended[token.request] = last
         for last in ended.values():
             self._end(self._live[last.request], last, deliver)
         for row, reason in self.batch.take_broken():
@@ -518,15 +518,17 @@ class EngineLoop:
             admit = partial(self.slot_kv.admit_growth, row.context, n_bytes, self.idle_slots)
             self._guard(request.id, admit)
 
-    def _receive(self, slot: int, sampled: TokenSampled) -> RequestFinished | None:
+    def _receive(self, sampled: TokenSampled) -> RequestFinished | None:
         """Emit a wanted token; the request's end if it was the last."""
         live = self._live.get(sampled.request)
-        if live is None or self._state.slot(slot).state is not SlotState.RUNNING:
+        if live is None or live.slot is None:
+            return None
+        if self._state.slot(live.slot).state is not SlotState.RUNNING:
             return None
         now = time.monotonic()
         reason = live.choose(sampled.token, now, self.n_ctx)
         self.stats.count(n_generated_tokens=1)
-        self._state = scheduler_state.begin_answer(self._state, slot)
+        self._state = scheduler_state.begin_answer(self._state, live.slot)
         if reason is not FinishReason.EOS:
             self._events.append(sampled)
         if reason is None:

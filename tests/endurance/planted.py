@@ -67,7 +67,7 @@ def _unchecked(patch: Patch) -> None:
     """Accept whole drafts, and bring them to each pass at any measured cost."""
 
     def accepted(draft: Sequence[int], choices: Sequence[Choice]) -> list[int]:
-        return [*draft, int(choices[-1][0].item())]
+        return [*draft, int(choices[-1].token.item())]
 
     patch.setattr(batch, "_accepted", accepted)
     patch.setattr(batch, "widths", lambda offers, *_: [offer.n_tokens for offer in offers])

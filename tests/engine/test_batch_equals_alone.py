@@ -11,7 +11,8 @@ from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -156,9 +157,10 @@ def _run(
         context = SlotContext(cache_factory)
         model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
-        batch.join(BatchRow(slot, context, Sampler(SamplingParams(), tokens, 0), tokens[-1], n))
+        sampler = Sampler(SamplingParams(), tokens, 0)
+        batch.join(BatchRow(slot, context, sampler, tokens[-1], n, request=str(slot)))
     answers: list[list[int]] = [[] for _ in prompts]
     while min(len(answer) for answer in answers) < n:
-        for row, one in batch.step():
-            answers[row.slot].append(one.token)
+        for sampled in batch.step():
+            answers[int(sampled.request)].append(sampled.token)
     return answers

@@ -19,8 +19,9 @@ from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import loop as engine_loop
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model import cache_adapters
@@ -90,11 +91,13 @@ class Stand:
             answer = self.answers[self.prompts.index(tokens)] if pattern else []
             drafter = ScriptedDrafter(list(tokens), answer, pattern) if pattern else None
             sampler = Sampler(SamplingParams(), tokens, 0)
-            batch.join(BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter))
+            batch.join(
+                BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter, request=str(slot))
+            )
         answers: list[list[int]] = [[] for _ in prompts]
         while batch.in_flight or any(row.n_left for row in batch.rows):
-            for row, one in batch.step():
-                answers[row.slot].append(one.token)
+            for sampled in batch.step():
+                answers[int(sampled.request)].append(sampled.token)
         return answers, contexts, batch
 
 

@@ -9,7 +9,8 @@ import pytest
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.decode.sampler import BatchRow, Sampler, masked
+from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.sampler import Sampler, masked
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -74,10 +75,11 @@ def _run(
         model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
         walk = Stairs() if is_guided and slot == 1 else None
-        batch.join(BatchRow(slot, context, Sampler(sampling, tokens, 0, walk), tokens[-1], N))
+        sampler = Sampler(sampling, tokens, 0, walk)
+        batch.join(BatchRow(slot, context, sampler, tokens[-1], N, request=str(slot)))
     answers: list[list[int]] = [[] for _ in PROMPTS]
     while min(map(len, answers)) < N:
-        for row, one in batch.step():
-            answers[row.slot].append(one.token)
+        for sampled in batch.step():
+            answers[int(sampled.request)].append(sampled.token)
     assert not batch.take_broken()
     return answers

@@ -15,9 +15,10 @@ from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import thread
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.decode.row_stack import MIN_ROOM, RowStack, RowStacker, StackedKVCache
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loop import EngineLoop
@@ -62,19 +63,20 @@ class Rows:
         context.evaluate()
         self.contexts[slot] = context
         self.answers[slot] = []
-        self.batch.join(BatchRow(slot, context, Sampler(SamplingParams(), tokens, 0), tokens[-1]))
+        sampler = Sampler(SamplingParams(), tokens, 0)
+        self.batch.join(BatchRow(slot, context, sampler, tokens[-1], request=str(slot)))
 
     def step(self, n: int = 1) -> None:
         """Decode so many tokens of every row."""
         for _ in range(n):
-            for row, one in self.batch.step():
-                self.answers[row.slot].append(one.token)
+            for sampled in self.batch.step():
+                self.answers[int(sampled.request)].append(sampled.token)
 
     def leave(self, slot: int) -> SlotContext:
         """End a row; its context holds all its KV."""
         if self.batch.in_flight:
-            for row, one in self.batch.sync():
-                self.answers[row.slot].append(one.token)
+            for sampled in self.batch.sync():
+                self.answers[int(sampled.request)].append(sampled.token)
         self.batch.leave(slot)
         context = self.contexts.pop(slot)
         context.detach()
@@ -119,7 +121,7 @@ def continued(rows: Rows, context: SlotContext, slot: int, n: int) -> list[int]:
     again.contexts[slot] = context
     again.answers[slot] = []
     sampler = Sampler(SamplingParams(), prompt_of(slot), 0)
-    again.batch.join(BatchRow(slot, context, sampler, so_far[-1]))
+    again.batch.join(BatchRow(slot, context, sampler, so_far[-1], request=str(slot)))
     again.step(n)
     return so_far + again.answers[slot]
 

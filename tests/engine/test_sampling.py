@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode import sampler
-from mlxstack.engine.decode.sampler import WIDE, Choice, Sampler, draw, sample_rows
+from mlxstack.engine.decode.sampler import MIN_WIDE_VOCAB, Choice, Sampler, draw, sample_rows
 
 pytestmark = pytest.mark.mlx
 
@@ -48,7 +48,7 @@ def drawn(samplings: list[SamplingParams], dtype: mx.Dtype = mx.float32) -> list
         logits = mx.concatenate([logits_of(step, row, dtype) for row in range(len(samplings))])
         for row, choices in enumerate(sample_rows(choosers, logits)):
             choice = only(choices)
-            tokens[row].append(int(choice[0].item().real))
+            tokens[row].append(int(choice.token.item().real))
     return tokens
 
 
@@ -105,7 +105,7 @@ def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path, n_vocab: int
     mx.eval(logits)
     arrays: list[Any] = []
     for choices in sample_rows(choosers, logits):
-        arrays += only(choices)
+        arrays += only(choices).arrays
     path = folder / "graph.dot"
     mx.export_to_dot(str(path), *arrays)
     return len(re.findall("rectangle", path.read_text()))
@@ -115,7 +115,7 @@ def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path, n_vocab: int
     "n_vocab, rules",
     [
         (VOCAB, SamplingParams(temperature=0.7, top_p=0.8, top_k=20, top_logprobs=5)),
-        (WIDE, SamplingParams(temperature=0.7, top_p=0.8, top_logprobs=5)),
+        (MIN_WIDE_VOCAB, SamplingParams(temperature=0.7, top_p=0.8, top_logprobs=5)),
     ],
     ids=["top_k", "top_p of a large vocabulary"],
 )
@@ -137,9 +137,9 @@ def test_no_rule_sorts_a_large_vocabulary(n_vocab: int, rules: SamplingParams) -
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0, 200.0])
 def test_top_p_keeps_what_sorting_a_large_vocabulary_keeps(top_p: float, scale: float) -> None:
-    logits = mx.random.normal((3, WIDE), key=mx.random.key(4)) * scale
+    logits = mx.random.normal((3, MIN_WIDE_VOCAB), key=mx.random.key(4)) * scale
     logits[1] = mx.round(logits[1])
-    logits[2, WIDE // 2 :] = -float("inf")
+    logits[2, MIN_WIDE_VOCAB // 2 :] = -float("inf")
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     probabilities = np.array(mx.exp(logprobs)).astype(np.float64)
     found = np.array(sampler._within_top_p(logprobs, top_p)) > -np.inf
@@ -154,17 +154,17 @@ def test_top_p_of_a_large_vocabulary_takes_few_operations_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = SamplingParams(temperature=0.7, top_p=0.8)
-    logits = mx.random.normal((8, WIDE), key=mx.random.key(6)) * 4
+    logits = mx.random.normal((8, MIN_WIDE_VOCAB), key=mx.random.key(6)) * 4
 
     def tokens() -> list[int]:
         choosers = [Sampler(seeded(rules, row), [], 0) for row in range(8)]
-        return [int(only(row)[0].item().real) for row in sample_rows(choosers, logits)]
+        return [int(only(row).token.item().real) for row in sample_rows(choosers, logits)]
 
     by_bits = tokens()
-    n_by_bits = n_graph_nodes(rules, 2, tmp_path, WIDE)
+    n_by_bits = n_graph_nodes(rules, 2, tmp_path, MIN_WIDE_VOCAB)
     monkeypatch.setattr(sampler, "has_gpu", lambda: True)
     by_sorting = tokens()
-    n_by_sorting = n_graph_nodes(rules, 2, tmp_path, WIDE)
+    n_by_sorting = n_graph_nodes(rules, 2, tmp_path, MIN_WIDE_VOCAB)
     assert by_sorting == by_bits
     assert n_by_sorting < 40
     assert n_by_bits > 100
@@ -175,7 +175,7 @@ def test_logprobs_of_half_precision_logits_are_float32(dtype: mx.Dtype) -> None:
     logits = mx.concatenate([mx.array([[20.0, 10.0, 9.0]]), mx.full((1, 997), -20.0)], axis=1)
     half = logits.astype(dtype)
     choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=1000), [], 0)], half))
-    _, logprob, _, values = choice
+    _, logprob, _, values = choice.arrays
     exact = np.array(half.astype(mx.float32)).astype(np.float64)[0]
     exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
     assert abs(float(logprob.item().real) - exact[0]) < 1e-6
@@ -185,9 +185,9 @@ def test_logprobs_of_half_precision_logits_are_float32(dtype: mx.Dtype) -> None:
 def test_top_logprobs_are_the_likeliest_in_order() -> None:
     logits = logits_of(0, 0)
     choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=5), [], 0)], logits))
-    assert choice[2].tolist() == mx.argsort(-logits[0])[:5].tolist()
+    assert choice.arrays[2].tolist() == mx.argsort(-logits[0])[:5].tolist()
     choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=2 * VOCAB), [], 0)], logits))
-    assert choice[2].size == VOCAB
+    assert choice.arrays[2].size == VOCAB
 
 
 def test_a_row_whose_rules_raise_gets_its_exception_alone() -> None:
@@ -200,7 +200,7 @@ def test_a_row_whose_rules_raise_gets_its_exception_alone() -> None:
 
     choosers = [Sampler(SamplingParams(), [], 0), Sampler(SamplingParams(), [], 0, Wrong())]
     good, bad = sample_rows(choosers, mx.random.normal((2, VOCAB)))
-    assert only(good)[0].size == 1
+    assert only(good).token.size == 1
     assert isinstance(bad, ValueError)
 
 
@@ -209,6 +209,6 @@ def test_a_target_that_rounds_to_the_total_stays_within_the_allowed_tokens() -> 
     largest = float(np.nextafter(np.float32(1), np.float32(0)))
     for rules in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=20)):
         [choice] = draw(rules, logits, [largest])
-        assert choice[0].item() == 2
+        assert choice.token.item() == 2
         [choice] = draw(rules, logits, [1.0])
-        assert choice[0].item() == 2
+        assert choice.token.item() == 2

@@ -19,7 +19,7 @@ def drawn(temperature: float, n: int = 60, **more: Any) -> list[int]:
         (choices,) = sample_rows([sampler], LOGITS)
         assert isinstance(choices, tuple)
         (sampled,) = choices
-        tokens.append(int(sampled[0].item()))
+        tokens.append(int(sampled.token.item().real))
     return tokens
 
 

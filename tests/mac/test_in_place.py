@@ -11,7 +11,8 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory

@@ -14,7 +14,8 @@ from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loop import EngineLoop

@@ -13,10 +13,11 @@ from mlxstack.core.interfaces import TensorBytes
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.row_stack import RowStacker
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
@@ -90,11 +91,13 @@ def decode(
     for step in range(n_tokens + len(contexts)):
         if step < len(contexts):
             chooser = Sampler(SamplingParams(), prompts[step], 0)
-            batch.join(BatchRow(step, contexts[step], chooser, prompts[step][-1]))
-        for row, one in batch.step():
-            answers[row.slot].append(one.token)
-            if len(answers[row.slot]) == n_tokens:
-                batch.leave(row.slot)
+            last = prompts[step][-1]
+            batch.join(BatchRow(step, contexts[step], chooser, last, request=str(step)))
+        for sampled in batch.step():
+            slot = int(sampled.request)
+            answers[slot].append(sampled.token)
+            if len(answers[slot]) == n_tokens:
+                batch.leave(slot)
     batch.sync()
     return answers
 
@@ -237,22 +240,25 @@ def _sampled(
         prefill(model, context, PROMPTS[slot])
         last = PROMPTS[slot][-1]
         sampler = sampler_of(slot, rules)
-        coming.append(BatchRow(slot, context, sampler, last, 2 * N_STEPS, drafter))
+        n_tokens = 2 * N_STEPS
+        row = BatchRow(slot, context, sampler, last, n_tokens, drafter, request=str(slot))
+        coming.append(row)
     if len(coming) > 1:
         leaving = SlotContext(cache_factory)
         prefill(model, leaving, PROMPTS[1])
         drafter = ScriptedDrafter(PROMPTS[1], PROMPTS[2], (0, 1))
         sampler = sampler_of(1, rules)
-        batch.join(BatchRow(LEAVING, leaving, sampler, PROMPTS[1][-1], 99, drafter))
+        last = PROMPTS[1][-1]
+        batch.join(BatchRow(LEAVING, leaving, sampler, last, 99, drafter, request=str(LEAVING)))
     while coming or batch.in_flight or any(row.n_left for row in batch.rows):
         if coming:
             batch.join(coming.pop(0))
         else:
             batch.leave(LEAVING)
-        for row, one in batch.step():
-            answer = answers.setdefault(row.slot, [])
-            answer.append(one.token)
-            if len(answer) >= N_STEPS:
+        for sampled in batch.step():
+            answers.setdefault(int(sampled.request), []).append(sampled.token)
+        for row in batch.rows:
+            if len(answers[row.slot]) >= N_STEPS:
                 row.drafter = None
     return answers
 

@@ -116,14 +116,14 @@ LIMITS = (
     ),
     Mutant(
         "no temperature overflows", "engine/decode/sampler.py",
-        "return 0.0 if temperature < MIN_TEMPERATURE else min(temperature, MAX_TEMPERATURE)",
-        "return temperature",
+        "        return 0.0\n    return min(temperature, MAX_TEMPERATURE)",
+        "        return temperature\n    return temperature",
         "tests/engine/test_temperatures.py::"
         "test_below_the_least_temperature_sampling_is_greedy",
     ),
     Mutant(
         "no bias overflows", "engine/decode/sampler.py",
-        "{token: min(bias, LARGEST) for token, bias in s.logit_bias}", "dict(s.logit_bias)",
+        "{token: min(bias, MAX_BIAS) for token, bias in s.logit_bias}", "dict(s.logit_bias)",
         "tests/engine/test_temperatures.py::test_a_bias_of_any_size_chooses_its_token",
     ),
     Mutant(

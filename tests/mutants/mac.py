@@ -259,8 +259,8 @@ MAC = (
     ),
     Mutant(
         "rows with equal rules are one operation", "engine/decode/sampler.py",
-        "members = groups.setdefault(sampler.draw_rules, [])",
-        "members = groups.setdefault(replace(sampler.draw_rules, seed=i), [])",
+        "groups[sampler.draw_rules].append(row)",
+        "groups[replace(sampler.draw_rules, seed=start)].append(row)",
         SAMPLING + "test_rows_with_equal_rules_are_one_operation",
     ),
     Mutant(

@@ -13,11 +13,12 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.core.engine_events import TokenSampled
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.draft_model import DraftModel
 from mlxstack.engine.decode.drafter import DraftSource
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.row_stack import RowStacker
-from mlxstack.engine.decode.sampler import BatchRow, Choice, sample_rows
+from mlxstack.engine.decode.sampler import Choice, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.engine.vision.encoder import ImageEncoder
@@ -38,10 +39,6 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
 from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy, draft_bound
 
 DEFAULT_POLICY = PrefillPolicy()
-
-
-RowToken = tuple[BatchRow, TokenSampled]
-"""Token that a row sampled in one step."""
 
 
 class InFlightStep(Struct, frozen=True):
@@ -108,7 +105,7 @@ class Batch:
         """Whether there is a row to feed or a step to read."""
         return bool(self.rows or self.in_flight)
 
-    def join(self, row: BatchRow, logits: mx.array | None = None) -> list[RowToken]:
+    def join(self, row: BatchRow, logits: mx.array | None = None) -> list[TokenSampled]:
         """The row takes part from the next step on.
 
         With the logits (1, vocabulary) after its last token, which is in its context then, it
@@ -125,7 +122,7 @@ class Batch:
             # Other threads may read its KV from now on.
             self.submit()
 
-    def step(self, *, is_prefilling: bool = False) -> list[RowToken]:
+    def step(self, *, is_prefilling: bool = False) -> list[TokenSampled]:
         """The tokens that every row chose.
 
         `is_prefilling`: a prefill chunk follows; nothing is in flight then.
@@ -144,7 +141,7 @@ class Batch:
             self._learn(landed, tokens, time.perf_counter() - began)
         return tokens
 
-    def sync(self) -> list[RowToken]:
+    def sync(self) -> list[TokenSampled]:
         """Read the step in flight without building another."""
         self.submit()
         landed = self.in_flight
@@ -200,9 +197,9 @@ class Batch:
         chosen = self._sample(rows, logits)
         for row, choices in zip(rows, chosen, strict=True):
             if choices and not row.draft:
-                row.input_token = choices[0][0]
+                row.input_token = choices[0].token
                 row.n_left -= 1
-        arrays = [a for choices in chosen for choice in choices for a in choice]
+        arrays = [array for choices in chosen for choice in choices for array in choice.arrays]
         self._unsubmitted = arrays + kept
         return InFlightStep(rows, chosen, positions, states, passes, modeled, drafting_s)
 
@@ -258,7 +255,7 @@ class Batch:
             offers[i] = DraftOffer(rate=self.draft_model.record.rate, n_known=1 + drafted[i])
         return drafted
 
-    def _learn(self, landed: InFlightStep, tokens: Sequence[RowToken], seconds: float) -> None:
+    def _learn(self, landed: InFlightStep, tokens: Sequence[TokenSampled], seconds: float) -> None:
         """Learn the seconds and draft acceptance of a step whose rows draft."""
         if not landed.passes:
             return
@@ -269,9 +266,9 @@ class Batch:
             1 if i in landed.modeled else 1 + len(row.draft) for i, row in enumerate(landed.rows)
         ]
         plan = DraftPlan(counts, self.costs, self._layout(landed.rows[0]))
-        chosen = Counter(id(row) for row, _ in tokens)
+        chosen = Counter(event.request for event in tokens)
         n_drafted = sum(len(landed.rows[i].draft) for i in landed.modeled)
-        n_accepted = sum(chosen[id(landed.rows[i])] - 1 for i in landed.modeled)
+        n_accepted = sum(chosen[landed.rows[i].request] - 1 for i in landed.modeled)
         self.draft_model.settle(n_drafted, n_accepted, seconds, plan)
 
     def _widths(self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]) -> list[int]:
@@ -357,10 +354,10 @@ class Batch:
         self._stacker.release()
         return None
 
-    def _collect(self, flight: InFlightStep | None) -> list[RowToken]:
+    def _collect(self, flight: InFlightStep | None) -> list[TokenSampled]:
         if flight is None:
             return []
-        mx.eval([token for choices in flight.choices for token, *_ in choices])
+        mx.eval([choice.token for choices in flight.choices for choice in choices])
         taken_s, plain_s = self._expected_seconds(flight)
         self.plain_share = plain_s / taken_s
         # A row that raised ahead was fed all the same: its KV holds this token.
@@ -394,22 +391,22 @@ class Batch:
                 fed = states[: len(tokens)]
                 self.draft_model.follow(row.context, position, fed, [*known, tokens[-1]])
             if is_running:
-                sampled += [(row, _event(row, *one)) for one in zip(tokens, choices, strict=False)]
+                sampled += [_event(row, *pair) for pair in zip(tokens, choices, strict=False)]
         return sampled
 
 
-def _first_token(row: BatchRow, logits: mx.array) -> RowToken:
+def _first_token(row: BatchRow, logits: mx.array) -> TokenSampled:
     """Token that the row chooses from these logits."""
     (chosen,) = sample_rows([row.sampler], logits)
     if isinstance(chosen, Exception):
         raise chosen
-    row.input_token = chosen[0][0]
+    row.input_token = chosen[0].token
     row.pending = int(row.input_token.item().real)
     row.n_left -= 1
     row.is_at_prompt = False
     if row.drafter is not None:
         row.drafter.settle([row.pending], 0)
-    return row, _event(row, row.pending, chosen[0])
+    return _event(row, row.pending, chosen[0])
 
 
 def _keep_logits(
@@ -446,8 +443,8 @@ def _new_lines(rows: Sequence[BatchRow]) -> list[int]:
 def _accepted(draft: Sequence[int], choices: Sequence[Choice]) -> list[int]:
     """Sampled tokens up to the first refused draft token."""
     tokens: list[int] = []
-    for (token, *_), drafted in zip_longest(choices, draft[: len(choices)]):
-        tokens.append(int(token.item().real))
+    for choice, drafted in zip_longest(choices, draft[: len(choices)]):
+        tokens.append(int(choice.token.item().real))
         if tokens[-1] != drafted:
             break
     return tokens
@@ -461,13 +458,18 @@ def _settle(row: BatchRow, choices: Sequence[Choice], tokens: Sequence[int]) -> 
     row.replay = [] if is_kept else kept
     if not tokens:
         return
-    row.sampler.accept([token for token, *_ in choices[: len(tokens)]], len(row.draft))
+    row.sampler.accept([choice.token for choice in choices[: len(tokens)]], len(row.draft))
     row.pending = tokens[-1]
-    row.input_token = choices[len(tokens) - 1][0]
+    row.input_token = choices[len(tokens) - 1].token
     row.n_left -= len(tokens)
 
 
 def _event(row: BatchRow, token: int, choice: Choice) -> TokenSampled:
-    values: list[Any] = [array.tolist() for array in choice[1:]]
-    logprob = values[0][0] if values else None
-    return TokenSampled(row.request, token, logprob, tuple(zip(*values[1:], strict=True)))
+    if choice.logprob is None:
+        return TokenSampled(row.request, token)
+    logprob = choice.logprob.item()
+    top: tuple[tuple[int, float], ...] = ()
+    if choice.top_tokens is not None and choice.top_logprobs is not None:
+        columns: list[Any] = [choice.top_tokens.tolist(), choice.top_logprobs.tolist()]
+        top = tuple(zip(*columns, strict=True))
+    return TokenSampled(row.request, token, float(logprob.real), top)

@@ -14,7 +14,7 @@ from math import inf
 import mlx.core as mx
 from msgspec.structs import replace
 
-from mlxstack.engine.decode.sampler import BatchRow
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext

@@ -13,9 +13,9 @@ import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.preset import KVSpec
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.draft_model import DraftModel
-from mlxstack.engine.decode.sampler import BatchRow
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import MTPHead

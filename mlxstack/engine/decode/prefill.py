@@ -16,9 +16,10 @@ from mlxstack.core.prompt_tokens import (
 )
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.runner import SlotTokens

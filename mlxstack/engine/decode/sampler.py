@@ -1,42 +1,56 @@
-"""Rows of the batch, and sampling; rows with equal parameters draw in one operation.
+"""Sampling; rows with equal parameters draw in one operation.
 
 Penalties and min-p are mlx-lm's. The draw is inverse transform
 sampling from one uniform number per token, as `mx.random.categorical` does it. The number depends
 on the seed and on the position of the token, so that a seeded row gets the same tokens alone and
-beside others, with drafts and without.
+beside others, with proposed tokens and without.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from math import inf
+from itertools import islice
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import apply_min_p, make_logits_processors
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.interfaces import ConstraintState
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.drafter import NO_OFFER, Drafter
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy.drafts.ngram_draft_governor import MAX_DRAFTED, DraftOffer
 
 MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 1e6
 """Bounds within which a temperature divides float32 logits; below them sampling is greedy."""
-LARGEST = 1e15
+MAX_BIAS = 1e15
 """Bound of biases and penalties, with all of which float32 logits stay finite."""
 N_AHEAD = 32
 """Uniform numbers that a row computes at once: few enough to cost nothing when they are unused."""
-WIDE = 32_768
+MIN_WIDE_VOCAB = 32_768
 """Tokens from which on a CPU takes less time for a sum for each bit than to sort probabilities."""
 PROBABILITY_BITS = 30
 """Bits of a float32 up to 1, without those that are 0 in all of them."""
 
 
-Choice = tuple[mx.array, ...]
-"""Lazy token (1,); if asked, its logprob (1,), and the top tokens (n,) with their logprobs (n,)."""
+class Choice(Struct, frozen=True):
+    """A token that was drawn, lazily."""
+
+    token: mx.array
+    """Its id (1,)."""
+    logprob: mx.array | None = None
+    """Its log probability (1,), where the request has `top_logprobs`."""
+    top_tokens: mx.array | None = None
+    """The likeliest tokens (n,), where more than none are asked for."""
+    top_logprobs: mx.array | None = None
+    """Their log probabilities (n,), descending."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Everything to compute."""
+        arrays = (self.token, self.logprob, self.top_tokens, self.top_logprobs)
+        return [array for array in arrays if array is not None]
 
 
 class UniformStream:
@@ -93,7 +107,7 @@ class Sampler:
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
         self._constraint = state
         self._positions: list[Any] = []
-        """Positions of the constraint before each token of the current draft, and after all."""
+        """Positions of the constraint before each proposed token, and after all."""
         self._last: mx.array | None = None
         self.draw_rules = _draw_rules(sampling)
 
@@ -114,52 +128,54 @@ class Sampler:
         self._advance()
         return self._constraint.forced_tokens()
 
-    def adjust(self, logits: mx.array, draft: Sequence[int] = ()) -> list[mx.array] | None:
-        """Apply penalties and grammar mask to logits (1 + draft, vocabulary).
+    def adjust(self, logits: mx.array, proposed: Sequence[int] = ()) -> list[mx.array] | None:
+        """Apply penalties and grammar mask to logits (1 + proposed, vocabulary).
 
-        Row i follows i tokens of the draft. Rows after a token that the grammar forbids are left
+        Row i follows i proposed tokens. Rows after a token that the grammar forbids are left
         out. None when neither penalty nor grammar changes any. Raises what the grammar raises.
         """
         if self._constraint is None and not self._processors:
             return None
         self._advance()
-        masks = self._masks(draft) if self._constraint is not None else [None] * (len(draft) + 1)
-        if not self._processors and len(masks) > len(draft) and not any(masks):
+        masks = (
+            self._masks(proposed) if self._constraint is not None else [None] * (len(proposed) + 1)
+        )
+        if not self._processors and len(masks) > len(proposed) and not any(masks):
             return None
         rows = []
         for i, mask in enumerate(masks):
             row = logits[i : i + 1].astype(mx.float32)
-            recent = self._recent_with(draft[:i])
+            recent = self._recent_with(proposed[:i])
             for process in self._processors:
                 row = process(recent, row)
             rows.append(row if mask is None else masked(row, mask))
         return rows
 
-    def accept(self, tokens: Sequence[mx.array], n_drafted: int = 0) -> None:
-        """Record the sampled tokens, (1,) each, draft tokens first.
+    def accept(self, tokens: Sequence[mx.array], n_proposed: int = 0) -> None:
+        """Record the sampled tokens, (1,) each, proposed ones first.
 
-        The last one may be lazy. `n_drafted` is the length of the draft.
+        The last one may be lazy. `n_proposed` is the length of the proposal.
         """
         self.uniforms.skip(len(tokens))
         self._last = tokens[-1]
-        if n_drafted and self._constraint is not None:
+        if n_proposed and self._constraint is not None:
             self._constraint.rewind(self._positions[len(tokens) - 1])
             self._positions = []
         if self._recent is not None:
             self._recent = mx.concatenate([self._recent, *tokens])[-self._sampling.window :]
 
-    def _masks(self, draft: Sequence[int]) -> list[bytes | None]:
-        """Grammar masks before each draft token, and after the last.
+    def _masks(self, proposed: Sequence[int]) -> list[bytes | None]:
+        """Grammar masks before each proposed token, and after the last.
 
         What the grammar raises beyond the next token is raised when an answer gets there.
         """
         constraint = self._constraint
         assert constraint is not None
-        if not draft:
+        if not proposed:
             return [constraint.mask()]
         self._positions = [constraint.position()]
         masks = [constraint.mask()]
-        for token in draft:
+        for token in proposed:
             if not _is_allowed(masks[-1], token):
                 break
             try:
@@ -178,60 +194,89 @@ class Sampler:
             self._last = None
             self._constraint.advance(int(last.item().real))
 
-    def _recent_with(self, draft: Sequence[int]) -> mx.array | None:
-        if self._recent is None or not draft:
+    def _recent_with(self, proposed: Sequence[int]) -> mx.array | None:
+        if self._recent is None or not proposed:
             return self._recent
-        return mx.concatenate([self._recent, mx.array(list(draft))])[-self._sampling.window :]
+        return mx.concatenate([self._recent, mx.array(list(proposed))])[-self._sampling.window :]
+
+
+class RowDraw:
+    """Lines of logits from which a row draws, from `start` on, and the outcome."""
+
+    def __init__(
+        self, sampler: Sampler, start: int, logits: mx.array, proposed: Sequence[int]
+    ) -> None:
+        self.sampler = sampler
+        self.start = start
+        self.n_lines = 1 + len(proposed)
+        self.adjusted: list[mx.array] | None = None
+        """Lines after penalties and grammar, where these change any."""
+        self.choices: list[Choice] = []
+        self.error: Exception | None = None
+        try:
+            self.adjusted = sampler.adjust(logits[start : start + self.n_lines], proposed)
+        except Exception as error:
+            self.error = error
+        if self.adjusted is not None:
+            self.n_lines = len(self.adjusted)
 
 
 def sample_rows(
-    samplers: Sequence[Sampler], logits: mx.array, drafts: Sequence[Sequence[int]] = ()
+    samplers: Sequence[Sampler], logits: mx.array, proposals: Sequence[Sequence[int]] = ()
 ) -> list[tuple[Choice, ...] | Exception]:
     """Choose the next token of every row from logits (rows, vocabulary), lazily.
 
-    A row with a draft has a line of logits more for each of its tokens, and gets a choice for
-    each: choice i is valid if all before it equal the draft. It must be told what was accepted.
-    Rows with equal rules are one operation. A row whose rules raise gets the exception.
+    A row with proposed tokens has a line of logits more for each, and gets a choice for each:
+    choice i is valid if all before it equal the proposal. Its sampler must be given the accepted
+    tokens. Rows with equal rules are one operation. A row whose rules raise gets the exception.
     """
-    drafts = drafts or [()] * len(samplers)
-    lines: list[mx.array | None] = [None] * logits.shape[0]
-    results: dict[int, list[Choice] | Exception] = {}
-    groups: dict[SamplingParams, list[tuple[int, int, int]]] = {}
+    proposals = proposals or [()] * len(samplers)
+    rows: list[RowDraw] = []
+    groups = defaultdict[SamplingParams, list[RowDraw]](list)
     start = 0
-    for i, (sampler, draft) in enumerate(zip(samplers, drafts, strict=True)):
-        end = start + 1 + len(draft)
-        try:
-            adjusted = sampler.adjust(logits[start:end], draft)
-        except Exception as error:
-            results[i] = error
-        else:
-            if adjusted is not None:
-                end_adjusted = start + len(adjusted)
-                lines[start:end_adjusted] = adjusted
-            n = len(draft) + 1 if adjusted is None else len(adjusted)
-            members = groups.setdefault(sampler.draw_rules, [])
-            members += [(i, position, start + position) for position in range(n)]
-            results[i] = []
-        start = end
+    for sampler, proposed in zip(samplers, proposals, strict=True):
+        row = RowDraw(sampler, start, logits, proposed)
+        rows.append(row)
+        if row.error is None:
+            groups[sampler.draw_rules].append(row)
+        start += 1 + len(proposed)
     for rules, group in groups.items():
-        drawn = group if rules.temperature else []
-        uniforms = [samplers[i].uniforms.peek(at) for i, at, _ in drawn]
-        try:
-            choices = draw(
-                rules, _lines_of([line for _, _, line in group], logits, lines), uniforms
-            )
-        except Exception as error:
-            results |= {i: error for i, _, _ in group}
-            continue
-        for (i, _, _), choice in zip(group, choices, strict=True):
-            found = results[i]
-            assert isinstance(found, list)
-            found.append(choice)
-    for i, sampler in enumerate(samplers):
-        found = results[i]
-        if isinstance(found, list) and not drafts[i]:
-            sampler.accept([found[0][0]])
-    return [tuple(r) if isinstance(r, list) else r for _, r in sorted(results.items())]
+        _draw_group(rules, group, logits)
+    for row, proposed in zip(rows, proposals, strict=True):
+        if row.choices and not proposed:
+            row.sampler.accept([row.choices[0].token])
+    return [tuple(row.choices) if row.error is None else row.error for row in rows]
+
+
+def _draw_group(rules: SamplingParams, rows: Sequence[RowDraw], logits: mx.array) -> None:
+    """Draw for rows with equal rules in one operation."""
+    uniforms: list[float] = []
+    if rules.temperature:
+        uniforms = [row.sampler.uniforms.peek(i) for row in rows for i in range(row.n_lines)]
+    try:
+        choices = iter(draw(rules, _lines_of(rows, logits), uniforms))
+    except Exception as error:
+        for row in rows:
+            row.error = error
+        return
+    for row in rows:
+        row.choices = list(islice(choices, row.n_lines))
+
+
+def _lines_of(rows: Sequence[RowDraw], logits: mx.array) -> mx.array:
+    """Logits (lines, vocabulary) of these rows, after their own adjustments."""
+    if any(row.adjusted is not None for row in rows):
+        lines: list[mx.array] = []
+        for row in rows:
+            if row.adjusted is None:
+                indices = range(row.start, row.start + row.n_lines)
+                lines += [logits[i : i + 1] for i in indices]
+            else:
+                lines += row.adjusted
+        return mx.concatenate(lines)
+    if sum(row.n_lines for row in rows) == logits.shape[0]:
+        return logits
+    return logits[mx.array([row.start + i for row in rows for i in range(row.n_lines)])]
 
 
 def masked(logits: mx.array, mask: bytes) -> mx.array:
@@ -251,7 +296,7 @@ def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> 
     n = logits.shape[0]
     n_top = rules.top_logprobs
     if not rules.temperature and n_top is None:
-        return [(token,) for token in mx.split(mx.argmax(logits, axis=-1), n)]
+        return [*map(Choice, mx.split(mx.argmax(logits, axis=-1), n))]
     logits = logits.astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     if rules.temperature:
@@ -260,15 +305,15 @@ def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> 
         picked = mx.argmax(logits, axis=-1)
     tokens = mx.split(picked, n)
     if n_top is None:
-        return [(token,) for token in tokens]
+        return [*map(Choice, tokens)]
     values = mx.split(mx.take_along_axis(logprobs, picked[:, None], axis=-1)[:, 0], n)
     if n_top == 0:
-        return [*zip(tokens, values, strict=True)]
+        return [*map(Choice, tokens, values)]
     best, best_values = _top(logprobs, n_top)
     order = mx.argsort(-best_values, axis=-1)
-    columns = mx.split(mx.take_along_axis(best, order, axis=-1).flatten(), n)
-    numbers = mx.split(mx.take_along_axis(best_values, order, axis=-1).flatten(), n)
-    return [*zip(tokens, values, columns, numbers, strict=True)]
+    top_tokens = mx.split(mx.take_along_axis(best, order, axis=-1).flatten(), n)
+    top_logprobs = mx.split(mx.take_along_axis(best_values, order, axis=-1).flatten(), n)
+    return [*map(Choice, tokens, values, top_tokens, top_logprobs)]
 
 
 def _pick(rules: SamplingParams, logprobs: mx.array, uniforms: mx.array) -> mx.array:
@@ -305,7 +350,7 @@ def _within_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     mass is less, as that of the `top_k` likeliest may be.
     """
     # A sum for each of 30 bits is 300 kernels, one after another; a sort with its sums is 20.
-    is_sorted = has_gpu() or logprobs.shape[-1] < WIDE
+    is_sorted = has_gpu() or logprobs.shape[-1] < MIN_WIDE_VOCAB
     find = _least_by_sorting if is_sorted else _least_by_bits
     probabilities = mx.exp(logprobs)
     return mx.where(probabilities < find(probabilities, top_p), -float("inf"), logprobs)
@@ -333,20 +378,6 @@ def _least_by_bits(probabilities: mx.array, top_p: float) -> mx.array:
     return least.view(mx.float32)
 
 
-def _lines_of(
-    members: Sequence[int], logits: mx.array, adjusted: Sequence[mx.array | None]
-) -> mx.array:
-    """These lines of the logits, (members, vocabulary), after their own adjustments."""
-    each = [adjusted[i] for i in members]
-    if all(line is None for line in each):
-        if len(members) == logits.shape[0]:
-            return logits
-        return logits[mx.array(list(members))]
-    return mx.concatenate(
-        [logits[i : i + 1] if line is None else line for i, line in zip(members, each, strict=True)]
-    )
-
-
 def _is_allowed(mask: bytes | None, token: int) -> bool:
     return mask is None or (token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1))
 
@@ -365,15 +396,15 @@ def _bounded(temperature: float) -> float:
 
 
 def _finite(penalty: float) -> float:
-    return max(-LARGEST, min(penalty, LARGEST))
+    return max(-MAX_BIAS, min(penalty, MAX_BIAS))
 
 
 def _processors(s: SamplingParams) -> list[Any]:
     factor = _finite(s.repetition_penalty)
     processors: list[Any] = make_logits_processors(
         # A bias of minus infinity forbids its token.
-        logit_bias={token: min(bias, LARGEST) for token, bias in s.logit_bias} or None,
-        repetition_penalty=None if factor == 1 else max(factor, 1 / LARGEST),
+        logit_bias={token: min(bias, MAX_BIAS) for token, bias in s.logit_bias} or None,
+        repetition_penalty=None if factor == 1 else max(factor, 1 / MAX_BIAS),
         repetition_context_size=s.window,
         presence_penalty=_finite(s.presence_penalty),
         presence_context_size=s.window,
@@ -381,85 +412,3 @@ def _processors(s: SamplingParams) -> list[Any]:
         frequency_context_size=s.window,
     )
     return processors
-
-
-class BatchRow:
-    """Slot in the running batch; `input_token` (1,) may be lazy.
-
-    `n_left` tokens at most are still to be sampled. Positions are indices plus `shift`. `request`
-    is the id in the events of its tokens.
-    """
-
-    def __init__(
-        self,
-        slot: int,
-        context: SlotContext,
-        sampler: Sampler,
-        last: int,
-        n_left: float = inf,
-        drafter: Drafter | None = None,
-        shift: int = 0,
-        request: str = "",
-    ) -> None:
-        self.slot = slot
-        self.request = request
-        self.shift = shift
-        self.n_left = n_left
-        self.context = context
-        self.sampler = sampler
-        self.drafter = drafter
-        self.input_token = mx.array([last])
-        self.pending: int | None = last
-        """The token of `input_token` once its value is known; it enters the context when fed."""
-        self.lead_s = 0.0
-        """Seconds that drafts have saved it so far, and by which others may delay it."""
-        self.replay: list[int] = []
-        """Tokens before it that a rollback took out of recurrent state."""
-        self.draft: tuple[int, ...] = ()
-        """Draft tokens of the step that was built last."""
-        self.is_at_prompt = True
-        """Whether `pending` is the last token of the prompt."""
-
-    def expected(self) -> DraftOffer:
-        """Draft that may be possible once the token in flight is known."""
-        if self.drafter:
-            return self.drafter.expected(self.sampler.is_ruled)
-        return NO_OFFER
-
-    @property
-    def known(self) -> list[int]:
-        """The known tokens that the next pass feeds."""
-        if self.pending is None:
-            return self.replay
-        return [*self.replay, self.pending]
-
-    @property
-    def tokens(self) -> mx.array:
-        """The tokens (n,) that this row feeds."""
-        if self.replay or self.draft:
-            return mx.array([*self.known, *self.draft])
-        return self.input_token
-
-    def propose(self) -> DraftOffer:
-        """Prepare a draft; none after a rollback of recurrent state.
-
-        KV is quantized between passes, so a draft ends at the latest where that is due.
-        """
-        if self.replay:
-            return DraftOffer(n_known=len(self.replay) + 1)
-        if self.drafter is None:
-            return NO_OFFER
-        return self.drafter.propose(self.sampler.forced_tokens(), self.most_drafted)
-
-    @property
-    def most_drafted(self) -> int:
-        """Draft tokens that may go into the next pass."""
-        due = self.context.quantized_start - len(self.context)
-        most = min(self.n_left, due if due > 0 else inf, MAX_DRAFTED + 1) - 1
-        return 0 if self.replay else int(most)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The caches hold these known tokens now."""
-        self.context.extend(tokens)
-        self.pending = None
-        self.replay = []

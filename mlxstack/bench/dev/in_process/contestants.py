@@ -12,8 +12,9 @@ from mlx_lm.sample_utils import make_sampler
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.row_stack import RowStacker
-from mlxstack.engine.decode.sampler import BatchRow, Sampler
+from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
