@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from mlxstack.config import presets
+from mlxstack.core.status import RequestView
 from mlxstack.host.home import Home
 from mlxstack.text.formats import families
 from mlxstack.text.formats.answer_reader import read_answer
+from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import requests
-from mlxstack.tui.views.table_data import columns_of
+from mlxstack.tui.views.table_data import GAP, Column, DrawContext, tabulated
 from tests.host.test_preset_reading import SOURCES
 from tests.policy.test_weights import estimate
 from tests.text.test_parsers import TOOLS
@@ -46,11 +48,17 @@ def test_the_preset_of_the_walk_is_one_that_the_tests_accept(tmp_path: Path) -> 
 
 
 def test_the_column_of_the_walk_goes_where_the_page_says() -> None:
-    columns = json.loads(blocks("A column of the dashboard", "python")[0])
-    before, _, added = columns.rpartition(", ")
-    assert before in Path(requests.__file__).read_text(encoding="utf-8")
-    (column,) = columns_of(added)
-    assert (column.title, column.side, column.width, column.least) == ("drafts", ">", 6, 160)
+    column: Column[RequestView] = eval(
+        blocks("A column of the dashboard", "python")[0], vars(requests)
+    )[0]
+    assert (column.title, column.width, column.min_screen) == ("drafts", 6, 160)
+    rows = [("r", RequestView("r", n_drafted=40, n_accepted=30))]
+    columns = (*requests.REQUESTS, column)
+    wide = tabulated((), columns, rows, DrawContext(DashboardState(), 160), "")
+    assert wide.rows[0].cells[-1].text == "75%"
+    assert sum(column.width + GAP for column in wide.columns) <= 160
+    narrow = tabulated((), columns, rows, DrawContext(DashboardState(), 159), "")
+    assert wide.columns[-1].title not in [column.title for column in narrow.columns]
 
 
 def test_the_call_format_of_the_walk_is_read() -> None:

@@ -35,7 +35,7 @@ class Link(Struct, frozen=True):
     """
 
     state: LinkState = LinkState.CONNECTING
-    why: str = ""
+    reason: str = ""
     retry_s: float = 0.0
 
 

@@ -9,7 +9,7 @@ from mlxstack.tui.feed import Feed
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.views import agents, cache, costs, models, overview, requests, tiles
 from mlxstack.tui.views.first_tokens import first_tokens
-from mlxstack.tui.views.table_data import Line, TableData, cell_text
+from mlxstack.tui.views.table_data import WIDE, Line, TableData, cell_text
 
 GAP = "  "
 MAX_ROWS = 10
@@ -21,7 +21,7 @@ def page(model: DashboardState, width: int) -> str:
     parts = [told] if told else []
     if not model.has_frame:
         return told
-    narrow = min(width, tiles.WIDE - 1)
+    narrow = min(width, WIDE - 1)
     frame = model.frame
     parts += map(_line, overview.health(model, width))
     parts += [_line(line) for draw in tiles.TILES for line in draw(model, narrow)]

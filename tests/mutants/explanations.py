@@ -49,13 +49,13 @@ EXPLANATIONS = (
     ),
     Mutant(
         "a wait for other prompts is lost time", "tui/views/costs.py",
-        "        Cost(one.id, one.agent, one.others_s, \"waited for other prompts\", one.age_s),\n",
+        "        (request.others_s, \"waited for other prompts\"),\n",
         "",
         VIEWS + "test_a_wait_for_other_prompts_counts_as_lost_time",
     ),
     Mutant(
         "names that begin alike differ", "tui/views/table_data.py",
-        'if column.flag == "~" and', 'if column.flag == "!" and',
+        "if column.is_cut_inside and", "if False and",
         VIEWS + "test_agents_of_one_beginning_differ_where_they_are_cut",
     ),
     Mutant(

@@ -44,6 +44,9 @@ Stylesheet._parse_cache = property(parsed_rules, lambda *_: None)  # type: ignor
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse updates that break pictures: of another Python's layout, or without `--soak`."""
+    if not config.getoption("--soak"):
+        # Pictures of tests that are left to `--soak` are unused, which would fail the run.
+        config.option.warn_unused_snapshots = True
     if not config.getoption("--snapshot-update", False):
         return
     if sys.version_info[:2] != PICTURES_BY:

@@ -1,19 +1,31 @@
 """Bars, charts, names and orders as values."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.core.engine_events import CacheMiss
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot, WaitingView
-from mlxstack.core.formatting import age
+from mlxstack.core.formatting import age, span
 from mlxstack.core.request import Priority
-from mlxstack.core.status import MissView, RequestView, StatusFrame
+from mlxstack.core.status import CacheView, MissView, RequestView, StatusFrame
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views import costs
+from mlxstack.tui.views import cache, costs
 from mlxstack.tui.views.formatting import plot_stacked, stacked
 from mlxstack.tui.views.names import agent_name, prefix_name
-from mlxstack.tui.views.table_data import sort_key
+from mlxstack.tui.views.table_data import (
+    GAP,
+    Column,
+    DrawContext,
+    TableData,
+    TextCell,
+    arranged,
+    number,
+    tabulated,
+)
 from tests.tui import shots
 
 
@@ -42,12 +54,55 @@ def test_a_chart_is_empty_where_nothing_was_seen_or_done() -> None:
     assert plot_stacked([None, 0.0], [None, 0.0], 1) == (((" ", 0), (" ", 0)),)
 
 
-def test_cells_are_sorted_by_what_they_mean() -> None:
-    texts = ["9.4k", "-", "812", "1.2M", "98"]
-    assert sorted(texts, key=sort_key) == ["1.2M", "9.4k", "812", "98", "-"]
-    assert sorted(["59s", "1h02m", "410ms", "3m12s"], key=sort_key)[0] == "1h02m"
-    assert sorted(["812 KiB", "12.8 GiB", "3.0 MiB"], key=sort_key)[0] == "12.8 GiB"
-    assert sorted(["codex", "Aider"], key=sort_key) == ["Aider", "codex"]
+NUMBERS: tuple[Column[float | None], ...] = (number("time", 6, lambda seconds: seconds, span),)
+NAMES: tuple[Column[str], ...] = (Column("name", 6, lambda name, _: TextCell(name)),)
+
+
+def table_of(columns: Sequence[Column[Any]], values: Sequence[Any], width: int = 80) -> TableData:
+    rows = [(str(value), value) for value in values]
+    return tabulated((), columns, rows, DrawContext(DashboardState(), width), "")
+
+
+def sorted_texts(columns: Sequence[Column[Any]], values: Sequence[Any]) -> list[str]:
+    return [row.cells[0].text for row in arranged(table_of(columns, values), "", 0).rows]
+
+
+def test_numbers_are_sorted_with_the_largest_first_whatever_their_texts_say() -> None:
+    assert sorted_texts(NUMBERS, [59, 3720, None, 0.41, 192, 59.9]) == [
+        "1h02m", "3m12s", "59s", "59s", "0s", "-",
+    ]  # fmt: skip
+    first, second = arranged(table_of(NUMBERS, [59, 59.9]), "", 0).rows
+    assert (first.key, second.key) == ("59.9", "59")
+
+
+def test_texts_are_sorted_without_case_and_empty_ones_come_last() -> None:
+    assert sorted_texts(NAMES, ["codex", "-", "Aider", ""]) == ["Aider", "codex", "", "-"]
+
+
+def test_a_sorted_table_holds_only_what_is_drawn() -> None:
+    # Its values change with each frame, and would draw the same cells again.
+    assert arranged(table_of(NUMBERS, [1.0, 2.0]), "", None).values == ()
+
+
+def test_a_cell_is_as_wide_as_its_column_of_those_that_are_shown() -> None:
+    columns: tuple[Column[str], ...] = (
+        Column("wide", 10, lambda _, context: TextCell("x" * context.width), grows=True),
+        Column("far", 30, lambda name, _: TextCell(name), min_screen=100),
+        Column("image", 20, lambda _name, _: TextCell(""), is_optional=True),
+    )
+    (row,) = table_of(columns, ["a"], 60).rows
+    assert [len(cell.text) for cell in row.cells] == [60 - GAP]
+
+
+def test_both_texts_of_a_miss_are_cut_to_the_cells_of_their_column() -> None:
+    miss = MissView("diverged", 7, text_cached="a" * 90, text_sent="b" * 90, n_lost=9, lost_s=1.0)
+    state = DashboardState(frame=StatusFrame(at=1.0, cache=CacheView(misses=(miss,))))
+    for width in (80, 120, 160):
+        drawn = cache.misses(state, width)
+        widths = {column.title: column.width for column in drawn.columns}
+        place = [column.title for column in drawn.columns].index("cached -> sent")
+        change = drawn.rows[0].cells[place].text
+        assert widths["cached -> sent"] - 1 <= len(change) <= widths["cached -> sent"]
 
 
 def test_agents_of_one_title_are_numbered() -> None:
@@ -78,7 +133,7 @@ def test_costs_are_those_of_ten_minutes_ranked_by_seconds() -> None:
     model = DashboardState(frame=StatusFrame(at=1.0, requests=requests))
     found = costs.ranked(model)
     assert [(one.request, one.lost_s) for one in found] == [("r1", 3.0), ("r2", 2.0)]
-    assert found[1].why == "prompt changed at token 7: `a` -> `b`"
+    assert found[1].reason == "prompt changed at token 7: `a` -> `b`"
 
 
 def test_costs_of_now_come_first_and_less_than_a_second_is_none() -> None:
@@ -106,14 +161,3 @@ def test_costs_of_now_come_first_and_less_than_a_second_is_none() -> None:
 def test_an_age_is_coarse() -> None:
     ages = [age(s) for s in (0, 4.9, 59.9, 60, 3599, 3600, 86399, 86400, 9 * 86400)]
     assert ages == ["0s", "0s", "55s", "1m", "59m", "1h", "23h", "1d", "9d"]
-    assert [sort_key(one)[1] for one in ages] == [
-        0,
-        0,
-        -55,
-        -60,
-        -3540,
-        -3600,
-        -82800,
-        -86400,
-        -777600,
-    ]

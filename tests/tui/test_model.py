@@ -114,7 +114,7 @@ def test_h5_a_restart_is_no_speed_of_its_own() -> None:
 def test_a_lost_feed_keeps_what_was_known() -> None:
     model = folded(frame(100.0, 5), FeedLost("gone", 0.4))
     assert model.frame.at == 100.0
-    assert (model.link.why, model.link.retry_s) == ("gone", 0.4)
+    assert (model.link.reason, model.link.retry_s) == ("gone", 0.4)
 
 
 STEPS = st.lists(

@@ -334,7 +334,7 @@ def test_a_bar_of_phases_shows_all_that_took_time(
 def test_a_wait_for_other_prompts_counts_as_lost_time() -> None:
     view = RequestView("r1", "ann", others_s=6.4, beside_s=2.0, age_s=10.0)
     found = costs.ranked(DashboardState(frame=StatusFrame(at=1.0, requests=(view,))))
-    assert [(one.lost_s, one.why) for one in found] == [
+    assert [(one.lost_s, one.reason) for one in found] == [
         (6.4, "waited for other prompts"),
         (2.0, "waited for decode steps of others"),
     ]

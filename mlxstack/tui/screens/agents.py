@@ -16,7 +16,7 @@ from mlxstack.tui.views.table_data import CellStyle, Line, TableData, TextCell
 from mlxstack.tui.widgets.text_lines import TextLines
 from mlxstack.tui.widgets.titled_table import TitledTable
 
-DrawAgent = Callable[[AgentView, int], TableData]
+DrawAgent = Callable[[AgentView, DashboardState, int], TableData]
 
 
 class AgentsScreen(BaseScreen):
@@ -71,18 +71,19 @@ class AgentScreen(BaseScreen):
             yield TitledTable(partial(self._table, draw), draw.__name__)
 
     def _portrait(self, model: DashboardState, _: int) -> tuple[Line, ...]:
-        one = agents.agent(model, self._agent)
-        if one:
-            return agents.portrait(one, model.frame.titles.get(one.id, ""))
+        agent = agents.agent(model, self._agent)
+        if agent:
+            return agents.portrait(agent, model.frame.titles.get(agent.id, ""))
         return ((TextCell("This agent is gone.", CellStyle.WARN),),)
 
     def _table(self, draw: DrawAgent, model: DashboardState, width: int) -> TableData:
-        return draw(agents.agent(model, self._agent) or AgentView(self._agent), width)
+        agent = agents.agent(model, self._agent) or AgentView(self._agent)
+        return draw(agent, model, width)
 
 
 async def show_agent(screen: BaseScreen, feed: str, name: str) -> None:
     """Show one agent over the screen; returns once it takes keys."""
-    one = AgentScreen(feed, name)
-    is_there = screen.app.push_screen(one)
-    one.model = screen.model
-    await is_there
+    agent_screen = AgentScreen(feed, name)
+    is_mounted = screen.app.push_screen(agent_screen)
+    agent_screen.model = screen.model
+    await is_mounted

@@ -9,13 +9,15 @@ from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import PRIORITIES, joined
 from mlxstack.tui.views.table_data import (
+    WIDE,
     CellStyle,
+    Column,
+    DrawContext,
     Line,
     TableData,
-    TableRow,
     TextCell,
-    columns_of,
-    fitted,
+    number,
+    percentage,
     tabulated,
     title,
 )
@@ -28,136 +30,160 @@ COMPUTED = "█"
 GENERATED = "░"
 
 
-def agents(model: DashboardState, width: int) -> TableData:
-    """All agents, live, parked or on disk."""
-    found = model.frame.agents
-    columns = (
-        "agent *12~, where 8, tokens >7, requests >8, reused >6, saved >7, idle >6, "
-        "priority 8@112, size >9@112, last miss *16@112"
-    )
-    rows = (TableRow(one.id, _agent(one, model)) for one in found or ())
-    command = first_command(model.frame.service.n_ctx)
-    note = NOT_YET if found is None else f"No agent yet. Start one: {command}"
-    return tabulated(title("Agents", _census(model)), columns, rows, width, note)
+def _name(agent: AgentView, context: DrawContext) -> TextCell:
+    name = agent_name(context.model, agent.id)
+    return TextCell(f"* {name}" if agent.is_pinned else name)
 
 
-def agent(model: DashboardState, name: str) -> AgentView | None:
-    """Find an agent by its id."""
-    return next((one for one in model.frame.agents or () if one.id == name), None)
+def _place(agent: AgentView) -> TextCell:
+    if agent.slot is not None:
+        return TextCell(f"slot {agent.slot}", CellStyle.GOOD)
+    tone = PLACES.get(agent.place, CellStyle.PLAIN)
+    return TextCell(printable(agent.place, 8) or NONE, tone)
 
 
-def portrait(one: AgentView, title: str = "") -> tuple[Line, ...]:
-    """Portrait of an agent above its turns, with its last miss."""
-    n_computed = one.n_prompt - one.n_cached
-    work = (
-        f"{count(one.n_cached)} reused ({share(one.n_cached, one.n_prompt)}), "
-        f"{count(n_computed)} computed, {count(one.n_generated)} out"
-    )
-    first = joined(
-        [
-            *([TextCell(printable(title, 60), CellStyle.STRONG)] if title else []),
-            TextCell(printable(one.id, 60), CellStyle.FAINT if title else CellStyle.STRONG),
-            _place(one),
-            TextCell(one.priority.name.lower(), PRIORITIES[one.priority]),
-            TextCell(f"{count(one.n_tokens)} tokens, {size(one.n_bytes)}"),
-            *([TextCell("pinned", CellStyle.WARN)] if one.is_pinned else []),
-        ]
-    )
-    saved = TextCell(f"{span(one.saved_s)} saved", CellStyle.GOOD)
-    second = joined([TextCell(f"{one.n_requests} requests"), TextCell(work), saved])
-    return (first, second, *((last_miss(one.miss),) if one.miss else ()))
+def _idle_s(agent: AgentView) -> float | None:
+    is_busy = agent.place == "live" and not agent.idle_s
+    return None if is_busy else agent.idle_s
 
 
-def last_miss(miss: MissView) -> Line:
-    """The last miss: reason, place, both texts."""
-    at = "" if miss.at is None else f" at token {miss.at}"
-    change = ""
-    if miss.text_cached or miss.text_sent:
-        change = f": {printable(miss.text_cached, 24)} -> {printable(miss.text_sent, 24)}"
-    told = f"{printable(miss.reason, 40)}{at}, {span(miss.age_s)} ago{change}"
-    return (TextCell("last miss ", CellStyle.FAINT), TextCell(told, CellStyle.WARN))
-
-
-def states(one: AgentView, width: int) -> TableData:
-    """KV of an agent per model."""
-    columns = "model *16, tokens >7, size >9, where 8"
-    rows = [TableRow(state.model, _state(state)) for state in one.states]
-    return tabulated(title("States"), columns, rows, width, "No state is kept.")
-
-
-def turns(one: AgentView, width: int) -> TableData:
-    """Its latest turns as bars of tokens: reused, computed, generated."""
-    columns = columns_of("age >6, ttft >7, reused >6, tokens >7, bar *20, why not more 12")
-    shown = fitted(columns, width)
-    largest = max((_n_tokens(turn) for turn in one.turns), default=0)
-    rows = tuple(
-        TableRow(str(i), _turn(turn, largest, shown[4].width)) for i, turn in enumerate(one.turns)
-    )
-    legend = f"{REUSED} reused  {COMPUTED} computed  {GENERATED} generated"
-    return TableData(title("Turns", legend), shown, tuple(reversed(rows)), "No turn was recorded.")
-
-
-def turn_bar(turn: TurnView, largest: int, width: int) -> str:
-    """Three parts on one scale, each nonzero one visible."""
-    parts = ((turn.n_cached, REUSED), (turn.n_computed, COMPUTED), (turn.n_generated, GENERATED))
-    room = max(0, width - sum(n > 0 for n, _ in parts))
-    scale = room / largest if largest else 0.0
-    return "".join(sign * (1 + int(n * scale)) for n, sign in parts if n > 0)
-
-
-def _state(state: AgentKVView) -> tuple[TextCell, ...]:
-    return (
-        TextCell(printable(state.model, 60)),
-        TextCell(count(state.n_tokens)),
-        TextCell(size(state.n_bytes)),
-        TextCell(printable(state.place)),
-    )
+def _last_miss(agent: AgentView, _: DrawContext) -> TextCell:
+    reason = agent.miss.reason if agent.miss else NONE
+    return TextCell(printable(reason, 60), CellStyle.FAINT)
 
 
 def _n_tokens(turn: TurnView) -> int:
     return turn.n_cached + turn.n_computed + turn.n_generated
 
 
-def _turn(turn: TurnView, largest: int, width: int) -> tuple[TextCell, ...]:
-    return (
-        TextCell(age(turn.age_s)),
-        TextCell(short_time(turn.ttft_s)),
-        TextCell(share(turn.n_cached, turn.n_cached + turn.n_computed)),
-        TextCell(count(_n_tokens(turn))),
-        TextCell(turn_bar(turn, largest, width)),
-        TextCell(printable(turn.reason or NONE, 40), CellStyle.FAINT),
+def turn_bar(turn: TurnView, largest: float, width: int) -> str:
+    """Three parts on one scale, each nonzero one visible."""
+    parts = ((turn.n_cached, REUSED), (turn.n_computed, COMPUTED), (turn.n_generated, GENERATED))
+    n_free = max(0, width - sum(n > 0 for n, _ in parts))
+    scale = n_free / largest if largest else 0.0
+    return "".join(sign * (1 + int(n * scale)) for n, sign in parts if n > 0)
+
+
+AGENTS: tuple[Column[AgentView], ...] = (
+    Column("agent", 12, _name, grows=True, is_cut_inside=True),
+    Column("where", 8, lambda agent, _: _place(agent)),
+    number("tokens", 7, lambda agent: agent.n_tokens),
+    number("requests", 8, lambda agent: agent.n_requests, str),
+    percentage("reused", 6, lambda agent: agent.n_cached, lambda agent: agent.n_prompt),
+    number("saved", 7, lambda agent: agent.saved_s or None, span),
+    number("idle", 6, _idle_s, age),
+    Column(
+        "priority",
+        8,
+        lambda agent, _: TextCell(agent.priority.name.lower(), PRIORITIES[agent.priority]),
+        min_screen=WIDE,
+    ),
+    number("size", 9, lambda agent: agent.n_bytes, size, min_screen=WIDE),
+    Column("last miss", 16, _last_miss, grows=True, min_screen=WIDE),
+)
+
+STATES: tuple[Column[AgentKVView], ...] = (
+    Column("model", 16, lambda state, _: TextCell(printable(state.model, 60)), grows=True),
+    number("tokens", 7, lambda state: state.n_tokens),
+    number("size", 9, lambda state: state.n_bytes, size),
+    Column("where", 8, lambda state, _: TextCell(printable(state.place))),
+)
+
+TURNS: tuple[Column[TurnView], ...] = (
+    number("age", 6, lambda view: view.age_s, age),
+    number("ttft", 7, lambda view: view.ttft_s, short_time),
+    percentage(
+        "reused", 6, lambda view: view.n_cached, lambda view: view.n_cached + view.n_computed
+    ),
+    number("tokens", 7, _n_tokens),
+    Column(
+        "bar",
+        20,
+        lambda view, context: TextCell(turn_bar(view, context.largest, context.width)),
+        _n_tokens,
+        grows=True,
+    ),
+    Column(
+        "why not more",
+        12,
+        lambda view, _: TextCell(printable(view.reason or NONE, 40), CellStyle.FAINT),
+    ),
+)
+
+
+def agents(model: DashboardState, width: int) -> TableData:
+    """All agents, live, parked or on disk."""
+    rows = [(agent.id, agent) for agent in model.frame.agents or ()]
+    note = NOT_YET
+    if model.frame.agents is not None:
+        note = f"No agent yet. Start one: {first_command(model.frame.service.n_ctx)}"
+    head = title("Agents", _census(model))
+    return tabulated(head, AGENTS, rows, DrawContext(model, width), note)
+
+
+def agent(model: DashboardState, name: str) -> AgentView | None:
+    """Find an agent by its id."""
+    return next((agent for agent in model.frame.agents or () if agent.id == name), None)
+
+
+def portrait(agent: AgentView, title: str = "") -> tuple[Line, ...]:
+    """Portrait of an agent above its turns, with its last miss."""
+    n_computed = agent.n_prompt - agent.n_cached
+    work = (
+        f"{count(agent.n_cached)} reused ({share(agent.n_cached, agent.n_prompt)}), "
+        f"{count(n_computed)} computed, {count(agent.n_generated)} out"
+    )
+    first = [TextCell(printable(title, 60), CellStyle.STRONG)] if title else []
+    first += [
+        TextCell(printable(agent.id, 60), CellStyle.FAINT if title else CellStyle.STRONG),
+        _place(agent),
+        TextCell(agent.priority.name.lower(), PRIORITIES[agent.priority]),
+        TextCell(f"{count(agent.n_tokens)} tokens, {size(agent.n_bytes)}"),
+    ]
+    if agent.is_pinned:
+        first.append(TextCell("pinned", CellStyle.WARN))
+    saved = TextCell(f"{span(agent.saved_s)} saved", CellStyle.GOOD)
+    second = [TextCell(f"{agent.n_requests} requests"), TextCell(work), saved]
+    lines = [joined(first), joined(second)]
+    if agent.miss:
+        lines.append(last_miss(agent.miss))
+    return tuple(lines)
+
+
+def last_miss(miss: MissView) -> Line:
+    """The last miss: reason, place, both texts."""
+    position = "" if miss.at is None else f" at token {miss.at}"
+    change = ""
+    if miss.text_cached or miss.text_sent:
+        change = f": {printable(miss.text_cached, 24)} -> {printable(miss.text_sent, 24)}"
+    text = f"{printable(miss.reason, 40)}{position}, {span(miss.age_s)} ago{change}"
+    return (TextCell("last miss ", CellStyle.FAINT), TextCell(text, CellStyle.WARN))
+
+
+def states(agent: AgentView, model: DashboardState, width: int) -> TableData:
+    """KV of an agent per model."""
+    rows = [(state.model, state) for state in agent.states]
+    return tabulated(title("States"), STATES, rows, DrawContext(model, width), "No state is kept.")
+
+
+def turns(agent: AgentView, model: DashboardState, width: int) -> TableData:
+    """Its latest turns as bars of tokens: reused, computed, generated."""
+    rows = [(str(i), turn) for i, turn in enumerate(agent.turns)]
+    legend = f"{REUSED} reused  {COMPUTED} computed  {GENERATED} generated"
+    context = DrawContext(model, width, max(map(_n_tokens, agent.turns), default=0))
+    return tabulated(
+        title("Turns", legend), TURNS, reversed(rows), context, "No turn was recorded."
     )
 
 
 def _census(model: DashboardState) -> str:
     """Count the agents by place."""
-    found = model.frame.agents
-    if not found:
+    agents = model.frame.agents
+    if not agents:
         return ""
-    where = Counter("live" if one.slot is not None else one.place for one in found)
-    told = ", ".join(f"{where[place]} {name}" for place, name in NAMES.items() if where[place])
+    counts = Counter("live" if agent.slot is not None else agent.place for agent in agents)
+    places = ", ".join(f"{counts[place]} {name}" for place, name in NAMES.items() if counts[place])
     n_all = model.frame.n_agents
-    some = f"the last {len(found)} of {n_all}" if n_all > len(found) else str(len(found))
-    return f"{some}{': ' if told else ''}{told}  enter shows one"
-
-
-def _agent(one: AgentView, model: DashboardState) -> tuple[TextCell, ...]:
-    name = agent_name(model, one.id)
-    return (
-        TextCell(f"* {name}" if one.is_pinned else name),
-        _place(one),
-        TextCell(count(one.n_tokens)),
-        TextCell(str(one.n_requests)),
-        TextCell(share(one.n_cached, one.n_prompt)),
-        TextCell(span(one.saved_s) if one.saved_s else NONE),
-        TextCell(NONE if one.place == "live" and not one.idle_s else age(one.idle_s)),
-        TextCell(one.priority.name.lower(), PRIORITIES[one.priority]),
-        TextCell(size(one.n_bytes)),
-        TextCell(printable(one.miss.reason if one.miss else NONE, 60), CellStyle.FAINT),
-    )
-
-
-def _place(one: AgentView) -> TextCell:
-    if one.slot is not None:
-        return TextCell(f"slot {one.slot}", CellStyle.GOOD)
-    return TextCell(printable(one.place, 8) or NONE, PLACES.get(one.place, CellStyle.PLAIN))
+    listed = f"the last {len(agents)} of {n_all}" if n_all > len(agents) else str(len(agents))
+    summary = f"{listed}: {places}" if places else listed
+    return f"{summary}  enter shows one"

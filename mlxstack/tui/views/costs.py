@@ -1,15 +1,25 @@
 """Losses now and of the last ten minutes, ranked by seconds."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
 from mlxstack.core.formatting import age, count, printable, short_time, span
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.names import agent_name
-from mlxstack.tui.views.table_data import CellStyle, TableData, TableRow, TextCell, tabulated, title
+from mlxstack.tui.views.table_data import (
+    WIDE,
+    CellStyle,
+    Column,
+    DrawContext,
+    TableData,
+    TextCell,
+    number,
+    tabulated,
+    title,
+)
 
-WIDE = 112
 WINDOW_S = 600.0
 MIN_S = 1.0
 MAX_TEXT = 24
@@ -21,31 +31,52 @@ class Cost(Struct, frozen=True):
     request: str
     agent: str | None
     lost_s: float
-    why: str
+    reason: str
     age_s: float | None = None
+
+
+def _age(cost: Cost, _: DrawContext) -> TextCell:
+    if cost.age_s is None:
+        return TextCell("now", CellStyle.BUSY)
+    return TextCell(age(cost.age_s), CellStyle.FAINT)
+
+
+AGENT: Column[Cost] = Column(
+    "agent",
+    14,
+    lambda cost, context: TextCell(agent_name(context.model, cost.agent)),
+    is_cut_inside=True,
+)
+COSTS: tuple[Column[Cost], ...] = (
+    number("lost", 6, lambda cost: cost.lost_s, short_time, tone=CellStyle.WARN),
+    AGENT,
+    Column("why", 38, lambda cost, _: TextCell(cost.reason), grows=True),
+    Column("age", 6, _age, lambda cost: cost.age_s, is_right=True),
+)
+WIDE_COSTS = tuple(replace(AGENT, width=24) if column is AGENT else column for column in COSTS)
 
 
 def costs(model: DashboardState, width: int) -> TableData:
     """Losses now, then those of the last ten minutes, the largest first."""
-    columns = f"lost >6, agent {24 if width >= WIDE else 14}~, why *38, age >6"
-    found = ranked(model)
-    rows = [TableRow(one.request, _row(one, model)) for one in found]
-    now, past = (
-        span(sum(one.lost_s for one in found if (one.age_s is None) is is_now))
-        for is_now in (True, False)
-    )
-    sums = f"now {now}, ten minutes {past}, enter explains"
-    head = title("What cost time", sums if rows else "")
+    ranking = ranked(model)
+    now_s = sum(cost.lost_s for cost in ranking if cost.age_s is None)
+    past_s = sum(cost.lost_s for cost in ranking if cost.age_s is not None)
+    summary = f"now {span(now_s)}, ten minutes {span(past_s)}, enter explains"
+    head = title("What cost time", summary if ranking else "")
     note = "" if not model.has_frame else "No request lost a second in the last ten minutes."
-    return tabulated(head, columns, rows, width, note)
+    columns = WIDE_COSTS if width >= WIDE else COSTS
+    rows = [(cost.request, cost) for cost in ranking]
+    return tabulated(head, columns, rows, DrawContext(model, width), note)
 
 
 def ranked(model: DashboardState) -> tuple[Cost, ...]:
     """Running requests, then finished ones, each by seconds lost."""
-    recent = (one for one in model.frame.requests or () if one.age_s <= WINDOW_S)
-    found = [*_live(model), *(cost for one in recent for cost in _of(one))]
-    lasting = (one for one in found if one.lost_s >= MIN_S)
-    return tuple(sorted(lasting, key=lambda one: (one.age_s is not None, -one.lost_s)))
+    losses = _live(model)
+    for request in model.frame.requests or ():
+        if request.age_s <= WINDOW_S:
+            losses += _of(request)
+    lasting = [cost for cost in losses if cost.lost_s >= MIN_S]
+    return tuple(sorted(lasting, key=lambda cost: (cost.age_s is not None, -cost.lost_s)))
 
 
 def reason(miss: MissView) -> str:
@@ -77,7 +108,7 @@ def _live(model: DashboardState) -> list[Cost]:
     late_s = model.frame.snapshot_age_s
     waits = [_wait(view, late_s) for view in snapshot.waiting]
     # The queue lists the others.
-    longest = sorted(waits, key=lambda one: -one.lost_s)[:1]
+    longest = sorted(waits, key=lambda wait: -wait.lost_s)[:1]
     return longest + [
         _recomputation(view, late_s)
         for view in snapshot.slots
@@ -99,23 +130,12 @@ def _recomputation(view: SlotView, late_s: float) -> Cost:
     return Cost(view.request or "", view.agent, lost_s, reason(miss))
 
 
-def _of(one: RequestView) -> list[Cost]:
-    found = [
-        Cost(one.id, one.agent, one.queued_s, "waited for a free slot", one.age_s),
-        Cost(one.id, one.agent, one.others_s, "waited for other prompts", one.age_s),
-        Cost(one.id, one.agent, one.beside_s, "waited for decode steps of others", one.age_s),
+def _of(request: RequestView) -> list[Cost]:
+    causes = [
+        (request.queued_s, "waited for a free slot"),
+        (request.others_s, "waited for other prompts"),
+        (request.beside_s, "waited for decode steps of others"),
     ]
-    if one.miss is not None:
-        found.append(Cost(one.id, one.agent, one.miss.lost_s, reason(one.miss), one.age_s))
-    return found
-
-
-def _row(one: Cost, model: DashboardState) -> tuple[TextCell, ...]:
-    return (
-        TextCell(short_time(one.lost_s), CellStyle.WARN),
-        TextCell(agent_name(model, one.agent)),
-        TextCell(one.why),
-        TextCell("now", CellStyle.BUSY)
-        if one.age_s is None
-        else TextCell(age(one.age_s), CellStyle.FAINT),
-    )
+    if request.miss is not None:
+        causes.append((request.miss.lost_s, reason(request.miss)))
+    return [Cost(request.id, request.agent, lost_s, text, request.age_s) for lost_s, text in causes]

@@ -1,16 +1,20 @@
 """Models of an address: their state, memory and requests."""
 
+from msgspec import Struct
+
 from mlxstack.client.types import ListedModel
-from mlxstack.core.formatting import NONE, age, count, printable, size
+from mlxstack.core.formatting import NONE, age, printable, size
 from mlxstack.host.coding_clients import is_large_enough
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.overview import is_active
 from mlxstack.tui.views.table_data import (
     CellStyle,
+    Column,
+    DrawContext,
     Line,
     TableData,
-    TableRow,
     TextCell,
+    number,
     tabulated,
     title,
 )
@@ -26,90 +30,143 @@ STYLES = {
 }
 
 
+class ModelRow(Struct, frozen=True):
+    """Model of an address, as it is listed."""
+
+    id: str
+    state: str
+    progress: str
+    """State, and how far it is."""
+    n_bytes: int | None
+    fits: bool
+    """Whether this machine has so much memory."""
+    n_ctx: int
+    n_requests: int
+    n_waiting: int
+    idle_s: float | None
+    n_active: int = 0
+    n_slots: int = 0
+    """Slots, of which `n_active` are busy; 0: unknown."""
+
+
+def _memory(row: ModelRow, _: DrawContext) -> TextCell:
+    text = NONE if row.n_bytes is None else size(row.n_bytes)
+    return TextCell(text, CellStyle.PLAIN if row.fits else CellStyle.BAD)
+
+
+def _slots(row: ModelRow, _: DrawContext) -> TextCell:
+    return TextCell(f"{row.n_active}/{row.n_slots}" if row.n_slots else NONE)
+
+
+def _waiting(row: ModelRow, _: DrawContext) -> TextCell:
+    tone = CellStyle.WARN if row.n_waiting else CellStyle.FAINT
+    return TextCell(str(row.n_waiting), tone)
+
+
+MODELS: tuple[Column[ModelRow], ...] = (
+    Column("model", 12, lambda row, _: TextCell(printable(row.id, 60)), grows=True),
+    Column(
+        "state", 11, lambda row, _: TextCell(row.progress, STYLES.get(row.state, CellStyle.BAD))
+    ),
+    Column("memory", 9, _memory, lambda row: row.n_bytes, is_right=True),
+    number("context", 7, lambda row: row.n_ctx),
+    Column("slots", 5, _slots, lambda row: row.n_active if row.n_slots else None, is_right=True),
+    number("requests", 8, lambda row: row.n_requests, str),
+    Column("waiting", 7, _waiting, lambda row: row.n_waiting, is_right=True),
+    number("idle", 6, lambda row: row.idle_s, age),
+)
+
+
 def models(model: DashboardState, width: int) -> TableData:
     """Members of a gateway, or the one model of a service."""
-    columns = (
-        "model *12, state 11, memory >9, context >7, slots >5, requests >8, waiting >7, idle >6"
-    )
-    found = members(model)
-    if found:
-        rows = [TableRow(one.id, _member(one, model)) for one in found]
-        n_loaded = sum(one.status is not None and one.status.value == "loaded" for one in found)
-        told = f"{n_loaded} of {len(found)} loaded, enter shows one"
-    else:
-        rows = [_one_model(model)] if model.frame.service.model else []
-        told = "one; `mlx-stack up A B` serves several" if rows else ""
-    return tabulated(title("Models", told), columns, rows, width, "No model is known yet.")
+    listed = members(model)
+    rows = [_member(member, model) for member in listed]
+    summary = ""
+    if rows:
+        n_loaded = sum(row.state == "loaded" for row in rows)
+        summary = f"{n_loaded} of {len(rows)} loaded, enter shows one"
+    elif model.frame.service.model:
+        rows = [_single_model(model)]
+        summary = "one; `mlx-stack up A B` serves several"
+    pairs = [(row.id, row) for row in rows]
+    context = DrawContext(model, width)
+    return tabulated(title("Models", summary), MODELS, pairs, context, "No model is known yet.")
 
 
 def members(model: DashboardState) -> tuple[ListedModel, ...]:
     """Members of a gateway; none of a service with one model."""
-    return tuple(one for one in model.models if one.status)
+    return tuple(listed for listed in model.models if listed.status)
 
 
-def details(one: ListedModel) -> tuple[Line, ...]:
+def details(member: ListedModel) -> tuple[Line, ...]:
     """Details of a member, and the commands that use it."""
-    name = printable(one.id, 60)
+    name = printable(member.id, 60)
+    memory = size(member.n_bytes)
+    if not member.fits:
+        memory += ", more than this machine has"
     facts = (
-        ("state", one.status.value if one.status else NONE),
-        ("memory", f"{size(one.n_bytes)}{'' if one.fits else ', more than this machine has'}"),
-        ("stays", one.resident or NONE),
-        ("context", f"{one.max_input_tokens} tokens per slot"),
-        ("other names", printable(", ".join(one.aliases), 60) or NONE),
-        ("requests", f"{one.n_requests}, {one.n_active} now, {one.n_waiting} waiting"),
+        ("state", member.status.value if member.status else NONE),
+        ("memory", memory),
+        ("stays", member.resident or NONE),
+        ("context", f"{member.max_input_tokens} tokens per slot"),
+        ("other names", printable(", ".join(member.aliases), 60) or NONE),
+        ("requests", f"{member.n_requests}, {member.n_active} now, {member.n_waiting} waiting"),
     )
     commands = [f"mlx-stack chat {name}"]
-    if is_large_enough("claude", one.max_input_tokens):
+    if is_large_enough("claude", member.max_input_tokens):
         commands.append(f"mlx-stack run claude --name {name}")
     return (
         (TextCell(name, CellStyle.STRONG),),
-        *((TextCell(f"  {k:<12} ", CellStyle.FAINT), TextCell(v)) for k, v in facts),
+        *((TextCell(f"  {label:<12} ", CellStyle.FAINT), TextCell(v)) for label, v in facts),
         (),
         *((TextCell(f"  {command}", CellStyle.BUSY),) for command in commands),
     )
 
 
-def _member(one: ListedModel, model: DashboardState) -> tuple[TextCell, ...]:
-    state = one.status.value if one.status else ""
-    is_watched = one.id == model.frame.service.model
-    shown = _progress(state, model) if is_watched else state
-    return (
-        TextCell(printable(one.id, 60)),
-        TextCell(shown, STYLES.get(state, CellStyle.BAD)),
-        TextCell(size(one.n_bytes), CellStyle.PLAIN if one.fits else CellStyle.BAD),
-        TextCell(count(one.max_input_tokens)),
-        TextCell(_slots(model) if is_watched and state == "loaded" else NONE),
-        TextCell(str(one.n_requests)),
-        TextCell(str(one.n_waiting), CellStyle.WARN if one.n_waiting else CellStyle.FAINT),
-        TextCell(NONE if one.idle_s is None else age(one.idle_s)),
+def _member(member: ListedModel, model: DashboardState) -> ModelRow:
+    state = member.status.value if member.status else ""
+    is_watched = member.id == model.frame.service.model
+    slots = model.frame.snapshot.slots if is_watched and state == "loaded" else ()
+    return ModelRow(
+        member.id,
+        state,
+        _progress(state, model) if is_watched else state,
+        member.n_bytes,
+        member.fits,
+        member.max_input_tokens,
+        member.n_requests,
+        member.n_waiting,
+        member.idle_s,
+        n_active=sum(map(is_active, slots)),
+        n_slots=len(slots),
     )
 
 
-def _one_model(model: DashboardState) -> TableRow:
+def _single_model(model: DashboardState) -> ModelRow:
     """Row of a service without a gateway, from its frame."""
     frame = model.frame
-    state = frame.service.health
-    n_waiting = len(frame.snapshot.waiting)
     last = next(iter(frame.requests or ()), None)
-    cells = (
-        TextCell(printable(frame.service.model, 60)),
-        TextCell(_progress(state, model), STYLES.get(state, CellStyle.BAD)),
-        TextCell(_used(model)),
-        TextCell(count(frame.service.n_ctx)),
-        TextCell(_slots(model)),
-        TextCell(str(frame.snapshot.counters.n_asks)),
-        TextCell(str(n_waiting), CellStyle.WARN if n_waiting else CellStyle.FAINT),
-        TextCell(NONE if last is None else age(last.age_s)),
+    return ModelRow(
+        frame.service.model,
+        frame.service.health,
+        _progress(frame.service.health, model),
+        _used_bytes(model),
+        fits=True,
+        n_ctx=frame.service.n_ctx,
+        n_requests=frame.snapshot.counters.n_asks,
+        n_waiting=len(frame.snapshot.waiting),
+        idle_s=last.age_s if last else None,
+        n_active=sum(map(is_active, frame.snapshot.slots)),
+        n_slots=len(frame.snapshot.slots),
     )
-    return TableRow(frame.service.model, cells)
 
 
-def _used(model: DashboardState) -> str:
+def _used_bytes(model: DashboardState) -> int | None:
     memory = model.frame.memory
     if memory is None:
-        return NONE
+        return None
     kv = memory.live_bytes + memory.parked_bytes
-    return size(memory.weights_bytes + kv + memory.workspace_bytes)
+    return memory.weights_bytes + kv + memory.workspace_bytes
 
 
 def _progress(state: str, model: DashboardState) -> str:
@@ -118,10 +175,3 @@ def _progress(state: str, model: DashboardState) -> str:
     if loading is None or not loading.n_total or state not in {"loading", "swapping"}:
         return state
     return f"{state} {100 * loading.n_done // loading.n_total}%"[:12]
-
-
-def _slots(model: DashboardState) -> str:
-    slots = model.frame.snapshot.slots
-    if slots:
-        return f"{sum(map(is_active, slots))}/{len(slots)}"
-    return NONE

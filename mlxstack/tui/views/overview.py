@@ -1,6 +1,7 @@
 """The first screen: health, speed, slots, queue."""
 
-from mlxstack.core.engine_events import CacheMiss
+from msgspec import Struct
+
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
 from mlxstack.core.formatting import NONE, age, count, printable, share, short_time, size, span
 from mlxstack.core.formatting import tokens as context_length
@@ -12,11 +13,15 @@ from mlxstack.tui.views import tiles
 from mlxstack.tui.views.formatting import bar, images, of_size, rate
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
+    WIDE,
     CellStyle,
+    Column,
+    DrawContext,
     Line,
     TableData,
-    TableRow,
     TextCell,
+    number,
+    percentage,
     tabulated,
     title,
 )
@@ -33,8 +38,7 @@ HEALTH = {
     "unloaded": CellStyle.FAINT,
     "stopping": CellStyle.WARN,
 }
-WIDE = tiles.WIDE
-MANY = 256
+MAX_TEXT = 256
 N_BAR = 6
 
 
@@ -45,11 +49,11 @@ def banner(model: DashboardState) -> str:
         return ""
     if link.state is LinkState.CONNECTING:
         return "Waiting for the first frame of the service."
-    why = printable(link.why, MANY)
+    reason = printable(link.reason, MAX_TEXT)
     if link.retry_s <= 0:
-        return f"{why}."
-    seen = "The screen shows the last frame. " if model.has_frame else ""
-    return f"Disconnected: {why}. {seen}Next try in {short_time(link.retry_s)}."
+        return f"{reason}."
+    remark = "The screen shows the last frame. " if model.has_frame else ""
+    return f"Disconnected: {reason}. {remark}Next try in {short_time(link.retry_s)}."
 
 
 def health(model: DashboardState, width: int) -> tuple[Line, ...]:
@@ -58,39 +62,49 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
     snapshot = model.frame.snapshot
     if not model.has_frame:
         return ((TextCell("no frame yet", CellStyle.FAINT),),)
-    load = (loading(model.frame.loading, width),) if model.frame.loading is not None else ()
-    if load and facts.health != "ok":
-        return load
-    budget = facts.budget_bytes
-    kv = f"KV {size(snapshot.kv_bytes)}"
-    if budget:
-        drawn = bar(snapshot.kv_bytes, budget, 12 if width >= WIDE else 4)
-        kv = f"KV {drawn} {of_size(snapshot.kv_bytes, budget)}"
-    is_full = budget and snapshot.kv_bytes > 0.85 * budget
+    load: tuple[Line, ...] = ()
+    if model.frame.loading is not None:
+        load = (loading(model.frame.loading, width),)
+        if facts.health != "ok":
+            return load
+    is_wide = width >= WIDE
     parts = [
         TextCell(printable(facts.health), HEALTH.get(facts.health, CellStyle.BAD)),
-        TextCell(printable(facts.model, 60 if width >= WIDE else 17), CellStyle.STRONG),
-        *([TextCell(printable(facts.mode, 12))] if facts.mode else []),
-        TextCell(f"up {span(facts.uptime_s)}"),
-        TextCell(kv, CellStyle.WARN if is_full else CellStyle.PLAIN),
+        TextCell(printable(facts.model, 60 if is_wide else 17), CellStyle.STRONG),
     ]
-    if width >= WIDE:
-        parts.insert(2, TextCell(f"preset {printable(facts.preset, 30)}", CellStyle.FAINT))
+    if is_wide:
+        parts.append(TextCell(f"preset {printable(facts.preset, 30)}", CellStyle.FAINT))
+    if facts.mode:
+        parts.append(TextCell(printable(facts.mode, 12)))
+    parts.append(TextCell(f"up {span(facts.uptime_s)}"))
+    parts.append(_kv(model, 12 if is_wide else 4))
+    if is_wide:
         parts.append(TextCell(f"MLX {size(snapshot.active_bytes)}", CellStyle.FAINT))
     return (joined(parts), *load, *_decoding(model))
 
 
+def _kv(model: DashboardState, n_bar: int) -> TextCell:
+    """Bytes of live KV, against their budget where there is one."""
+    kv_bytes = model.frame.snapshot.kv_bytes
+    budget = model.frame.service.budget_bytes
+    if not budget:
+        return TextCell(f"KV {size(kv_bytes)}")
+    tone = CellStyle.WARN if kv_bytes > 0.85 * budget else CellStyle.PLAIN
+    return TextCell(f"KV {bar(kv_bytes, budget, n_bar)} {of_size(kv_bytes, budget)}", tone)
+
+
 def loading(view: LoadView, width: int) -> Line:
     """Progress of a load: bar, GiB, time left."""
-    doing = "downloading" if view.is_download else "loading"
-    name = TextCell(f"{doing} {printable(view.model, 40)} ", CellStyle.BUSY)
+    verb = "downloading" if view.is_download else "loading"
+    name = TextCell(f"{verb} {printable(view.model, 40)} ", CellStyle.BUSY)
     elapsed = f"{span(view.elapsed_s)} so far"
     if not view.n_total:
         return (name, TextCell(elapsed))
     drawn = bar(view.n_done, view.n_total, 24 if width >= WIDE else 12)
-    left = view.elapsed_s * (view.n_total / view.n_done - 1) if view.n_done else None
-    eta = f", ETA {span(left)}" if left is not None else ""
-    return (name, TextCell(f"{drawn} {of_size(view.n_done, view.n_total)}, {elapsed}{eta}"))
+    text = f"{drawn} {of_size(view.n_done, view.n_total)}, {elapsed}"
+    if view.n_done:
+        text += f", ETA {span(view.elapsed_s * (view.n_total / view.n_done - 1))}"
+    return (name, TextCell(text))
 
 
 def hint(model: DashboardState, width: int) -> tuple[Line, ...]:
@@ -109,25 +123,21 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
     """The counters since the start, as /metrics has them."""
     now = model.frame.snapshot.counters
     n_all = now.n_prompt_tokens + now.n_cached_tokens
-    told = (
+    prompts = (
         f"in {count(now.n_prompt_tokens)} + {count(now.n_cached_tokens)} reused"
         f" ({share(now.n_cached_tokens, n_all)})"
     )
-    rows = now.n_decode_rows / now.n_decode_calls if now.n_decode_calls else 0.0
-    parts = [TextCell(told), TextCell(f"out {count(now.n_generated_tokens)}")]
-    parts += [TextCell(f"{now.n_completed} done")]
+    rows = now.n_decode_rows / max(1, now.n_decode_calls)
+    parts = [
+        TextCell(prompts),
+        TextCell(f"out {count(now.n_generated_tokens)}"),
+        TextCell(f"{now.n_completed} done"),
+    ]
     if now.n_image_encodes:
         parts.append(TextCell(f"{now.n_image_encodes} images encoded"))
-    parts += [
-        TextCell(f"{n} {what}", CellStyle.WARN)
-        for n, what in (
-            (now.n_cancelled, "cancelled"),
-            (now.n_failed, "failed"),
-            (now.n_refused, "refused"),
-        )
-        if n
-    ]
-    if width >= WIDE and not (now.n_cancelled or now.n_failed or now.n_refused):
+    ends = {"cancelled": now.n_cancelled, "failed": now.n_failed, "refused": now.n_refused}
+    parts += [TextCell(f"{n} {end}", CellStyle.WARN) for end, n in ends.items() if n]
+    if width >= WIDE and not any(ends.values()):
         parts.append(TextCell(f"{count(now.n_model_calls)} model calls"))
         parts.append(TextCell(f"{rows:.1f} rows per step"))
     return (joined(parts),)
@@ -149,37 +159,131 @@ def speed(model: DashboardState) -> tuple[Line, Line]:
     )
 
 
+def _agent_of_slot(view: SlotView, context: DrawContext) -> TextCell:
+    name = agent_name(context.model, view.agent)
+    return TextCell(f"* {name}" if _is_pinned(view, context.model) else name)
+
+
+def _context(view: SlotView, _: DrawContext) -> TextCell:
+    tone = CellStyle.WARN if view.n_tokens > 0.9 * view.n_ctx else CellStyle.PLAIN
+    return TextCell(f"{bar(view.n_tokens, view.n_ctx, N_BAR)} {count(view.n_tokens):>5}", tone)
+
+
+def _elapsed(view: SlotView, context: DrawContext) -> TextCell:
+    if is_active(view):
+        return TextCell(span(view.elapsed_s + context.model.frame.snapshot_age_s))
+    return TextCell(NONE)
+
+
+def _miss(view: SlotView, _: DrawContext) -> TextCell:
+    """Reason of a miss, and the token from which it lost some."""
+    miss = view.miss
+    text = NONE
+    if miss:
+        text = miss.reason
+        if miss.n_lost and miss.at is not None:
+            text = f"{miss.reason} at {miss.at}"
+    return TextCell(printable(text, 80), CellStyle.FAINT)
+
+
+def _is_pinned(view: SlotView, model: DashboardState) -> bool:
+    agents = model.frame.agents or ()
+    return any(agent.is_pinned for agent in agents if agent.id == view.agent)
+
+
+SLOTS: tuple[Column[SlotView], ...] = (
+    number("slot", 4, lambda view: view.id, str),
+    Column("agent", 12, _agent_of_slot, grows=True, is_cut_inside=True),
+    Column("state", 33, lambda view, context: state(view, context.model)),
+    Column("context", N_BAR + 6, _context, lambda view: view.n_tokens),
+    percentage(
+        "reused", 6, lambda view: view.n_cached, lambda view: view.n_prompt, tone=CellStyle.REUSED
+    ),
+    Column(
+        "images",
+        14,
+        lambda view, _: TextCell(images(view.n_images, view.n_images_computed)),
+        lambda view: view.n_images or None,
+        is_optional=True,
+        min_screen=116,
+    ),
+    Column(
+        "elapsed",
+        7,
+        _elapsed,
+        lambda view: view.elapsed_s if is_active(view) else None,
+        is_right=True,
+        min_screen=96,
+    ),
+    number("memory", 9, lambda view: view.n_bytes, size, min_screen=126),
+    Column("why not more", 12, _miss, grows=True, min_screen=100),
+)
+
+
+class QueuedRequest(Struct, frozen=True):
+    """Waiting request, and how many wait before it."""
+
+    n_ahead: int
+    view: WaitingView
+
+
+def _since(row: QueuedRequest, context: DrawContext) -> TextCell:
+    return TextCell(span(row.view.waited_s + context.model.frame.snapshot_age_s))
+
+
+QUEUE: tuple[Column[QueuedRequest], ...] = (
+    Column(
+        "agent",
+        12,
+        lambda row, context: TextCell(agent_name(context.model, row.view.agent)),
+        grows=True,
+        is_cut_inside=True,
+    ),
+    Column(
+        "waits for",
+        31,
+        lambda row, context: TextCell(waits_for(row.n_ahead, row.view, context.model)),
+        grows=True,
+    ),
+    Column("since", 7, _since, lambda row: row.view.waited_s, is_right=True),
+    number("prompt", 7, lambda row: row.view.n_prompt),
+    Column(
+        "priority",
+        8,
+        lambda row, _: TextCell(row.view.priority.name.lower(), PRIORITIES[row.view.priority]),
+    ),
+)
+
+
 def slots(model: DashboardState, width: int) -> TableData:
     """Slots with their requests: agent, state, context, reuse, time, miss."""
     views = model.frame.snapshot.slots
-    n_busy = sum(is_active(view) for view in views)
-    columns = (
-        f"slot >4, agent *12~, state 33, context {N_BAR + 6}, reused >6, "
-        "images 14?@116, elapsed >7@96, memory >9@126, why not more *12@100"
-    )
-    each = f", {context_length(views[0].n_ctx)} tokens each" if views else ""
-    head = title("Slots", f"{n_busy} of {len(views)} busy{each}" if views else "")
-    rows = (TableRow(str(view.id), _slot(view, model)) for view in views)
+    summary = ""
+    if views:
+        n_busy = sum(is_active(view) for view in views)
+        summary = f"{n_busy} of {len(views)} busy, {context_length(views[0].n_ctx)} tokens each"
+    rows = [(str(view.id), view) for view in views]
     note = "No slots yet: the model is being loaded." if model.has_frame else ""
-    return tabulated(head, columns, rows, width, note)
+    return tabulated(title("Slots", summary), SLOTS, rows, DrawContext(model, width), note)
 
 
 def queue(model: DashboardState, width: int) -> TableData:
     """Waiting requests in their order, and what each waits for."""
-    columns = "agent *12~, waits for *31, since >7, prompt >7, priority 8"
     waiting = enumerate(model.frame.snapshot.waiting)
-    rows = (TableRow(view.request, _waiting(i, view, model)) for i, view in waiting)
+    rows = [(view.request, QueuedRequest(i, view)) for i, view in waiting]
     note = "No request waits." if model.has_frame else ""
-    return tabulated(title("Queue"), columns, rows, width, note)
+    return tabulated(title("Queue"), QUEUE, rows, DrawContext(model, width), note)
 
 
 def waits_for(n_ahead: int, view: WaitingView, model: DashboardState) -> str:
     """Describe the slot a request waits for."""
     if view.pin is not None:
-        slot = next((one for one in model.frame.snapshot.slots if one.id == view.pin), None)
-        behind = f" behind {agent_name(model, slot.agent)}" if slot and is_active(slot) else ""
-        return f"slot {view.pin}{behind}"
-    return "a free slot" + (f", {n_ahead} ahead" if n_ahead else ", next")
+        pinned = (slot for slot in model.frame.snapshot.slots if slot.id == view.pin)
+        slot = next(pinned, None)
+        if slot and is_active(slot):
+            return f"slot {view.pin} behind {agent_name(model, slot.agent)}"
+        return f"slot {view.pin}"
+    return f"a free slot, {n_ahead} ahead" if n_ahead else "a free slot, next"
 
 
 def joined(parts: list[TextCell]) -> Line:
@@ -198,15 +302,16 @@ def is_active(view: SlotView) -> bool:
 def state(view: SlotView, model: DashboardState) -> TextCell:
     """State of a slot in words, early turns included."""
     if view.state is RequestPhase.RUNNING:
-        told = f"writing, {count(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
-        return TextCell(told, CellStyle.GOOD)
+        text = f"writing, {count(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
+        return TextCell(text, CellStyle.GOOD)
     if view.is_reading:
         return TextCell("reading KV from disk", CellStyle.BUSY)
     if view.state is RequestPhase.PREFILLING:
         eta_s = tiles.eta(tiles.n_to_compute(view), model)
-        done = f"prefill {count(view.n_done)} of {count(view.n_prompt)}"
-        left = f", ETA {span(eta_s)}" if eta_s is not None else ""
-        return TextCell(done + left, CellStyle.BUSY)
+        text = f"prefill {count(view.n_done)} of {count(view.n_prompt)}"
+        if eta_s is not None:
+            text += f", ETA {span(eta_s)}"
+        return TextCell(text, CellStyle.BUSY)
     if view.n_early:
         n_all = count(view.n_early + view.n_early_left)
         return TextCell(f"begun early, {count(view.n_early)} of {n_all}", CellStyle.REUSED)
@@ -216,57 +321,13 @@ def state(view: SlotView, model: DashboardState) -> TextCell:
     return TextCell(idle, CellStyle.FAINT)
 
 
-def _slot(view: SlotView, model: DashboardState) -> tuple[TextCell, ...]:
-    is_full = view.n_tokens > 0.9 * view.n_ctx
-    name = agent_name(model, view.agent)
-    elapsed = span(view.elapsed_s + model.frame.snapshot_age_s) if is_active(view) else NONE
-    context = f"{bar(view.n_tokens, view.n_ctx, N_BAR)} {count(view.n_tokens):>5}"
-    miss = printable(_why(view.miss), 80) if view.miss else NONE
-    return (
-        TextCell(str(view.id)),
-        TextCell(f"* {name}" if _is_pinned(view, model) else name),
-        state(view, model),
-        TextCell(context, CellStyle.WARN if is_full else CellStyle.PLAIN),
-        TextCell(
-            share(view.n_cached, view.n_prompt),
-            CellStyle.REUSED if view.n_cached else CellStyle.PLAIN,
-        ),
-        TextCell(images(view.n_images, view.n_images_computed)),
-        TextCell(elapsed),
-        TextCell(size(view.n_bytes)),
-        TextCell(miss, CellStyle.FAINT),
-    )
-
-
-def _why(miss: CacheMiss) -> str:
-    """Reason of a miss, and the token from which it lost some."""
-    if miss.n_lost and miss.at is not None:
-        return f"{miss.reason} at {miss.at}"
-    return miss.reason
-
-
-def _is_pinned(view: SlotView, model: DashboardState) -> bool:
-    agents = model.frame.agents or ()
-    return any(agent.is_pinned for agent in agents if agent.id == view.agent)
-
-
-def _waiting(n_ahead: int, view: WaitingView, model: DashboardState) -> tuple[TextCell, ...]:
-    return (
-        TextCell(agent_name(model, view.agent)),
-        TextCell(waits_for(n_ahead, view, model)),
-        TextCell(span(view.waited_s + model.frame.snapshot_age_s)),
-        TextCell(count(view.n_prompt)),
-        TextCell(view.priority.name.lower(), PRIORITIES[view.priority]),
-    )
-
-
 def _decoding(model: DashboardState) -> tuple[Line, ...]:
     snapshot = model.frame.snapshot
     lines: list[Line] = []
     if snapshot.draft_model is not None:
-        name = printable(snapshot.draft_model, MANY)
+        name = printable(snapshot.draft_model, MAX_TEXT)
         lines.append((TextCell(f"drafting with {name}", CellStyle.FAINT),))
     if not snapshot.is_batching:
-        why = printable(snapshot.why_not_batching or "the preset says so", MANY)
-        lines.append((TextCell(f"decoding slot by slot: {why}", CellStyle.WARN),))
+        reason = printable(snapshot.why_not_batching or "the preset says so", MAX_TEXT)
+        lines.append((TextCell(f"decoding slot by slot: {reason}", CellStyle.WARN),))
     return tuple(lines)

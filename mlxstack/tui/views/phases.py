@@ -32,42 +32,42 @@ SIGNS = {
 LEGEND = "· queue - others ▓ KV █ prompt ░ answer"
 
 
-def first_token_parts(one: RequestView) -> tuple[PhasePart, ...]:
+def first_token_parts(request: RequestView) -> tuple[PhasePart, ...]:
     """Phases until the first token; their seconds add up to `ttft_s`."""
     return tuple(
-        PhasePart(PHASE_NAMES[phase], sign.text, sign.tone, getattr(one, phase))
+        PhasePart(PHASE_NAMES[phase], sign.text, sign.tone, getattr(request, phase))
         for phase, sign in SIGNS.items()
     )
 
 
-def parts(one: RequestView) -> tuple[PhasePart, ...]:
+def parts(request: RequestView) -> tuple[PhasePart, ...]:
     """Phases until the last token."""
-    rest_s = max(0.0, one.decode_s - one.first_s)
-    return (*first_token_parts(one), PhasePart("the answer", "░", CellStyle.GOOD, rest_s))
+    answer_s = max(0.0, request.decode_s - request.first_s)
+    return (*first_token_parts(request), PhasePart("the answer", "░", CellStyle.GOOD, answer_s))
 
 
-def bar(one: RequestView, width: int, longest_s: float = 0.0) -> Line:
+def bar(request: RequestView, width: int, longest_s: float = 0.0) -> Line:
     """Phases as one bar; `longest_s` seconds, by default its own, fill it."""
-    shown = [part for part in parts(one) if part.seconds >= MIN_S]
-    whole_s = longest_s or sum(part.seconds for part in shown)
-    cells = stacked([part.seconds for part in shown], whole_s, width)
-    pairs = zip(shown, cells, strict=True)
+    visible = [part for part in parts(request) if part.seconds >= MIN_S]
+    whole_s = longest_s or sum(part.seconds for part in visible)
+    cells = stacked([part.seconds for part in visible], whole_s, width)
+    pairs = zip(visible, cells, strict=True)
     return tuple(TextCell(part.sign * n, part.tone) for part, n in pairs if n)
 
 
-def total_s(one: RequestView) -> float:
+def total_s(request: RequestView) -> float:
     """Seconds of all phases."""
-    return sum(part.seconds for part in parts(one))
+    return sum(part.seconds for part in parts(request))
 
 
-def rows(one: RequestView) -> tuple[Line, ...]:
+def rows(request: RequestView) -> tuple[Line, ...]:
     """Phases until the first token, one a line, and their sum."""
-    shown = [part for part in first_token_parts(one) if part.seconds >= MIN_S]
-    lines = [_row(part.sign, part.tone, part.name, part.seconds) for part in shown]
-    if one.ttft_s:
-        lines.append(_row("=", CellStyle.STRONG, "first token after", one.ttft_s))
-    if one.decode_s:
-        lines.append(_row("░", CellStyle.GOOD, "generated", one.decode_s))
+    visible = [part for part in first_token_parts(request) if part.seconds >= MIN_S]
+    lines = [_row(part.sign, part.tone, part.name, part.seconds) for part in visible]
+    if request.ttft_s:
+        lines.append(_row("=", CellStyle.STRONG, "first token after", request.ttft_s))
+    if request.decode_s:
+        lines.append(_row("░", CellStyle.GOOD, "generated", request.decode_s))
     return tuple(lines)
 
 

@@ -1,18 +1,21 @@
 """Finished requests: their times, headers and misses."""
 
-from mlxstack.core.formatting import NONE, age, count, printable, short_time
+from mlxstack.core.formatting import age, count, printable, short_time
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import phases
 from mlxstack.tui.views.formatting import images
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
+    WIDE,
     CellStyle,
+    Column,
+    DrawContext,
     Line,
     TableData,
-    TableRow,
     TextCell,
-    share_cell,
+    number,
+    percentage,
     tabulated,
     title,
 )
@@ -20,73 +23,127 @@ from mlxstack.tui.views.table_data import (
 NOT_YET = "This service does not report its finished requests yet."
 BAD = frozenset({"failed", "refused"})
 HEADER = "x-mlx-stack-"
-WIDE = 112
 N_BAR = 18
 N_WIDE_BAR = 64
 
 
+def _tone(request: RequestView) -> CellStyle:
+    return CellStyle.BAD if request.ended in BAD else CellStyle.PLAIN
+
+
+def _phases(request: RequestView, context: DrawContext) -> TextCell:
+    bar = phases.bar(request, N_BAR, context.largest)
+    return TextCell("".join(cell.text for cell in bar))
+
+
+REQUESTS: tuple[Column[RequestView], ...] = (
+    number("age", 6, lambda request: request.age_s, age),
+    Column(
+        "agent",
+        14,
+        lambda request, context: TextCell(agent_name(context.model, request.agent), _tone(request)),
+        grows=True,
+        is_cut_inside=True,
+    ),
+    number("prompt", 6, lambda request: request.n_prompt),
+    percentage(
+        "reused",
+        6,
+        lambda request: request.n_cached,
+        lambda request: request.n_prompt,
+        tone=CellStyle.GOOD,
+        zero_tone=CellStyle.FAINT,
+    ),
+    number("out", 5, lambda request: request.n_generated),
+    number("ttft", 6, lambda request: request.ttft_s, short_time),
+    Column("phases", N_BAR, _phases, phases.total_s),
+    number("queue", 6, lambda request: request.queued_s, short_time, min_screen=144),
+    number("prefill", 7, lambda request: request.prefill_s, short_time, min_screen=144),
+    number("decode", 6, lambda request: request.decode_s, short_time, min_screen=144),
+    Column(
+        "images",
+        14,
+        lambda request, _: TextCell(images(request.n_images, request.n_images_computed)),
+        lambda request: request.n_images or None,
+        is_optional=True,
+        min_screen=126,
+    ),
+    number("saved", 7, lambda request: request.saved_s or None, short_time, min_screen=112),
+    number("slot", 4, lambda request: request.slot, str, min_screen=112),
+    Column("from", 6, lambda request, _: TextCell(request.source.value), min_screen=112),
+    Column(
+        "ended",
+        9,
+        lambda request, _: TextCell(printable(request.ended, 12), _tone(request)),
+        min_screen=112,
+    ),
+)
+
+
 def requests(model: DashboardState, width: int) -> TableData:
     """The last finished requests, the latest first."""
-    found = model.frame.requests
-    columns = (
-        f"age >6, agent *14~, prompt >6, reused >6, out >5, ttft >6, phases {N_BAR}, "
-        "queue >6@144, prefill >7@144, decode >6@144, images 14?@126, saved >7@112, slot >4@112, "
-        "from 6@112, ended 9@112"
-    )
-    longest_s = max(map(phases.total_s, found or ()), default=0.0)
-    rows = [TableRow(one.id, _request(one, model, longest_s)) for one in found or ()]
-    note = NOT_YET if found is None else "No request has finished yet."
-    told = f"the last {len(rows)}, enter tells why" if width >= WIDE else "enter: why"
-    head = title("Requests", f"{told}  {phases.LEGEND}" if rows else "")
-    return tabulated(head, columns, rows, width, note)
+    finished = model.frame.requests or ()
+    longest_s = max(map(phases.total_s, finished), default=0.0)
+    rows = [(request.id, request) for request in finished]
+    note = NOT_YET if model.frame.requests is None else "No request has finished yet."
+    head = title("Requests")
+    if rows:
+        summary = f"the last {len(rows)}, enter tells why" if width >= WIDE else "enter: why"
+        head = title("Requests", f"{summary}  {phases.LEGEND}")
+    return tabulated(head, REQUESTS, rows, DrawContext(model, width, longest_s), note)
 
 
 def request(model: DashboardState, name: str) -> RequestView | None:
     """Find a request by its id."""
-    return next((one for one in model.frame.requests or () if one.id == name), None)
+    return next((view for view in model.frame.requests or () if view.id == name), None)
 
 
-def why(one: RequestView) -> tuple[Line, ...]:
+def why(request: RequestView) -> tuple[Line, ...]:
     """Details of one request: times and miss."""
-    n_new = one.n_prompt - one.n_cached
-    facts = [("saved by reuse", f"{short_time(one.saved_s):>6}")]
-    if one.n_images:
-        facts.append(("images", images(one.n_images, one.n_images_computed)))
-    return (
+    facts = [("saved by reuse", f"{short_time(request.saved_s):>6}")]
+    if request.n_images:
+        facts.append(("images", images(request.n_images, request.n_images_computed)))
+    lines: list[Line] = [
         (
-            TextCell(printable(one.id, 70), CellStyle.STRONG),
-            TextCell(f"  ended: {printable(one.ended)}"),
+            TextCell(printable(request.id, 70), CellStyle.STRONG),
+            TextCell(f"  ended: {printable(request.ended)}"),
         ),
-        (TextCell("  "), *phases.bar(one, N_WIDE_BAR)),
-        *phases.rows(one),
-        *((TextCell(f"    {name:<26}", CellStyle.FAINT), TextCell(told)) for name, told in facts),
-        (),
-        *(miss_lines(one.miss) if one.miss else (_all_reused(one, n_new),)),
-    )
+        (TextCell("  "), *phases.bar(request, N_WIDE_BAR)),
+        *phases.rows(request),
+    ]
+    for name, text in facts:
+        lines.append((TextCell(f"    {name:<26}", CellStyle.FAINT), TextCell(text)))
+    lines.append(())
+    lines += miss_lines(request.miss) if request.miss else [_full_reuse(request)]
+    return tuple(lines)
 
 
-def response_headers(one: RequestView) -> tuple[Line, ...]:
+def response_headers(request: RequestView) -> tuple[Line, ...]:
     """Response headers of a finished request."""
     headers = {
-        "cache-hit": "true" if one.n_cached else "false",
-        "cache-prefix-tokens": str(one.n_cached),
-        "cache-new-tokens": str(one.n_prompt - one.n_cached),
-        "ttft-saved-ms": f"{one.saved_s * 1000:.0f}",
-        **({"images": images(one.n_images, one.n_images_computed)} if one.n_images else {}),
-        **({"slot": str(one.slot)} if one.slot is not None else {}),
-        **({"agent": one.agent} if one.agent else {}),
-        **(_miss_headers(one.miss) if one.miss else {}),
+        "cache-hit": "true" if request.n_cached else "false",
+        "cache-prefix-tokens": str(request.n_cached),
+        "cache-new-tokens": str(request.n_prompt - request.n_cached),
+        "ttft-saved-ms": f"{request.saved_s * 1000:.0f}",
     }
+    if request.n_images:
+        headers["images"] = images(request.n_images, request.n_images_computed)
+    if request.slot is not None:
+        headers["slot"] = str(request.slot)
+    if request.agent:
+        headers["agent"] = request.agent
+    if request.miss:
+        headers |= _miss_headers(request.miss)
     return tuple(
-        (TextCell(f"  {HEADER}{k}: ", CellStyle.FAINT), TextCell(printable(v, 70)))
-        for k, v in headers.items()
+        (TextCell(f"  {HEADER}{name}: ", CellStyle.FAINT), TextCell(printable(value, 70)))
+        for name, value in headers.items()
     )
 
 
 def _miss_headers(miss: MissView) -> dict[str, str]:
-    at = "" if miss.at is None else f" at token {miss.at}"
+    position = "" if miss.at is None else f" at token {miss.at}"
     return {
-        "cache-miss-reason": f"{miss.reason}{at}",
+        "cache-miss-reason": f"{miss.reason}{position}",
         "cache-lost-tokens": str(miss.n_lost),
         "cache-lost-ms": f"{miss.lost_s * 1000:.0f}",
     }
@@ -94,47 +151,30 @@ def _miss_headers(miss: MissView) -> dict[str, str]:
 
 def miss_lines(miss: MissView) -> tuple[Line, ...]:
     """Reason and cost of a miss, and the text around the place."""
-    at = "" if miss.at is None else f", at token {miss.at}"
-    cost = f"; {count(miss.n_lost)} tokens, {short_time(miss.lost_s)}" if miss.n_lost else ""
-    told = f"Computed again because: {printable(miss.reason, 80)}{at}{cost}"
-    head: Line = (TextCell(told, CellStyle.WARN),)
+    summary = f"Computed again because: {printable(miss.reason, 80)}"
+    if miss.at is not None:
+        summary += f", at token {miss.at}"
+    if miss.n_lost:
+        summary += f"; {count(miss.n_lost)} tokens, {short_time(miss.lost_s)}"
+    head: Line = (TextCell(summary, CellStyle.WARN),)
     if not (miss.text_shared or miss.text_cached or miss.text_sent):
         return (head,)
-    texts = (
-        ("the same up to", miss.text_shared, CellStyle.PLAIN),
-        ("in the cache", miss.text_cached, CellStyle.BAD),
-        ("in the request", miss.text_sent, CellStyle.GOOD),
-    )
-    shown = [
-        (TextCell(f"  {k:<16}", CellStyle.FAINT), TextCell(printable(v, 300), tone))
-        for k, v, tone in texts
-    ]
-    return (head, *shown)
-
-
-def _all_reused(one: RequestView, n_new: int) -> Line:
-    cached = count(one.n_cached)
-    new = count(n_new)
-    told = f"Nothing was missed: {cached} tokens came from {one.source}, {new} were new."
-    return (TextCell(told, CellStyle.GOOD),)
-
-
-def _request(one: RequestView, model: DashboardState, longest_s: float) -> tuple[TextCell, ...]:
-    tone = CellStyle.BAD if one.ended in BAD else CellStyle.PLAIN
     return (
-        TextCell(age(one.age_s)),
-        TextCell(agent_name(model, one.agent), tone),
-        TextCell(count(one.n_prompt)),
-        share_cell(one.n_cached, one.n_prompt),
-        TextCell(count(one.n_generated)),
-        TextCell(short_time(one.ttft_s)),
-        TextCell("".join(cell.text for cell in phases.bar(one, N_BAR, longest_s))),
-        TextCell(short_time(one.queued_s)),
-        TextCell(short_time(one.prefill_s)),
-        TextCell(short_time(one.decode_s)),
-        TextCell(images(one.n_images, one.n_images_computed)),
-        TextCell(short_time(one.saved_s) if one.saved_s else NONE),
-        TextCell(NONE if one.slot is None else str(one.slot)),
-        TextCell(one.source.value),
-        TextCell(printable(one.ended, 12), tone),
+        head,
+        _text_line("the same up to", TextCell(miss.text_shared)),
+        _text_line("in the cache", TextCell(miss.text_cached, CellStyle.BAD)),
+        _text_line("in the request", TextCell(miss.text_sent, CellStyle.GOOD)),
     )
+
+
+def _text_line(name: str, cell: TextCell) -> Line:
+    return TextCell(f"  {name:<16}", CellStyle.FAINT), TextCell(
+        printable(cell.text, 300), cell.tone
+    )
+
+
+def _full_reuse(request: RequestView) -> Line:
+    cached = count(request.n_cached)
+    new = count(request.n_prompt - request.n_cached)
+    text = f"Full reuse: {cached} tokens came from {request.source}, {new} were new."
+    return (TextCell(text, CellStyle.GOOD),)

@@ -1,27 +1,21 @@
 """Lines and tables as values, apart from how they are drawn."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from functools import cache
+from typing import Any, Generic, TypeVar
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import replace
 from rich.cells import cell_len, set_cell_size
 
-from mlxstack.core.formatting import clipped, share
+from mlxstack.core.formatting import NONE, clipped, count, share
+from mlxstack.tui.state import DashboardState
 
 GAP = 2
-UNITS = {
-    "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
-    "k": 1e3, "M": 1e6, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
-}  # fmt: skip
-COLUMN = re.compile(
-    r"(?P<title>[^,]+) (?P<side>[>*]?)(?P<width>\d+)(?P<flag>[?~]?)(?:@(?P<least>\d+))?,? ?"
-)
-SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
-SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
-NUMBER = re.compile(r"(?P<n>\d+(?:\.\d+)?) ?(?P<unit>k|M|KiB|MiB|GiB|TiB)?(?![a-z])")
+WIDE = 112
+"""Cells from which on lines and tables show more."""
+
+Row = TypeVar("Row")
 
 
 class CellStyle(StrEnum):
@@ -48,111 +42,176 @@ class TextCell(Struct, frozen=True):
 Line = tuple[TextCell, ...]
 
 
-def share_cell(part: float, whole: float) -> TextCell:
-    """Percentage that is good news, unless it is nothing."""
-    return TextCell(share(part, whole), CellStyle.GOOD if part else CellStyle.FAINT)
+class DrawContext(Struct, frozen=True):
+    """Input of a cell beside its row."""
+
+    model: DashboardState
+    width: int
+    """Cells of the table, and of its column for a cell."""
+    largest: float = 0.0
+    """Full length of the bars of all rows."""
 
 
-class TableColumn(Struct, frozen=True):
-    """`width` in cells; `side` and `flag` are marks of `columns_of`."""
+class Column(Struct, Generic[Row], frozen=True):
+    """Column of a table that has a row for each value of type `Row`."""
 
     title: str
-    side: str
     width: int
-    flag: str
-    least: int
+    """Cells, at least."""
+    cell: Callable[[Row, DrawContext], TextCell]
+    sort: Callable[[Row], float | None] | None = None
+    """Number to sort by, the largest first; without it rows are sorted by their texts."""
+    is_right: bool = False
+    """Whether its texts end, not begin, below each other."""
+    grows: bool = False
+    """Whether it shares the cells that no column needs."""
+    is_optional: bool = False
+    """Whether it is left out while it has no text."""
+    is_cut_inside: bool = False
+    """Whether long texts are cut in the middle instead of the end."""
+    min_screen: int = 0
+    """Cells of the table below which it is left out."""
 
 
-@cache
-def columns_of(text: str) -> tuple[TableColumn, ...]:
-    """Columns of a text such as `name *12, state 8?, tokens >7@112`.
+def number(
+    title: str,
+    width: int,
+    value: Callable[[Row], float | None],
+    text: Callable[[float], str] = count,
+    *,
+    tone: CellStyle = CellStyle.PLAIN,
+    min_screen: int = 0,
+) -> Column[Row]:
+    """Column of numbers written by `text`; a dash stands for None."""
 
-    A number is a width; `>` is right-aligned, `*` takes what the others leave. `?` is left out
-    where it has no text, and every column where the table has fewer cells than `@` says. Texts of
-    `~` are cut in the middle, others at the end.
-    """
-    found = (one.groupdict("0") for one in COLUMN.finditer(text))
-    return tuple(convert(one, TableColumn, strict=False) for one in found)
+    def cell(row: Row, _: DrawContext) -> TextCell:
+        amount = value(row)
+        return TextCell(NONE if amount is None else text(amount), tone)
+
+    return Column(title, width, cell, value, is_right=True, min_screen=min_screen)
+
+
+def percentage(
+    title: str,
+    width: int,
+    part: Callable[[Row], float],
+    whole: Callable[[Row], float],
+    *,
+    tone: CellStyle = CellStyle.PLAIN,
+    zero_tone: CellStyle = CellStyle.PLAIN,
+    min_screen: int = 0,
+) -> Column[Row]:
+    """Column of a part in percent of a whole; a dash stands for no whole."""
+
+    def ratio(row: Row) -> float | None:
+        return part(row) / whole(row) if whole(row) else None
+
+    def cell(row: Row, _: DrawContext) -> TextCell:
+        return TextCell(share(part(row), whole(row)), tone if part(row) else zero_tone)
+
+    return Column(title, width, cell, ratio, is_right=True, min_screen=min_screen)
 
 
 class TableRow(Struct, frozen=True):
-    """`key` names the thing that the row is about."""
+    """Drawn row; `key` names what it is about."""
 
     key: str
     cells: tuple[TextCell, ...]
 
 
 class TableData(Struct, frozen=True):
-    """Titled table; `note` stands in for missing rows."""
+    """Titled table as it is drawn."""
 
     title: Line
-    columns: tuple[TableColumn, ...] = ()
+    columns: tuple[Column[Any], ...] = ()
     rows: tuple[TableRow, ...] = ()
     note: str = ""
+    """Line in place of missing rows."""
+    values: tuple[Any, ...] = ()
+    """Values of the rows, by which they are sorted; none once they are."""
 
 
 def tabulated(
-    head: Line, columns: str, rows: Iterable[TableRow], width: int, note: str
+    head: Line,
+    columns: Sequence[Column[Row]],
+    rows: Iterable[tuple[str, Row]],
+    context: DrawContext,
+    note: str,
 ) -> TableData:
-    """Table with the columns of `columns_of` that `width` has room for."""
-    rows = tuple(rows)
-    places = {}
-    for i, column in enumerate(columns_of(columns)):
-        has_text = column.flag != "?" or any(row.cells[i].text for row in rows)
-        if has_text and width >= column.least:
-            places[i] = column
-    kept = tuple(TableRow(row.key, tuple(row.cells[i] for i in places)) for row in rows)
-    return TableData(head, fitted(tuple(places.values()), width), kept, note)
+    """Table of rows and their keys, with the columns that there is room for."""
+    pairs = tuple(rows)
+    values = tuple(row for _, row in pairs)
+    visible = [column for column in columns if _is_visible(column, values, context)]
+    visible = fitted(visible, context.width)
+    contexts = [replace(context, width=column.width) for column in visible]
+    drawn = []
+    for key, row in pairs:
+        cells = (column.cell(row, about) for column, about in zip(visible, contexts, strict=True))
+        drawn.append(TableRow(key, tuple(cells)))
+    return TableData(head, tuple(visible), tuple(drawn), note, values)
 
 
-def cell_text(text: str, column: TableColumn) -> str:
+def _is_visible(column: Column[Row], values: Iterable[Row], context: DrawContext) -> bool:
+    if context.width < column.min_screen:
+        return False
+    return not column.is_optional or any(column.cell(row, context).text for row in values)
+
+
+def fitted(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
+    """Columns of which those that grow fill `width`."""
+    spare = max(0, width - sum(column.width + GAP for column in columns))
+    more = spare // max(1, sum(column.grows for column in columns))
+    return [
+        replace(column, width=column.width + more) if column.grows else column for column in columns
+    ]
+
+
+def cell_text(text: str, column: Column[Any]) -> str:
     """Text in exactly as many cells as the column has."""
     n_free = column.width - cell_len(text)
     if n_free >= 0:
-        if column.side == ">":
+        if column.is_right:
             return " " * n_free + text
         return text + " " * n_free
-    if column.flag == "~" and cell_len(text) == len(text):
+    if column.is_cut_inside and cell_len(text) == len(text):
         return clipped(text, column.width)
     return set_cell_size(text, column.width - 1) + "…"
 
 
-def title(name: str, rest: str = "") -> Line:
+def title(name: str, summary: str = "") -> Line:
     """Heading of a table, with a summary of its rows."""
     head = (TextCell(name, CellStyle.STRONG),)
-    if rest:
-        return (*head, TextCell(f"  {rest}", CellStyle.FAINT))
+    if summary:
+        return (*head, TextCell(f"  {summary}", CellStyle.FAINT))
     return head
 
 
-def arranged(table_data: TableData, filter_text: str, column: int | None) -> TableData:
-    """Filter rows by `filter_text` and sort them; the heading tells both."""
-    rows = table_data.rows
-    told = []
+def arranged(table_data: TableData, filter_text: str, column_index: int | None) -> TableData:
+    """Table with the rows that contain `filter_text`, sorted; its heading says so."""
+    pairs = list(zip(table_data.rows, table_data.values, strict=True))
+    remarks = []
+    note = table_data.note
     if filter_text:
-        rows = tuple(row for row in rows if filter_text.lower() in _text(row).lower())
-        told.append(f"with `{filter_text}`: {len(rows)} of {len(table_data.rows)}")
-    if column is not None and column < len(table_data.columns):
-        rows = tuple(sorted(rows, key=lambda row: sort_key(row.cells[column].text)))
-        told.append(f"by {table_data.columns[column].title}")
-    if not told:
-        return table_data
-    head = (*table_data.title, TextCell(f"  {', '.join(told)}", CellStyle.WARN))
-    note = "No row contains that; / and an empty line show all." if filter_text else table_data.note
-    return replace(table_data, title=head, rows=rows, note=note)
+        pairs = [pair for pair in pairs if filter_text.lower() in _text(pair[0]).lower()]
+        remarks.append(f"with `{filter_text}`: {len(pairs)} of {len(table_data.rows)}")
+        note = "No row contains that; / and an empty line show all."
+    if column_index is not None and column_index < len(table_data.columns):
+        column = table_data.columns[column_index]
+        pairs.sort(key=lambda pair: sort_key(column, pair[0].cells[column_index].text, pair[1]))
+        remarks.append(f"by {column.title}")
+    head = table_data.title
+    if remarks:
+        head = (*head, TextCell(f"  {', '.join(remarks)}", CellStyle.WARN))
+    rows = tuple(row for row, _ in pairs)
+    return replace(table_data, title=head, rows=rows, note=note, values=())
 
 
-def sort_key(text: str) -> tuple[int, float, str]:
-    """Numbers first, the largest on top, units counted; then texts."""
-    if SPAN.fullmatch(text):
-        parts = ((float(n), unit) for n, unit in SPAN_PART.findall(text))
-        return 0, -sum(n * UNITS[unit] for n, unit in parts), text
-    if found := NUMBER.match(text):
-        unit = found["unit"] or ""
-        return 0, -float(found["n"]) * UNITS.get(unit, 1.0), text
-    if text in {"", "-"}:
-        return (2, 0.0, "")
-    return (1, 0.0, text.lower())
+def sort_key(column: Column[Row], text: str, row: Row) -> tuple[bool, float, str]:
+    """Numbers with the largest first, else texts; empty cells last."""
+    if column.sort is None:
+        return (text in {"", NONE}, 0.0, text.lower())
+    amount = column.sort(row)
+    return (amount is None, -(amount or 0.0), "")
 
 
 def _text(row: TableRow) -> str:
@@ -161,19 +220,11 @@ def _text(row: TableRow) -> str:
 
 def distinct(table_data: TableData) -> TableData:
     """Return the table with unique row keys; names may repeat."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     rows = []
     for row in table_data.rows:
-        n = seen[row.key] = seen.get(row.key, 0) + 1
+        n = counts[row.key] = counts.get(row.key, 0) + 1
         rows.append(row if n == 1 else replace(row, key=f"{row.key}#{n}"))
-    if len(seen) == len(rows):
+    if len(counts) == len(rows):
         return table_data
     return distinct(replace(table_data, rows=tuple(rows)))
-
-
-def fitted(columns: tuple[TableColumn, ...], width: int) -> tuple[TableColumn, ...]:
-    """Columns with the wide ones fitted into `width`, never below theirs."""
-    spare = max(0, width - sum(column.width + GAP for column in columns))
-    n_wide = sum(column.side == "*" for column in columns)
-    more = spare // max(1, n_wide)
-    return tuple(replace(one, width=one.width + more * (one.side == "*")) for one in columns)

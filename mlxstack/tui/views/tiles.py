@@ -7,9 +7,8 @@ from mlxstack.core.formatting import NONE, count, share, size, span
 from mlxstack.core.status import MemoryView
 from mlxstack.tui.state import DashboardState, decode_rate, prompt_rate
 from mlxstack.tui.views.formatting import gib, rate, stacked
-from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
+from mlxstack.tui.views.table_data import WIDE, CellStyle, Line, TextCell
 
-WIDE = 112
 MEMORY_BAR = 30
 NARROW_BAR = 12
 LOW_SHARE = 0.1
@@ -34,22 +33,26 @@ def memory(model: DashboardState, width: int) -> Tile:
         return (_line("Memory", width, TextCell(f"KV {kv}")),)
     left = f"{gib(view.available_bytes)} GiB left of {gib(view.total_bytes)}"
     is_low = view.available_bytes < LOW_SHARE * view.total_bytes or view.pressure != "calm"
-    swap = f"swap {size(view.swap_bytes)}" if view.swap_bytes else "no swap"
-    # The tile has room for one line of 50 cells.
-    pressure = view.pressure if view.swap_bytes and width >= WIDE else f"pressure {view.pressure}"
+    swap = "no swap"
+    pressure = f"pressure {view.pressure}"
+    if view.swap_bytes:
+        swap = f"swap {size(view.swap_bytes)}"
+        if width >= WIDE:
+            # The tile has room for one line of 50 cells.
+            pressure = view.pressure
     tone = CellStyle.WARN if is_low else CellStyle.GOOD
     cells = (TextCell(left, tone), TextCell(f" · {pressure} · {swap}"))
     parts = memory_parts(view)
     if width < WIDE:
         return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *cells),)
-    others = TextCell(f" - others {gib(_others(parts, view))} GiB", CellStyle.FAINT)
+    programs = TextCell(f" - others {gib(_others(parts, view))} GiB", CellStyle.FAINT)
     legend: list[TextCell] = []
     for part in parts:
         legend += [
             TextCell(f"{part.sign} ", part.tone),
             TextCell(f"{part.name} {gib(part.n_bytes)} ", CellStyle.FAINT),
         ]
-    return ((*_bar(parts, view, MEMORY_BAR), others), cells, tuple(legend))
+    return ((*_bar(parts, view, MEMORY_BAR), programs), cells, tuple(legend))
 
 
 def memory_parts(view: MemoryView) -> tuple[MemoryPart, ...]:
@@ -77,9 +80,10 @@ def prefill(model: DashboardState, width: int) -> Tile:
     if not n_left:
         return _tile("Prefill", width, (speed,), TextCell("idle", CellStyle.FAINT))
     eta_s = eta(n_left, model)
-    left = TextCell(f"{count(n_left)} left", CellStyle.BUSY)
-    rest = () if eta_s is None else (TextCell(f"ETA {span(eta_s)}", CellStyle.BUSY),)
-    return _tile("Prefill", width, (speed,), left, *rest)
+    facts = [TextCell(f"{count(n_left)} left", CellStyle.BUSY)]
+    if eta_s is not None:
+        facts.append(TextCell(f"ETA {span(eta_s)}", CellStyle.BUSY))
+    return _tile("Prefill", width, (speed,), *facts)
 
 
 def reuse(model: DashboardState, width: int) -> Tile:
@@ -96,11 +100,12 @@ def queue(model: DashboardState, width: int) -> Tile:
     """Waiting requests, and how long the oldest waits."""
     waiting = model.frame.snapshot.waiting
     limit = model.frame.service.max_waiting
-    n = TextCell(f"queue {len(waiting)}" + (f"/{limit}" if limit else ""), CellStyle.STRONG)
+    text = f"queue {len(waiting)}/{limit}" if limit else f"queue {len(waiting)}"
+    length = TextCell(text, CellStyle.STRONG)
     if not waiting:
-        return _tile("Queue", width, (n,), TextCell("no wait", CellStyle.FAINT))
-    oldest_s = max(one.waited_s for one in waiting) + model.frame.snapshot_age_s
-    return _tile("Queue", width, (n,), TextCell(f"oldest {span(oldest_s)}", CellStyle.WARN))
+        return _tile("Queue", width, (length,), TextCell("no wait", CellStyle.FAINT))
+    oldest_s = max(view.waited_s for view in waiting) + model.frame.snapshot_age_s
+    return _tile("Queue", width, (length,), TextCell(f"oldest {span(oldest_s)}", CellStyle.WARN))
 
 
 def n_to_compute(view: SlotView) -> int:
@@ -124,7 +129,9 @@ def _tile(name: str, width: int, *lines: TextCell | Line) -> Tile:
         return facts
     cells: list[TextCell] = []
     for fact in facts:
-        cells += [*([TextCell(" · ", CellStyle.FAINT)] if cells else []), *fact]
+        if cells:
+            cells.append(TextCell(" · ", CellStyle.FAINT))
+        cells += fact
     return (_line(name, width, *cells),)
 
 

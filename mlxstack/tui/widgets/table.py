@@ -1,6 +1,7 @@
 """Table with incremental updates: only changed cells are drawn again."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
@@ -9,7 +10,7 @@ from textual.strip import Strip
 from textual.widgets import DataTable
 from textual.widgets.data_table import RowKey
 
-from mlxstack.tui.views.table_data import CellStyle, TableColumn, TableData, TableRow, cell_text
+from mlxstack.tui.views.table_data import CellStyle, Column, TableData, TableRow, cell_text
 from mlxstack.tui.widgets.styles import rich_style
 
 
@@ -30,7 +31,7 @@ class PatchedTable(DataTable[Text]):
         return None
 
     def show(self, table_data: TableData) -> None:
-        """Become this sheet."""
+        """Show this table instead; only what differs is drawn again."""
         self._last = self.chosen or self._last
         before = self._table_data
         self._table_data = table_data
@@ -60,15 +61,15 @@ class PatchedTable(DataTable[Text]):
         base += self._get_styles_to_render_cell(*flags, False, False)[0]
         variables = self.app.theme_variables
         parts = []
-        for i, (told, tone, column) in enumerate(self._cells(row)):
+        for i, (content, tone, column) in enumerate(self._cells(row)):
             style = base + Style.from_meta({"row": row, "column": i})
             gap = Segment(" " * self.cell_padding, style)
-            text = cell_text(told, column)
+            text = cell_text(content, column)
             parts += [gap, Segment(text, style + rich_style(tone, variables)), gap]
-        rest = base + Style.from_meta({"row": row, "column": 0, "out_of_bounds": True})
-        return Strip(parts).adjust_cell_length(self.size.width, rest).simplify()
+        outside = base + Style.from_meta({"row": row, "column": 0, "out_of_bounds": True})
+        return Strip(parts).adjust_cell_length(self.size.width, outside).simplify()
 
-    def _cells(self, row: int) -> Iterable[tuple[str, CellStyle, TableColumn]]:
+    def _cells(self, row: int) -> Iterable[tuple[str, CellStyle, Column[Any]]]:
         columns = self._table_data.columns
         if row < 0:
             return [(column.title, CellStyle.PLAIN, column) for column in columns]
@@ -98,5 +99,5 @@ class PatchedTable(DataTable[Text]):
 
 
 def _texts(row: TableRow) -> list[Text]:
-    """Values for Textual, in which nothing is markup; `render_line` draws the sheet."""
+    """Values for Textual, in which nothing is markup; `render_line` draws the cells."""
     return [Text(cell.text) for cell in row.cells]
