@@ -3,8 +3,8 @@
 A program with an interpreter of its own spends most of its time on imports. After `install`,
 `subprocess.Popen` forks those of this repository: a test process asks a process of this file,
 whose grandchild becomes its child; a forked program forks itself, and asks a process that it
-forked before once it runs uvloop or an engine. On a Mac, and where a program is run in another way
-or with other libraries, Popen starts it as ever.
+forked before once it runs uvloop or an engine. On a Mac, where a program is run in another way or
+with other libraries, and with MLX_STACK_TEST_FORKS=0, Popen starts it as ever.
 
 Variables of the hub are read by imports: a program for which they differ imports those modules
 anew, unless it is started within `preloaded`. What models are like is computed once (`remembered`).
@@ -38,6 +38,7 @@ from msgspec import Struct
 from mlxstack.host.hardware import for_mlx
 from tests import remembered
 
+CAN_FORK = sys.platform == "linux" and os.environ.get("MLX_STACK_TEST_FORKS") != "0"
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.prefix, "bin", "mlx-stack")
 MODULES = (
@@ -189,7 +190,7 @@ def _is_of_hub(name: str) -> bool:
 @contextmanager
 def preloaded(env: Mapping[str, str]) -> Iterator[None]:
     """Import once what programs with these variables of the hub need, for several programs."""
-    if sys.platform != "linux":
+    if not CAN_FORK:
         yield
         return
     hub = of_hub(env)
@@ -206,7 +207,7 @@ def preloaded(env: Mapping[str, str]) -> Iterator[None]:
 
 def install() -> None:
     """Let Popen ask for forked programs in this process."""
-    if sys.platform == "linux":
+    if CAN_FORK:
         subprocess.Popen._execute_child = _popen(_ask_server)  # type: ignore[attr-defined]
 
 

@@ -1,6 +1,8 @@
-"""`python -m tests.mutants [WORD]`: switches off each protection in a copy, and runs its test.
+"""`python -m tests.mutants [--list] [WORD...]`: switches off each protection in a copy of the
+repository and runs its test; `--list` prints them instead.
 
-With a word, only the protections with it in their names. Exits with the number of survivors.
+With words, only mutants with one of them in protection, file or test. Exits with the number of
+survivors.
 """
 
 import os
@@ -8,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants.mutant import Mutant
@@ -20,9 +23,15 @@ FAILED = 1
 """pytest's status when a test failed; another one means that the test did not run."""
 
 
-def main(word: str) -> int:
-    """How many protections no test misses."""
-    chosen = [mutant for mutant in MUTANTS if word in mutant.protection]
+def main(arguments: Sequence[str]) -> int:
+    """How many of the chosen protections no test misses."""
+    words = [word for word in arguments if word != "--list"]
+    chosen = [mutant for mutant in MUTANTS if is_chosen(mutant, words)]
+    if "--list" in arguments:
+        print("| protection | switched off in `mlxstack/` | what then fails |\n|---|---|---|")
+        for mutant in chosen:
+            print(f"| {mutant.protection} | `{mutant.file}` | `{mutant.test}` |")
+        return 0
     n_alive = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder)
@@ -35,6 +44,11 @@ def main(word: str) -> int:
             print(f"{'noticed ' if is_noticed else 'SURVIVED'} {mutant.protection}", flush=True)
     print(f"{n_alive} of {len(chosen)} survived")
     return n_alive
+
+
+def is_chosen(mutant: Mutant, words: Sequence[str]) -> bool:
+    texts = (mutant.protection, mutant.file, mutant.test)
+    return not words or any(word in text for word in words for text in texts)
 
 
 def notices(copy: Path, mutant: Mutant) -> bool:
@@ -59,4 +73,4 @@ def notices(copy: Path, mutant: Mutant) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    sys.exit(main(sys.argv[1:]))
