@@ -109,7 +109,7 @@ IMAGES = (
     ),
     Mutant(
         "an image is decoded upright", "text/images/bounds.py",
-        "image if rotation is None else image.transpose(Image.Transpose[rotation])", "image",
+        "return image.transpose(Image.Transpose[rotation])", "return image",
         "tests/text/test_image_bounds.py::test_the_orientation_of_exif_turns_size_and_pixels",
     ),
     Mutant(

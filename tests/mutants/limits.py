@@ -192,13 +192,13 @@ LIMITS = (
     ),
     Mutant(
         "idle threads of OpenBLAS sleep", "host/hardware.py",
-        'return {} if system != "Linux" or SLEEP_AFTER in env else', "return {} if True else",
+        'if system != "Linux" or SLEEP_AFTER in env:', "if True:",
         "tests/host/test_this_machine.py::"
         "test_idle_blas_threads_sleep_unless_the_user_set_when",
     ),
     Mutant(
         "the kernel's pressure overrules the share of memory", "host/memory_pressure.py",
-        "if level is None else level", "if True else level",
+        "if level is None:", "if True:",
         "tests/mac/test_pressure.py::test_on_a_mac_the_level_of_the_kernel_alone_decides",
     ),
     Mutant(

@@ -39,7 +39,7 @@ OPERATIONS = (
     ),
     Mutant(
         "a copied home stops no service of the original", "host/services.py",
-        "return state if state is not None and _is_of(home, state) else None", "return state",
+        "if state is not None and _is_of(home, state):", "if state is not None:",
         COPIES + "test_a_copy_of_a_running_home_leaves_its_services_alone",
     ),
     Mutant(
