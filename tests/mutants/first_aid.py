@@ -64,7 +64,7 @@ FIRST_AID = (
     ),
     Mutant(
         "text arguments keep their white space", "text/formats/argument_values.py",
-        "return _listed(text, types)", "return _listed(bare, types)",
+        "return _listed(text, types)\n    kinds", "return _listed(bare, types)\n    kinds",
         "tests/text/test_parsers.py::test_text_keeps_its_white_space",
     ),
     Mutant(
