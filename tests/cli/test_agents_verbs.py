@@ -108,18 +108,6 @@ def test_an_empty_slot_is_not_saved(here: Running) -> None:
     assert "slot 0 is empty" in str(refused.exception)
 
 
-def test_a14_plan_simulates_at_the_speeds_that_a_service_measured(here: Running) -> None:
-    args = ["plan", "--agents", "3", "--speeds-of", here.url, "--json"]
-    found = json.loads(CliRunner().invoke(app, args).stdout)
-    now = here.service.snapshot().counters
-    machine = found["scenario"]["machine"]
-    assert machine["prefill_tps"] == pytest.approx(now.n_prompt_tokens / now.prompt_s)
-    n_rows = now.n_decode_rows / now.n_decode_calls
-    step_s = machine["step_s"] + machine["row_s"] * n_rows
-    assert step_s == pytest.approx(now.decode_s / now.n_decode_calls)
-    assert found["report"]["n_asks"] >= 60
-
-
 def test_agents_are_changed_branched_and_forgotten(here: Running) -> None:
     assert "pinned" in run(here, "agents", "pin", "ann").stdout
     assert json.loads(run(here, "agents", "pin", "ann", "--json").stdout)["id"] == "ann"

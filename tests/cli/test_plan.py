@@ -231,7 +231,9 @@ def test_a_preset_derived_from_a_served_model_is_not_ranked(
         (("demo", "--all"), "--all changes nothing"),
         (("--set", "kv.bits=8"), "--set changes nothing"),
         (("--ctx", "8k", "--ctx", "32k"), "give --ctx once"),
-        (("--simulate", "--ctx", "8k"), "--ctx changes nothing"),
+        (("--simulate", "--agents", "6"), "see `mlx-stack bench dev simulate"),
+        (("--scenario", "mine.yaml"), "see `mlx-stack bench dev simulate"),
+        (("--speeds-of", "demo"), "see `mlx-stack bench dev simulate"),
         (("--recommend",), "is now `mlx-stack plan`"),
     ],
 )
@@ -331,54 +333,6 @@ def test_a_typo_is_one_sentence(tmp_path: Path, args: tuple[str, ...], code: int
     assert done.returncode == code
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-
-
-def test_simulation_of_a_file_is_repeatable_and_strict(tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("machine: {n_slots: 2}\nworkload: {n_agents: 20, span_s: 60}\nseed: 7\n")
-    args = ("plan", "--scenario", str(scenario))
-    first = told(tmp_path, *args)
-    assert first == told(tmp_path, *args)
-    assert first["scenario"]["machine"]["n_slots"] == 2
-    assert first["report"]["n_asks"] >= 20
-    assert "20 agents, 2 slots" in run(tmp_path, *args).stdout
-    scenario.write_text("machine:\n  n_slotz: 2\n")
-    wrong = run(tmp_path, *args)
-    assert wrong.returncode == 5
-    assert f"{scenario}:2: unknown key `machine.n_slotz`; did you mean `n_slots`?" in wrong.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("machine: {n_slots: 0}", "Expected `int` >= 1 - at `$.machine.n_slots`"),
-        ("machine: {prefill_tps: 0}", "Expected `float` > 0.0 - at `$.machine.prefill_tps`"),
-        ("workload: {n_agents: -3}", "Expected `int` >= 1 - at `$.workload.n_agents`"),
-        ("workload: {n_asks: [5, 1]}", "workload.n_asks is [5, 1], but least comes first"),
-        ("workload: {span_s: .inf}", "workload.span_s must be finite"),
-        ("limits: {max_active: 0}", "Expected `int` >= 1 - at `$.limits.max_active`"),
-        ("limits: {prefill: {max_chunk_size: 0}}", "at `$.limits.prefill.max_chunk_size`"),
-    ],
-)
-def test_a_scenario_that_no_simulation_ends_with_is_refused(
-    tmp_path: Path, text: str, told: str
-) -> None:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text(f"{text}\n")
-    done = run(tmp_path, "plan", "--scenario", str(scenario))
-    assert done.returncode == 5 and told in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_simulation_of_agents_at_work_on_a_preset(tmp_path: Path) -> None:
-    args = ("plan", "demo", "--simulate", "--agents", "6", "--set", "slots.count=2")
-    found = told(tmp_path, *args, "--set", "batch.max_size=1")["scenario"]
-    assert (found["workload"]["n_agents"], found["machine"]["n_slots"]) == (6, 2)
-    assert found["limits"]["max_active"] == 1
-    alone = told(tmp_path, "plan", "--simulate", "--agents", "1")["report"]
-    crowd = told(tmp_path, "plan", "--simulate", "--agents", "40")["report"]
-    waits = [max(one["ttft"]["p95"] for one in report["waits"]) for report in (alone, crowd)]
-    assert waits[0] < waits[1]
 
 
 def test_planning_needs_no_model_code(tmp_path: Path) -> None:

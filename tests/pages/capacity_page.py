@@ -64,19 +64,7 @@ from the parameter count. `tests/policy` compares it with the bytes of real cach
 ```bash
 mlx-stack plan gpt-oss-20b --memory 32 --ctx 32k --agents 10
 mlx-stack plan --memory 32GB --ctx 16k --agents 5
-mlx-stack plan gpt-oss-20b --simulate --agents 6      # waiting times on imagined hardware
-mlx-stack plan --simulate --agents 6 --speeds-of demo  # at a running service's speeds
-mlx-stack plan --scenario FILE                         # your machine, workload and limits
 mlx-stack spec demo
-```
-
-A scenario for `--scenario`, every field of which has a default:
-
-```yaml
-machine: {{n_slots: 3, prefill_tps: 800, step_s: 0.02}}
-workload: {{n_agents: 6, span_s: 60, pause_s: 5}}
-limits: {{max_waiting: 64}}
-seed: 1
 ```
 """
 

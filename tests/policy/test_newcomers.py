@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.bench.dev.simulation.report import SimulatedRequest, SimulationReport, report_of
+from mlxstack.bench.dev.simulation.simulate import SimulatedMachine, simulate
+from mlxstack.bench.dev.simulation.workload import PlannedRequest, SimulatedAgent
 from mlxstack.core.image import FIRST_VIRTUAL, ImageSize
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
 from mlxstack.core.request import Priority
@@ -26,9 +29,6 @@ from mlxstack.policy.scheduling.scheduler_state import (
     advance,
     begin_answer,
 )
-from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
-from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
-from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
 from tests.policy.desk_states import desk_of, ticket, turn
 
 TPS = 200.0
@@ -171,7 +171,7 @@ def test_first_tokens_come_sooner(
         waits.append([sample.ttft_s for sample in samples if sample.n_prompt == ask.n_prompt])
         return report_of(samples, **measured)
 
-    monkeypatch.setattr("mlxstack.policy.simulation.simulate.report_of", noted)
+    monkeypatch.setattr("mlxstack.bench.dev.simulation.simulate.report_of", noted)
     simulate(agents, machine, SchedulerLimits())
     monkeypatch.setattr(scheduler, "awaited", lambda *_: [])
     simulate(agents, machine, SchedulerLimits())

@@ -5,16 +5,16 @@ from random import Random
 
 import pytest
 
-from mlxstack.core.request import Priority
-from mlxstack.policy.scheduling.scheduler import SchedulerLimits
-from mlxstack.policy.simulation.report import SimulationReport
-from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
-from mlxstack.policy.simulation.workload import (
+from mlxstack.bench.dev.simulation.report import SimulationReport
+from mlxstack.bench.dev.simulation.simulate import SimulatedMachine, simulate
+from mlxstack.bench.dev.simulation.workload import (
     PlannedRequest,
     SimulatedAgent,
     Workload,
     draw_agents,
 )
+from mlxstack.core.request import Priority
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits
 
 MACHINE = SimulatedMachine(n_slots=8, prefill_tps=1500.0, slowdown=2e-5, step_s=0.020, row_s=0.002)
 PATIENT = SchedulerLimits(max_active=8, max_waiting=2000)
@@ -28,7 +28,7 @@ def samples(seed: int = 7) -> Iterator[float]:
 
 def by_priority(report: SimulationReport) -> dict[Priority, float]:
     """The longest anybody of a priority waited for a seat, in seconds."""
-    return {w.priority: w.waited.most for w in report.waits}
+    return {w.priority: w.waited.max for w in report.waits}
 
 
 def test_a_thousand_agents_for_an_hour() -> None:
@@ -41,7 +41,7 @@ def test_a_thousand_agents_for_an_hour() -> None:
     high, normal, low = report.waits
     assert high.waited.p95 < normal.waited.p95 < low.waited.p95
     # 20 s older than HIGH is as urgent as HIGH, so LOW never waits much longer than HIGH + 20 s.
-    assert low.waited.most <= high.waited.most + 20 + 10
+    assert low.waited.max <= high.waited.max + 20 + 10
 
 
 def test_e7_more_work_than_the_machine_can_do_still_serves_low() -> None:
@@ -99,7 +99,7 @@ def ttft(
     agents: list[SimulatedAgent], machine: SimulatedMachine = MACHINE
 ) -> dict[Priority, float]:
     report = simulate(agents, machine, SchedulerLimits())
-    return {w.priority: w.ttft.most for w in report.waits}
+    return {w.priority: w.ttft.max for w in report.waits}
 
 
 def test_z7_a_short_turn_behind_a_cold_start() -> None:
@@ -134,7 +134,7 @@ def test_b6_pinned_agents_queue_for_their_slot() -> None:
     agents = [SimulatedAgent(f"a{n}", (ask(100, n_answer=100),), pin=0) for n in range(3)]
     report = simulate(agents, MACHINE, SchedulerLimits())
     step = MACHINE.decode_s(1)
-    assert report.waits[0].waited.most == pytest.approx(2 * (99 / 1500 + 100 * step), rel=0.01)
+    assert report.waits[0].waited.max == pytest.approx(2 * (99 / 1500 + 100 * step), rel=0.01)
 
 
 def test_e1_batching_is_worth_it() -> None:

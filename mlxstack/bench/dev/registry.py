@@ -25,6 +25,7 @@ from mlxstack.bench.dev import (
 )
 from mlxstack.bench.dev.report import BenchReport, Results
 from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
+from mlxstack.bench.dev.simulation import scenario
 from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.bench.dev.workload import RealText, real_text
@@ -52,6 +53,8 @@ class BenchRequest(Struct, frozen=True):
     own: ServerUnderTest | None = None
     other: ServerUnderTest | None = None
     scenes: tuple[str, ...] = ()
+    scenario: Path | None = None
+    """File of the scenario that `simulate` plays."""
 
 
 class BenchContext(Struct, frozen=True):
@@ -179,6 +182,11 @@ async def _served(
     )
 
 
+def _simulate(_: Sandbox, wanted: BenchRequest) -> Results:
+    file = wanted.scenario
+    return scenario.run(scenario.read_scenario(file) if file else scenario.Scenario())
+
+
 BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "drafts": _drafts,
@@ -190,7 +198,8 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "start": _start,
     "tui": _tui,
     "gateway": _gateway,
+    "simulate": _simulate,
 }
-WITHOUT_MODEL = frozenset({"start"})
+WITHOUT_MODEL = frozenset({"start", "simulate"})
 EVERYTHING = ("start", "engine", "drafts", "early", "cache", "text", "tui", "gateway", "peers")
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""

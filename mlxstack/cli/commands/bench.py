@@ -35,6 +35,7 @@ NAMES = (
     "start",
     "tui",
     "gateway",
+    "simulate",
     "all",
 )
 
@@ -62,6 +63,10 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     ] = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
     scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
+    scenario: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="simulate: agents, machine and limits, a YAML file."),
+    ] = None,
     small: Annotated[bool, typer.Option("--small", help="Smoke test with a tiny model.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
     svg: Annotated[
@@ -76,8 +81,9 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     are saved. text: the text work of a request. serve: a service under many agents. peers: the same
     beside mlx_lm.server, and vllm-mlx where it is on the PATH, on the same model; real text for a
     folder as --model. start: how soon the command answers. tui: what an attached dashboard costs.
-    gateway: the way through a gateway against the one beside it. all: every one but serve, whose
-    scenes are in peers.
+    gateway: the way through a gateway against the one beside it. simulate: waiting times of agents
+    on imagined hardware, by the real scheduler. all: every one but simulate and serve, whose scenes
+    are in peers.
     """
     if find_spec("mlxstack.bench.dev") is None:
         raise Unsupported(
@@ -87,10 +93,14 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     from mlxstack.bench.dev.registry import BenchRequest
 
     _check(what, scene or [], is_serve_only=bool(url or vs))
+    if scenario is not None and what != "simulate":
+        raise Misuse("--scenario goes with `bench dev simulate`")
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
-    wanted = BenchRequest(_path(model), passes, max_tokens, small, own, other, tuple(scene or ()))
+    wanted = BenchRequest(
+        _path(model), passes, max_tokens, small, own, other, tuple(scene or ()), scenario
+    )
     reports = []
     for report in _measured(what, wanted):
         reports.append(report)

@@ -11,7 +11,6 @@ from mlxstack.cli.start_choice import Set
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
-    from mlxstack.cli.plan_simulation import Scenario
     from mlxstack.host.hardware import MemoryBudget
     from mlxstack.host.home import Home
     from mlxstack.planner.fit import Candidate
@@ -21,8 +20,6 @@ CHANGES = {
     "a model": {"--memory", "--hosts", "--ctx", "--agents", "--set"},
     "the ranking": {"--memory", "--ctx", "--agents", "--all"},
     "--table": {"--ctx"},
-    "--simulate": {"--agents", "--scenario", "--speeds-of"},
-    "--simulate of a model": {"--agents", "--scenario", "--speeds-of", "--memory", "--set"},
 }
 """Options that change the output of each form of `plan`."""
 
@@ -31,14 +28,6 @@ Wanted = Annotated[
 ]
 
 
-ScenarioOption = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Simulate these agents on this machine, a YAML file."),
-]
-SpeedsOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME|URL", help="Simulate at the speeds that a service measured."),
-]
 MemoryOption = Annotated[
     str | None,
     typer.Option(help="Of a Mac with so much memory, such as 24GB; a bare number means GB."),
@@ -52,10 +41,6 @@ ContextsOption = Annotated[
 AgentsOption = Annotated[
     int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
 ]
-SimulateOption = Annotated[
-    bool,
-    typer.Option("--simulate", help="Play --agents through the scheduler; who waits how long."),
-]
 
 
 def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
@@ -67,10 +52,10 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     agents: AgentsOption = None,
     every: Annotated[bool, typer.Option("--all", help="Also the presets that do not fit.")] = False,
     table: Annotated[bool, typer.Option("--table", help="KV of every preset.")] = False,
-    simulate: SimulateOption = False,
-    scenario: ScenarioOption = None,
-    speeds_of: SpeedsOption = None,
     sets: Set = None,
+    simulate: Annotated[bool, typer.Option("--simulate", hidden=True)] = False,
+    scenario: Annotated[str | None, typer.Option(hidden=True)] = None,
+    speeds_of: Annotated[str | None, typer.Option(hidden=True)] = None,
     recommend: Annotated[bool, typer.Option("--recommend", hidden=True)] = False,
 ) -> VerbResult:
     """Show the presets that fit this machine, or what a model needs.
@@ -84,15 +69,13 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     contexts = [tokens_of(one) for one in ctx or ()]
     if recommend:
         raise Misuse("`plan --recommend` is now `mlx-stack plan`; leave out --recommend")
-    is_simulation = bool(simulate or scenario or speeds_of)
-    _refuse_idle(_form(wanted, table, is_simulation), context)
+    if simulate or scenario or speeds_of:
+        raise Misuse("`plan` simulates no more; see `mlx-stack bench dev simulate --scenario FILE`")
+    _refuse_idle(_form(wanted, table), context)
     if hosts is not None and memory:
         raise Misuse("--hosts names the memory of each machine; leave out --memory")
     memory, sets = (memory, sets) if hosts is None else _machines(hosts, sets)
     there = _memory(memory)
-    if is_simulation:
-        candidate = None if wanted is None else _candidate(wanted, there, sets)
-        return _simulated(_scenario(scenario, candidate, agents, speeds_of))
     if wanted is not None:
         return _forecast(_candidate(wanted, there, sets), there, agents, contexts)
     if table:
@@ -111,14 +94,10 @@ def spec(
     return VerbResult(found, lambda: show_spec(found))
 
 
-def _form(wanted: str | None, is_table: bool, is_simulation: bool) -> str:
+def _form(wanted: str | None, is_table: bool) -> str:
     """Form of `plan`, a key of `CHANGES`. Raises Misuse."""
-    if is_table and (wanted is not None or is_simulation):
-        raise Misuse("--table shows every preset; leave out the model and --simulate")
-    if is_simulation:
-        if wanted is None:
-            return "--simulate"
-        return "--simulate of a model"
+    if is_table and wanted is not None:
+        raise Misuse("--table shows every preset; leave out the model")
     if is_table:
         return "--table"
     return "the ranking" if wanted is None else "a model"
@@ -209,29 +188,3 @@ def _table(home: "Home", contexts: list[int]) -> VerbResult:
 
     rows = table_rows(shipped(home), contexts or [4096])
     return VerbResult({"models": rows}, lambda: show_table(rows))
-
-
-def _scenario(
-    file: str | None, served: "Candidate | None", agents: int | None, speeds_of: str | None
-) -> "Scenario":
-    from mlxstack.cli import plan_simulation as plan_simulate
-    from mlxstack.cli.service_request import ServiceOptions
-
-    found = plan_simulate.read_scenario(file) if file else plan_simulate.Scenario()
-    if served is not None:
-        found = plan_simulate.served_by(found, served.preset)
-    if agents is not None:
-        found = plan_simulate.at_work(found, agents)
-    if speeds_of is not None:
-        name, url = (None, speeds_of) if "://" in speeds_of else (speeds_of, None)
-        found = plan_simulate.as_fast_as(
-            found, ServiceOptions(name, url).ask(lambda client: client.metrics())
-        )
-    return found
-
-
-def _simulated(scenario: "Scenario") -> VerbResult:
-    from mlxstack.cli.plan_simulation import outcome, show_outcome
-
-    found = outcome(scenario)
-    return VerbResult(found, lambda: show_outcome(found))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from mlxstack.bench.dev.simulation.report import SimulatedRequest, SimulationReport, report_of
+from mlxstack.bench.dev.simulation.workload import PlannedRequest, SimulatedAgent
 from mlxstack.core.preset import PositiveInt
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
@@ -28,8 +30,6 @@ from mlxstack.policy.scheduling.scheduler import (
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import SlotState
-from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
-from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
 
 
 class SimulatedMachine(Struct, frozen=True):
@@ -164,8 +164,8 @@ class _Simulation:
 
     def _take_arrivals(self) -> None:
         while self._coming and self._coming[0][0] <= self._now:
-            at, _, live = heapq.heappop(self._coming)
-            request = live.request(at)
+            arrived, _, live = heapq.heappop(self._coming)
+            request = live.request(arrived)
             if is_full(self._state, request, self._now, self._limits, self._lookup):
                 again = self._now + scheduler.retry_after(self._state, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))

@@ -22,7 +22,7 @@ class Percentiles(Struct, frozen=True):
 
     p50: float = 0.0
     p95: float = 0.0
-    most: float = 0.0
+    max: float = 0.0
 
 
 class Waits(Struct, frozen=True):
@@ -62,7 +62,7 @@ class SimulationReport(Struct, frozen=True):
 
 
 def report_of(samples: Sequence[SimulatedRequest], **measured: float) -> SimulationReport:
-    """Sum up the samples; `measured` are the other fields of Report."""
+    """Sum up the samples; `measured` are its other fields."""
     return SimulationReport(
         waits=tuple(w for p in Priority if (w := _waits(samples, p)).n_asks),
         n_asks=len(samples),
@@ -73,15 +73,15 @@ def report_of(samples: Sequence[SimulatedRequest], **measured: float) -> Simulat
 
 
 def _waits(samples: Sequence[SimulatedRequest], priority: Priority) -> Waits:
-    mine = [s for s in samples if s.priority is priority]
-    waited = _spread([s.waited_s for s in mine])
-    ttft = _spread([s.ttft_s for s in mine])
-    return Waits(priority, len(mine), waited, ttft)
+    own = [sample for sample in samples if sample.priority is priority]
+    waited = _spread([sample.waited_s for sample in own])
+    ttft = _spread([sample.ttft_s for sample in own])
+    return Waits(priority, len(own), waited, ttft)
 
 
 def _spread(values: Sequence[float]) -> Percentiles:
     if not values:
         return Percentiles()
     ordered = sorted(values)
-    at = len(ordered) - 1
-    return Percentiles(ordered[at // 2], ordered[at * 95 // 100], ordered[-1])
+    last = len(ordered) - 1
+    return Percentiles(ordered[last // 2], ordered[last * 95 // 100], ordered[-1])

@@ -1,0 +1,1 @@
+"""Simulated agents and hardware, served by the real scheduler."""
