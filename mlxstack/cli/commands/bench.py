@@ -39,6 +39,24 @@ NAMES = (
     "all",
 )
 
+ModelOption = Annotated[
+    str, typer.Option(help="`random` (26 M parameters), `demo`, a folder, or a hub id.")
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(min=2, help="serve, peers: tokens of an answer.")
+]
+UrlOption = Annotated[
+    str | None, typer.Option(help="serve: a running service instead of one of our own.")
+]
+PeerOption = Annotated[
+    str | None,
+    typer.Option(help="serve: another OpenAI-compatible server beside it; it sees no key."),
+]
+ScenarioOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="simulate: agents, machine and limits, a YAML file."),
+]
+
 
 def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     what: Annotated[
@@ -47,26 +65,14 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
             metavar="|".join(NAMES), help="Benchmark to run.", autocompletion=lambda: NAMES
         ),
     ],
-    model: Annotated[
-        str, typer.Option(help="`random` (26 M parameters), `demo`, a folder, or a hub id.")
-    ] = "random",
+    model: ModelOption = "random",
     passes: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 3,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=2, help="serve, peers: tokens of an answer.")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="serve: a running service instead of one of our own.")
-    ] = None,
-    vs: Annotated[
-        str | None,
-        typer.Option(help="serve: another OpenAI-compatible server beside it; it sees no key."),
-    ] = None,
+    max_tokens: MaxTokensOption = None,
+    url: UrlOption = None,
+    vs: PeerOption = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
     scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
-    scenario: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="simulate: agents, machine and limits, a YAML file."),
-    ] = None,
+    scenario: ScenarioOption = None,
     small: Annotated[bool, typer.Option("--small", help="Smoke test with a tiny model.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
     svg: Annotated[

@@ -53,7 +53,7 @@ class DrawContext(Struct, frozen=True):
 
 
 class Column(Struct, Generic[Row], frozen=True):
-    """Column of a table that has a row for each value of type `Row`."""
+    """Column of a table with a row per `Row`."""
 
     title: str
     width: int
@@ -101,7 +101,7 @@ def percentage(
     zero_tone: CellStyle = CellStyle.PLAIN,
     min_screen: int = 0,
 ) -> Column[Row]:
-    """Column of a part in percent of a whole; a dash stands for no whole."""
+    """Column of parts in percent; a dash stands for no whole."""
 
     def ratio(row: Row) -> float | None:
         return part(row) / whole(row) if whole(row) else None
@@ -138,7 +138,7 @@ def tabulated(
     context: DrawContext,
     note: str,
 ) -> TableData:
-    """Table of rows and their keys, with the columns that there is room for."""
+    """Table of rows by key, with the columns that fit."""
     pairs = tuple(rows)
     values = tuple(row for _, row in pairs)
     visible = [column for column in columns if _is_visible(column, values, context)]
