@@ -435,7 +435,7 @@ def _rehearse() -> None:
     from mlxstack.cli.main import app
     from mlxstack.core.preset import ServerSpec
     from mlxstack.engine.model import model_shape
-    from mlxstack.text.prompt.prompt import PromptMaker
+    from mlxstack.text.assembly import assemble_text
     from mlxstack.text.rendering.renderers import RENDERERS
     from tests.api.running import parse_handlers, standing
 
@@ -447,7 +447,7 @@ def _rehearse() -> None:
     parse_handlers()
     create_app(service)
     model_shape._remappings()
-    PromptMaker(engine.tokenizer)
+    assemble_text(engine.tokenizer)
     RENDERERS.close()
     assert threading.active_count() == 1
     gc.collect()

@@ -6,7 +6,10 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlxstack.core.commands import CollectGarbage, GCResult
+from mlxstack.core.conversation import Tool
+from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.prompt_tokens import ImageRange
+from mlxstack.core.response_parts import AnswerPart, CallBlock
 
 CallSoon = Callable[[Callable[[], None]], None]
 """Runs a function on the thread that it belongs to, soon."""
@@ -107,6 +110,93 @@ class CallMarkers(Struct, frozen=True):
     """The block begins right after it, or with `start` where there is none."""
     optional: tuple[str, ...] = ()
     """Marks that a sampled call may have where the template writes none."""
+
+
+class AnswerParser(Protocol):
+    """Parser of one answer, token by token. Single owner."""
+
+    blocks: list[CallBlock]
+    """Tokens of complete calls, for the caller to take."""
+    n_blocks: int
+    n_reasoning: int
+    """Tokens spent on thoughts."""
+    n_unparsed: int
+    """Calls that did not parse."""
+    is_cut: bool
+    """Whether a call, or a part of it, was lost to the end of the answer."""
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was met; the answer is over."""
+
+    def push(self, token: int) -> list[AnswerPart]:
+        """The parts that become certain with this token."""
+
+    def finish(self, reason: FinishReason) -> list[AnswerPart]:
+        """The parts that were held back, once no token follows."""
+
+
+class FormatReport(Struct, frozen=True):
+    """Marks, origin and faults of an answer format."""
+
+    name: str
+    source: str
+    """Origin of the description: "derived", "family", "mlx-lm", "fallback" or "none"."""
+    is_certain: bool
+    """Whether every probe was read back."""
+    problems: tuple[str, ...] = ()
+    """Probes that were not."""
+    reasoning: tuple[str, str] | None = None
+    """Marks around a thought, the first "" where none is needed."""
+    calls: tuple[str, ...] = ()
+    """Literals of a call."""
+    turn_ends: tuple[str, ...] = ()
+    """Texts that end an answer."""
+
+
+class AnswerFormat(Protocol):
+    """Format of one model's answers, shared by all of them."""
+
+    @property
+    def report(self) -> FormatReport:
+        """Marks, origin and faults of the format."""
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether answers may have thoughts."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that are structure, not speech."""
+
+    @property
+    def marks_of_calls(self) -> tuple[str, ...]:
+        """Marks that open and close a call."""
+
+    @property
+    def call_markers(self) -> CallMarkers:
+        """Marks around a block of calls."""
+
+    def opens_thought(self, tail: str) -> bool:
+        """Whether the end of a prompt leaves a thought open."""
+
+    def parser(
+        self,
+        make_id: Callable[[], str],
+        *,
+        tools: Sequence[Tool] = (),
+        stops: Sequence[str] = (),
+        is_in_thinking: bool = False,
+        before: Sequence[int] = (),
+        is_raw: bool = False,
+        has_grammar: bool = False,
+    ) -> AnswerParser:
+        """Parser of an answer to a prompt.
+
+        `make_id` names a call to which the model gave no id. `tools` are all offered tools,
+        deferred ones too. `before` are the last tokens of a text that the answer continues.
+        With `is_raw` nothing is a mark; with `has_grammar` a grammar rules the content.
+        """
 
 
 class ConstraintState(Protocol):

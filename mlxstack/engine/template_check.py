@@ -14,6 +14,7 @@ from pathlib import Path
 from mlxstack.core.errors import SetupError, TemplateOverrun
 from mlxstack.engine.loading.tokenizer_folder import tokenizer_of
 from mlxstack.models.folder_check import refuse_special_files
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.limited_process import (
     LOOK_S,
     NO_MEMORY,
@@ -23,7 +24,6 @@ from mlxstack.text.limited_process import (
     limit_cpu,
     limit_memory,
 )
-from mlxstack.text.prompt.prompt import PromptMaker
 
 LOAD_CPU_S = 60
 """CPU seconds for loading a tokenizer; the slowest take ten."""
@@ -101,7 +101,7 @@ def main() -> None:
         limit_cpu(LOAD_CPU_S)
         tokenizer = tokenizer_of(Path(sys.argv[1]))
         limit_cpu(int(sys.argv[2]))
-        PromptMaker(tokenizer)
+        assemble_text(tokenizer)
     except MemoryError:
         os._exit(NO_MEMORY)
     except TemplateOverrun as overrun:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.scheduling.early_history import MIN_TOKENS
-from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
+from mlxstack.text.prompt.splicer import NAMELESS, SampledAnswer
 from tests.clients.tapes import Tape, tapes
 from tests.clients.test_recorded import conversation
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
@@ -66,7 +66,7 @@ def sampled(model: Model, asked: Conversation, answer: Message) -> tuple[tuple[i
     tokens = model.encode(f"{THOUGHT}\n</think>\n\n{answer.text}{calls}")
     said = replace(answer, reasoning=THOUGHT)
     assert prompt.answer_at is not None
-    model.prompt_maker.answers.remember(NAMELESS, prompt, SampledAnswer(said, tokens))
+    model.prompt_maker.remember_answer(NAMELESS, prompt, SampledAnswer(said, tokens))
     return prompt.tokens + tokens, said
 
 

@@ -10,6 +10,8 @@ from tokenizers import AddedToken, normalizers
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.tokens.special_tokens import special_tokens_of
 from tests.fuzz.dice import Dice
@@ -103,13 +105,13 @@ def _conversation(texts: list[str]) -> Conversation:
 
 
 def _kind(tokenizer: Any) -> Kind:
-    markup = special_tokens_of(tokenizer)
+    markup = special_tokens_of(tokenizer, ModelAnswerFormat(tokenizer))
     ids = tokenizer.convert_tokens_to_ids
     spelled = sorted(markup.structure)
     halves = [one[: len(one) // 2] for one in spelled] + [one[len(one) // 2 :] for one in spelled]
     wide = [one.translate(WIDE) for one in spelled]
     return Kind(
-        PromptMaker(tokenizer),
+        assemble_text(tokenizer).prompt_maker,
         frozenset(ids(one) for one in spelled),
         frozenset(ids(one) for one in markup.calls if one in markup.structure),
         (*spelled, *halves, *wide, *(one.upper() for one in spelled)),

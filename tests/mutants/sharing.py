@@ -43,7 +43,7 @@ SHARING = (
         "test_d2_parked_branches_inside_one_block_are_found_to_the_token",
     ),
     Mutant(
-        "the end of results is replayed", "text/prompt/prompt.py",
+        "the end of results is replayed", "text/prompt/replay.py",
         "if end == len(prompt.marked):", "if False:",
         "tests/text/test_answer_replay.py::"
         "test_the_end_of_the_results_comes_back_with_the_answer",

@@ -14,10 +14,11 @@ from typing import Any
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.response_parts import ArgumentsPart
+from mlxstack.text.assembly import assemble_text, template_report
 from mlxstack.text.formats.answer_reader import AnswerReader
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
-from mlxstack.text.prompt.report import TemplateReport, report
+from mlxstack.text.prompt.report import TemplateReport
 from mlxstack.text.tokens.cached_tokenizer import common_length
 from tests.matrix.table import with_products
 from tests.text.formats import FORMATS, made_tokenizer
@@ -82,8 +83,8 @@ def page() -> str:
 def row(label: str, tokenizer: Any) -> Sequence[str]:
     """The cells of one template."""
     made = OutputFormat(tokenizer)
-    prompt_maker = PromptMaker(tokenizer)
-    found = report(tokenizer)
+    prompt_maker = assemble_text(tokenizer).prompt_maker
+    found = template_report(tokenizer)
     answers = [message(name) for name in ANSWERS if name != "two"]
     n_read = sum(_is_read(made, prompt_maker, answer) for answer in answers)
     call = ToolCall("callid001", "plan", {"tasks": list(STEP)})

@@ -14,9 +14,9 @@ from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTi
 from mlxstack.core.request import Request
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts.generation_options import GenerationOptions
-from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.answer_replay import NAMELESS, AnswerReplay, SampledAnswer, Scope
-from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.assembly import assemble_text
+from mlxstack.text.prompt.answer_replay import AnswerReplay
+from mlxstack.text.prompt.splicer import NAMELESS, SampledAnswer, Scope
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
@@ -39,8 +39,10 @@ class Model:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.prompt_maker = PromptMaker(tokenizer)
-        self.output_format = OutputFormat(tokenizer)
+        text = assemble_text(tokenizer)
+        self.prompt_maker = text.prompt_maker
+        self.output_format = text.answer_format
+        self.replay = text.replay
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
@@ -75,8 +77,8 @@ class Model:
         return assistant_message(said), prompt.tokens + self.encode(text)
 
     def forget(self) -> None:
-        self.prompt_maker.answers = AnswerReplay()
-        self.prompt_maker.replay._entries.clear()
+        self.replay.answers = AnswerReplay()
+        self.replay.calls._entries.clear()
 
 
 Load = Callable[[str], Model]
@@ -214,13 +216,13 @@ def test_a_sampled_mark_of_a_turn_does_not_come_back(load: Load, text: str) -> N
 def test_a_call_that_was_not_understood_is_not_remembered(load: Load) -> None:
     model = load(FORGETS)
     model.sample([ASK], "Hm.</think>\n\n<tool_call>\n{broken\n</tool_call>")
-    assert model.prompt_maker.answers.n_bytes == 0
+    assert model.replay.answers.n_bytes == 0
 
 
 def test_an_answer_that_was_cut_is_not_remembered(load: Load) -> None:
     model = load(FORGETS)
     model.sample([ASK], "Hm.</think>\n\nYes", FinishReason.LENGTH)
-    assert model.prompt_maker.answers.n_bytes == 0
+    assert model.replay.answers.n_bytes == 0
 
 
 @pytest.mark.parametrize("text", ["", "Hm."], ids=["at once", "in its thought"])

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt import checkpoint_positions
 from mlxstack.text.prompt.checkpoint_positions import turn_ends
-from mlxstack.text.prompt.prompt import MAX_VARIABLES, PromptMaker
 from mlxstack.text.template import adaptation as settling
 from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_template
+from mlxstack.text.template.variables import MAX_VARIABLES
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer
 from mlxstack.text.tokens.special_tokens import special_tokens_of
 from mlxstack.text.tokens.token_decoder import TokenDecoder
@@ -115,7 +117,7 @@ def test_what_becomes_one_turn_is_joined_once(
 
 def test_others_go_on_while_a_long_text_is_encoded(chatml: Any) -> None:
     """The tokenizer must let the interpreter go; a text of this length takes a while."""
-    encoder = CachedTokenizer(chatml, special_tokens_of(chatml))
+    encoder = CachedTokenizer(chatml, special_tokens_of(chatml, ModelAnswerFormat(chatml)))
     n_breaths = 0
     is_over = threading.Event()
 
@@ -136,10 +138,10 @@ def test_others_go_on_while_a_long_text_is_encoded(chatml: Any) -> None:
 
 
 def test_variables_of_a_template_are_short_and_leave_little(chatml: Any) -> None:
-    prompt_maker = PromptMaker(chatml)
+    prompt_maker = assemble_text(chatml).prompt_maker
     hello = (Message(Role.USER, "hello"),)
     prompt_maker.make(Conversation(hello, template={"note": "x" * (MAX_VARIABLES - 20)}))
-    assert all(len(key) == 16 for key in prompt_maker._tails)
+    assert all(len(key) == 16 for key in prompt_maker.template._openings)
     with pytest.raises(BadRequest, match="65536 are taken") as refused:
         prompt_maker.make(Conversation(hello, template={"note": "x" * MAX_VARIABLES}))
     assert refused.value.param == "chat_template_kwargs"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.formats import derivation, probe_renderings
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls, read_answer
 from mlxstack.text.formats.derivation import derive_format
@@ -24,7 +25,6 @@ from mlxstack.text.formats.description import (
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.rendering.renderers import render_chat
 from tests.text.formats import EACH, FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
@@ -66,7 +66,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
 
 def said(tokenizer: Any, answer: Message) -> str:
     """The answer as the template writes it after its prompt."""
-    prompt_maker = PromptMaker(tokenizer)
+    prompt_maker = assemble_text(tokenizer).prompt_maker
     talk = (Message(Role.USER, "hi"),)
     prompt = prompt_maker.text(Conversation(talk, TOOLS))
     whole = prompt_maker.text(Conversation((*talk, answer), TOOLS, add_generation_prompt=False))

@@ -23,6 +23,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import FIRST_VIRTUAL, ImagePart
 from mlxstack.models.model_files import processor_of
 from mlxstack.service.parts.openai_messages import read_stored, write_message
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.images.reader import MAX_IN_ALL, MAX_NEW, ImageReader
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests import vision_models
@@ -45,7 +46,7 @@ ASKED = {"role": "user", "content": [SHOWN, ASK]}
 @pytest.fixture(scope="module")
 def prompt_maker(tmp_path_factory: pytest.TempPathFactory) -> PromptMaker:
     folder = vision_models.build(tmp_path_factory.mktemp("models") / "vl", "qwen3_vl")
-    return PromptMaker(load_tokenizer(folder), processor=processor_of(folder))
+    return assemble_text(load_tokenizer(folder), processor=processor_of(folder)).prompt_maker
 
 
 def reader() -> ImageReader:
@@ -182,7 +183,7 @@ def test_a_stored_message_keeps_its_images() -> None:
 
 
 def test_a_model_that_cannot_see_reads_notes(prompt_maker: PromptMaker) -> None:
-    blind = PromptMaker(prompt_maker._tokenizer)
+    blind = assemble_text(prompt_maker._encoder.tokenizer).prompt_maker
     image = ImagePart(png())
     conversation = Conversation((Message(Role.USER, f"a {image.mark}", images=(image,)),))
     prompt = blind.make(conversation)

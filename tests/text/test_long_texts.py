@@ -7,6 +7,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import TooLong
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 
 N_CTX = 256
@@ -33,7 +34,7 @@ WAYS: dict[str, Callable[[PromptMaker], Any]] = {
 def test_a_text_that_cannot_fit_is_hardly_read(
     chatml: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt_maker = PromptMaker(chatml, n_ctx=N_CTX)
+    prompt_maker = assemble_text(chatml, n_ctx=N_CTX).prompt_maker
     before = prompt_maker._encoder.n_scratch
     counted: list[int] = []
     scratch = prompt_maker._encoder._scratch
@@ -51,10 +52,10 @@ def test_a_text_that_cannot_fit_is_hardly_read(
 
 
 def test_what_may_fit_is_taken(chatml: Any) -> None:
-    plain = PromptMaker(chatml)
+    plain = assemble_text(chatml).prompt_maker
     spaces = " " * 60_000
     for text in ("word " * 40, spaces, "a" * 2000):
         n_tokens = len(plain.make(conversation(text)).tokens)
-        prompt_maker = PromptMaker(chatml, n_ctx=n_tokens)
+        prompt_maker = assemble_text(chatml, n_ctx=n_tokens).prompt_maker
         assert prompt_maker.make(conversation(text)) == plain.make(conversation(text))
     assert plain.plain(LONG).tokens, "without a context there is no bound"

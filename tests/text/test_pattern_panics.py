@@ -7,9 +7,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.grammar.vocabulary import text_encoder
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
+from mlxstack.text.prompt.prompt import TokenizeOptions
 from tests.text.formats import Format, made_tokenizer
 
 ENDLESS = {"Regex": r"(a*)*(a*)*(a*)*\1b|."}
@@ -32,7 +33,7 @@ def tokenizer() -> Any:
 
 
 def test_a_pattern_that_gives_up_is_a_refusal(tokenizer: Any) -> None:
-    prompt_maker = PromptMaker(tokenizer)
+    prompt_maker = assemble_text(tokenizer).prompt_maker
     with pytest.raises(BadRequest, match="the tokenizer of this model gives up"):
         prompt_maker.tokenize(LONG, TokenizeOptions())
     assert prompt_maker.tokenize("Hello", TokenizeOptions())

@@ -24,8 +24,8 @@ from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPar
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.openai_messages import assistant_message
-from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import respelled
@@ -77,14 +77,14 @@ class Spoken:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.output_format = OutputFormat(tokenizer)
-        self.bare = PromptMaker(tokenizer)
+        self.output_format = ModelAnswerFormat(tokenizer)
+        self.bare = assemble_text(tokenizer).prompt_maker
         self.random = Random(0)
         self.swap()
 
     def swap(self) -> None:
         """A new service for the same model: nothing is remembered."""
-        self.prompt_maker = PromptMaker(self.tokenizer)
+        self.prompt_maker = assemble_text(self.tokenizer).prompt_maker
         self.sampled: set[tuple[int, ...]] = set()
 
     def answers(self, turns: Sequence[Message], wish: Wish, answer: Answer) -> list[Message]:

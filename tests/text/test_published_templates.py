@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation
-from mlxstack.text.prompt.prompt import PromptMaker
-from mlxstack.text.prompt.report import report
+from mlxstack.text.assembly import assemble_text, template_report
 from mlxstack.text.template.capabilities import losses
 from tests.text.conftest import byte_level, loaded
 from tests.text.test_template_losses import ACT, CONVERSATIONS, words_of
@@ -53,7 +52,7 @@ def test_there_are_templates_to_read() -> None:
 
 @pytest.mark.parametrize("template", EACH, ids=lambda path: path.stem)
 def test_a_published_template_refuses_and_loses_nothing(template: Path, tmp_path: Path) -> None:
-    prompt_maker = PromptMaker(tokenizer_of(template, tmp_path))
+    prompt_maker = assemble_text(tokenizer_of(template, tmp_path)).prompt_maker
     for messages in CONVERSATIONS.values():
         for effort in ({}, {"reasoning_effort": "medium"}, {"reasoning_effort": "xhigh"}):
             text = prompt_maker.text(Conversation(messages, tools=(ACT,), template=effort))
@@ -63,7 +62,7 @@ def test_a_published_template_refuses_and_loses_nothing(template: Path, tmp_path
 
 @pytest.mark.parametrize("template", EACH, ids=lambda path: path.stem)
 def test_a_published_template_reuses_a_tool_loop(template: Path, tmp_path: Path) -> None:
-    found = report(tokenizer_of(template, tmp_path))
+    found = template_report(tokenizer_of(template, tmp_path))
     assert (found.reuse["tool loop"] or 0) >= 0.99
     assert found.keeps_thoughts_by == KEPT_BY.get(template.stem, {})
     if found.keeps_thoughts_by:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.conversation import Conversation, Role
-from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.tokens.cached_tokenizer import common_length
 from tests.clients.tapes import FOLDER, tapes
 from tests.clients.test_recorded import conversation
@@ -41,7 +41,7 @@ def sessions() -> tuple[tuple[str, tuple[Conversation, ...]], ...]:
 def test_no_recorded_request_is_refused_and_later_ones_reuse(
     template: Path, tmp_path: Path
 ) -> None:
-    prompt_maker = PromptMaker(tokenizer_of(template, tmp_path))
+    prompt_maker = assemble_text(tokenizer_of(template, tmp_path)).prompt_maker
     moves_head = template.stem.startswith(MOVES_HEAD)
     n_followed = 0
     for name, conversations in sessions():

@@ -16,15 +16,10 @@ from mlxstack.core.response_parts import CallBlock, ContentPart, ReasoningPart, 
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
-from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.answer_replay import (
-    CALL_BYTES,
-    NAMELESS,
-    AnswerReplay,
-    Scope,
-    ToolCallReplay,
-)
-from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.text.assembly import assemble_text
+from mlxstack.text.prompt.answer_replay import CALL_BYTES, ToolCallReplay
+from mlxstack.text.prompt.splicer import NAMELESS, Scope
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
@@ -57,9 +52,9 @@ class Chat:
 
     def __init__(self, name: str) -> None:
         self.tokenizer = tokenizer_of(name)
-        self.prompt_maker = PromptMaker(self.tokenizer)
-        self.bare = PromptMaker(self.tokenizer)
-        self.voice = OutputFormat(self.tokenizer)
+        self.prompt_maker = assemble_text(self.tokenizer).prompt_maker
+        self.bare = assemble_text(self.tokenizer).prompt_maker
+        self.voice = ModelAnswerFormat(self.tokenizer)
         self.is_single = name == "channels"
 
     def heard(self, prompt: Prompt, tokens: list[int], scope: Scope = NAMELESS) -> Message:
@@ -68,7 +63,9 @@ class Chat:
         salt, name = scope
         ask = Request("a", prompt, 9999, eos=eos, salt=salt, display_name=name or None)
         # Answers are not remembered: their prompts would hide those of the calls alone.
-        memory = SimpleNamespace(replay=self.prompt_maker.replay, answers=AnswerReplay(max_bytes=0))
+        memory = SimpleNamespace(
+            remember_calls=self.prompt_maker.remember_calls, remember_answer=lambda *_: None
+        )
         text_processor: Any = SimpleNamespace(output_format=self.voice, prompt_maker=memory)
         generation = Generation(ask, GenerationOptions("a"), prompt, text_processor, talk_of())
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]

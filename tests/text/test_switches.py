@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.template.switches import nearest
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
@@ -42,9 +43,9 @@ def load(tmp_path: Path) -> Load:
     def made(keeps: str = "false", mode: str = "''", **more: Any) -> PromptMaker:
         template = TURNS.replace("KEEPS", keeps) + OPENING.replace("MODE", mode)
         tokenizer = byte_level(CHATML_SPECIAL, CHATML_ADDED)
-        return PromptMaker(
+        return assemble_text(
             loaded(tmp_path, tokenizer, template, {"eos_token": "<|im_end|>"}), **more
-        )
+        ).prompt_maker
 
     return made
 
@@ -129,5 +130,9 @@ def test_a_template_that_reads_the_switch_lets_a_model_think_by_default(tmp_path
     )
     made = loaded(tmp_path, byte_level(CHATML_SPECIAL, []), template, {"eos_token": "<|im_end|>"})
     assert not made.has_thinking
-    assert PromptMaker(made).text(Conversation(OLD[:1])).endswith("<assistant><muse>")
-    assert PromptMaker(made, False).text(Conversation(OLD[:1])).endswith("<assistant>")
+    assert (
+        assemble_text(made).prompt_maker.text(Conversation(OLD[:1])).endswith("<assistant><muse>")
+    )
+    assert (
+        assemble_text(made, False).prompt_maker.text(Conversation(OLD[:1])).endswith("<assistant>")
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.template.capabilities import losses
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
@@ -68,7 +69,9 @@ def load(tmp_path: Path) -> Load:
     def made(template: str) -> PromptMaker:
         tokenizer = byte_level(CHATML_SPECIAL, CHATML_ADDED)
         opened = template + "{{- '<answer>' if add_generation_prompt else '' }}"
-        return PromptMaker(loaded(tmp_path, tokenizer, opened, {"eos_token": "<|im_end|>"}))
+        return assemble_text(
+            loaded(tmp_path, tokenizer, opened, {"eos_token": "<|im_end|>"})
+        ).prompt_maker
 
     return made
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import Busy, TemplateOverrun
 from mlxstack.text import limited_process
-from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.rendering import renderers as template_rendering
 from mlxstack.text.rendering.jinja_environment import compiled
 from mlxstack.text.rendering.renderers import RENDERERS, TemplateRefusal, TemplateRenderers
@@ -150,7 +150,7 @@ def test_the_text_is_that_of_the_template(renderers: TemplateRenderers) -> None:
 def test_a_template_that_loops_in_long_conversations_is_tried_once_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prompt_maker = PromptMaker(made_tokenizer(Format(""), LATE + CHATML))
+    prompt_maker = assemble_text(made_tokenizer(Format(""), LATE + CHATML)).prompt_maker
     monkeypatch.setattr(RENDERERS, "_overran_at", -template_rendering.WARY_S)
     short = Conversation((Message(Role.USER, "Hello"),))
     roles = (Role.USER, Role.ASSISTANT)
@@ -166,7 +166,7 @@ def test_a_template_that_loops_in_long_conversations_is_tried_once_for_each(
 
 def test_a_template_that_never_ends_is_refused_when_it_is_probed() -> None:
     with pytest.raises(TemplateOverrun):
-        PromptMaker(made_tokenizer(Format(""), LOOP + CHATML))
+        assemble_text(made_tokenizer(Format(""), LOOP + CHATML))
 
 
 def test_an_answer_without_end_is_not_read_whole(

@@ -9,6 +9,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import EACH, FORMATS, made_tokenizer, template_of
@@ -151,7 +152,9 @@ def load(tmp_path: Path) -> Load:
 
     def made(template: str) -> PromptMaker:
         tokenizer = byte_level(CHATML_SPECIAL, CHATML_ADDED)
-        return PromptMaker(loaded(tmp_path, tokenizer, template, {"eos_token": "<|im_end|>"}))
+        return assemble_text(
+            loaded(tmp_path, tokenizer, template, {"eos_token": "<|im_end|>"})
+        ).prompt_maker
 
     return made
 
@@ -330,11 +333,11 @@ def test_calls_that_a_template_writes_beside_tools_alone_are_text_without_them()
     template = template_of(form).replace(
         EACH, "{%- for c in (m.tool_calls or [] if tools else []) %}{%- set f = c.function %}"
     )
-    prompts = PromptMaker(made_tokenizer(form, template))
+    prompts = assemble_text(made_tokenizer(form, template)).prompt_maker
     tools = (Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}}),)
     call = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("callid001", "act", {"key": "v"}),))
     talk = (Message(Role.USER, "hi"), call, Message(Role.TOOL, "r", tool_call_id="callid001"))
-    plain = PromptMaker(made_tokenizer(form)).text(Conversation(talk, tools))
+    plain = assemble_text(made_tokenizer(form)).prompt_maker.text(Conversation(talk, tools))
     assert prompts.text(Conversation(talk, tools)) == plain
     assert '{"name": "act", "arguments": {"key": "v"}}' in prompts.text(Conversation(talk))
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.normalize_messages import INTERRUPTED, pair_results
-from mlxstack.text.prompt.prompt import PromptMaker
 
 SYSTEM = Role.SYSTEM
 USER = Role.USER
@@ -42,7 +42,7 @@ def test_results_follow_the_order_of_their_calls() -> None:
 
 @pytest.mark.parametrize("fixture", ["chatml", "mistral"])
 def test_two_orders_are_one_prompt(fixture: str, request: pytest.FixtureRequest) -> None:
-    prompt_maker = PromptMaker(request.getfixturevalue(fixture))
+    prompt_maker = assemble_text(request.getfixturevalue(fixture)).prompt_maker
     results = [result("rome", "a"), result("oslo", "b")]
     more = [Message(ASSISTANT, "Fine."), Message(USER, "Again")]
     for later in ([], more):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
-from mlxstack.text.prompt.prompt import PromptMaker
-from mlxstack.text.prompt.report import READ, report
+from mlxstack.text.assembly import assemble_text, template_report
+from mlxstack.text.prompt.report import READ
 from tests.text.formats import FORMATS, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
 from tests.text.siblings import SIBLINGS
@@ -64,7 +64,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_a_turn_costs_what_is_new_in_it(tokenizer: Any) -> None:
     """Letters that a turn of a tool loop tokenizes: its own, however long the conversation is."""
     counted = Counted(tokenizer)
-    prompt_maker = PromptMaker(counted)
+    prompt_maker = assemble_text(counted).prompt_maker
     marks = [one.content for one in tokenizer.added_tokens_decoder.values()]
     turns = [Message(Role.USER, "Fix it.")]
     costs = list[int]()
@@ -87,4 +87,4 @@ def test_a_turn_costs_what_is_new_in_it(tokenizer: Any) -> None:
 def test_a_tool_loop_keeps_its_tokens(name: str) -> None:
     """The family of the form that is left out has thoughts, and this template none."""
     tokenizer = made_tokenizer(OWN[name])
-    assert (report(tokenizer).reuse["tool loop"] or 0) >= 0.99
+    assert (template_report(tokenizer).reuse["tool loop"] or 0) >= 0.99

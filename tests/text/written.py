@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.formats import derivation
 from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.call_derivation import MIN_PROSE
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.probe_renderings import common_start, opened_length, tokens
-from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.test_derived_formats import CODE
 from tests.text.test_published_templates import TEMPLATES, tokenizer_of
 
@@ -74,7 +74,7 @@ class Template:
 
     def __init__(self, tokenizer: Any) -> None:
         self.format: DerivedFormat = derive_format(tokenizer)
-        self._prompt_maker = PromptMaker(tokenizer)
+        self._prompt_maker = assemble_text(tokenizer).prompt_maker
         added = tokenizer.added_tokens_decoder
         channels = self.format.channels
         inner = () if channels is None else channels.ends

@@ -53,9 +53,9 @@ def template(
     elif parse is not None:
         _each(parse, _parsing(preset, tokenizer))
     else:
-        from mlxstack.text.prompt.report import report
+        from mlxstack.text.assembly import template_report
 
-        found = report(tokenizer)
+        found = template_report(tokenizer)
         as_json(found) if json else _show(found)
 
 
@@ -74,12 +74,12 @@ def _found(wanted: str) -> "tuple[Preset, Path]":
 
 
 def _rendering(preset: "Preset", tokenizer: Any) -> Line:
-    from mlxstack.text.prompt.prompt import PromptMaker
+    from mlxstack.text.assembly import assemble_text
 
-    prompt_maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+    text = assemble_text(tokenizer, preset.sampling.thinking, preset.template)
 
     def render(body: dict[str, Any]) -> dict[str, Any]:
-        prompt = prompt_maker.make(_conversation(body))
+        prompt = text.prompt_maker.make(_conversation(body))
         return {"prompt": prompt.text, "tokens": list(prompt.tokens)}
 
     return render
@@ -87,15 +87,19 @@ def _rendering(preset: "Preset", tokenizer: Any) -> Line:
 
 def _parsing(preset: "Preset", tokenizer: Any) -> Line:
     from mlxstack.service.parts.openai_messages import write_call
-    from mlxstack.text.formats.derivation import derive_format
-    from mlxstack.text.prompt.prompt import PromptMaker
-    from mlxstack.text.prompt.report import parsed
+    from mlxstack.text.assembly import assemble_text
 
-    prompt_maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
-    output_format = derive_format(tokenizer)
+    text = assemble_text(tokenizer, preset.sampling.thinking, preset.template)
 
     def parse(line: dict[str, Any]) -> dict[str, Any]:
-        found = parsed(prompt_maker, output_format, _conversation(line["body"]), line["raw"])
+        conversation = _conversation(line["body"])
+        prompt = text.prompt_maker.make(conversation)
+        found = text.answer_format.read(
+            line["raw"],
+            conversation.tools,
+            is_in_thinking=prompt.is_in_thinking,
+            is_open=conversation.continue_final,
+        )
         return {
             "role": "assistant",
             "content": found.content,

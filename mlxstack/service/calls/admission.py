@@ -23,8 +23,8 @@ from mlxstack.service.service import Service
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.lazy_calls import CallTrigger
-from mlxstack.text.prompt.answer_replay import Scope
 from mlxstack.text.prompt.prompt import TokenizeOptions
+from mlxstack.text.prompt.splicer import Scope
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 
 N_TAIL = 16
@@ -390,7 +390,7 @@ async def output_constraint(
         calls = await text_processor.free_calls(offered, is_single=options.is_one_call)
     if rules is None and options.thinking_budget is None and not (forbidden or calls):
         return None
-    may_think = text_processor.prompt_maker.may_think(conversation)
+    may_think = text_processor.prompt_maker.variables.may_think(conversation)
     layout = _layout(
         text_processor, options, prompt, forbidden, calls, has_tools=has_tools, may_think=may_think
     )

@@ -36,8 +36,7 @@ from mlxstack.service.parts.generation_options import GenerationOptions, ToolCho
 from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service, ServiceHealth
-from mlxstack.text.output_parser import OutputParser
-from mlxstack.text.prompt.answer_replay import SampledAnswer
+from mlxstack.text.prompt.splicer import SampledAnswer
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 
 
@@ -138,8 +137,7 @@ class Generation:
         self._tokens = list(request.tokens[len(prompt.tokens) :])
         self._spoken: list[SpokenPart] = []
         tools = () if conversation is None else conversation.tools
-        self._parser = OutputParser(
-            text_processor.output_format,
+        self._parser = text_processor.output_format.parser(
             lambda: f"{options.call_prefix}{uuid.uuid4().hex[:24]}",
             tools=() if options.tool_choice is ToolChoiceMode.NONE else tools,
             stops=options.stop,
@@ -242,7 +240,7 @@ class Generation:
             is_noted = isinstance(part, NotedPart)
             answered.append(structs.replace(part, notes=self._take_notes()) if is_noted else part)
         for block in self._parser.blocks:
-            self._prompt_maker.replay.remember(self._scope, block)
+            self._prompt_maker.remember_calls(self._scope, block)
         self._parser.blocks.clear()
         is_last = self.options.is_one_call and self._parser.n_blocks > 0
         self.is_enough = self.is_enough or is_last or self._parser.stop is not None
@@ -281,7 +279,7 @@ class Generation:
         if self._parser.stop is None and not self._parser.n_unparsed and not self._parser.is_cut:
             self.answer = assistant_message(self._spoken)
             sampled = SampledAnswer(self.answer, tuple(self._tokens))
-            self._prompt_maker.answers.remember(self._scope, self.prompt, sampled)
+            self._prompt_maker.remember_answer(self._scope, self.prompt, sampled)
 
     def _ending(self, reason: FinishReason) -> FinishReason:
         if self._parser.stop is not None:

@@ -17,6 +17,7 @@ from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images, text_tokens
 from mlxstack.service.parts.image_checks import ImageChecks
 from mlxstack.service.parts.work_threads import WorkThreads
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.grammar.client_grammars import ClientGrammars
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
@@ -24,10 +25,9 @@ from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.grammar.loose_tools import LooseSchemas
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
-from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.answer_replay import NAMELESS, Scope
-from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
+from mlxstack.text.prompt.prompt import TokenizeOptions
 from mlxstack.text.prompt.report import notes
+from mlxstack.text.prompt.splicer import NAMELESS, Scope
 from mlxstack.text.rendering.renderers import RENDERERS
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from mlxstack.text.tokens.rowless_tokens import refuse_rowless, tokens_without_rows
@@ -77,16 +77,18 @@ class TextProcessor:
         self.tokenizer = tokenizer
         n_ctx = preset.slots.n_ctx
         try:
-            self.prompt_maker = PromptMaker(
+            text = assemble_text(
                 tokenizer, preset.sampling.thinking, preset.template, n_ctx, processor
             )
-            self.output_format = OutputFormat(tokenizer)
         except TemplateOverrun as overrun:
             raise SetupError(
                 f"the chat template of {preset.model.id} {overrun.reason}; choose another model"
             ) from overrun
+        self.prompt_maker = text.prompt_maker
+        self.output_format = text.answer_format
+        self._images = text.images
         capabilities = self.prompt_maker.template.capabilities
-        self.template_notes = notes(capabilities, self.output_format.description)
+        self.template_notes = notes(capabilities, self.output_format.report)
         for note in self.template_notes:
             log.warning("chat template: %s", note)
         self.n_vocab = n_vocab
@@ -115,7 +117,7 @@ class TextProcessor:
     @property
     def accepts_images(self) -> bool:
         """Whether engine, template and processor take images."""
-        return self.prompt_maker.processor is not None
+        return self._images.accepts_images
 
     def image_reader(self) -> ImageReader:
         """Reader of the images of one request."""
@@ -183,7 +185,12 @@ class TextProcessor:
             ]
 
         images = await self.read(read)
-        return await self.run(lambda: self.prompt_maker.plain(prompt.text, images))
+
+        def prompt_of_images() -> Prompt:
+            written, splices = self._images.raw(prompt.text, images)
+            return self.prompt_maker.plain(prompt.text, written, splices)
+
+        return await self.run(prompt_of_images)
 
     async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text."""
@@ -308,7 +315,6 @@ class TextProcessor:
     @property
     def facts(self) -> TemplateFacts:
         """Facts of the chat template."""
-        answer = self.output_format.description
         template = self.prompt_maker.template
         text = str(getattr(self.tokenizer, "chat_template", None) or "")
         known = template.capabilities
@@ -328,7 +334,7 @@ class TextProcessor:
             },
             bos=str(getattr(self.tokenizer, "bos_token", None) or ""),
             eos=str(getattr(self.tokenizer, "eos_token", None) or ""),
-            has_thoughts=answer.reasoning is not None or answer.channels is not None,
+            has_thoughts=self.output_format.has_thoughts,
             notes=self.template_notes,
             is_base=not self.tokenizer.has_chat_template,
             accepts_images=self.accepts_images,

@@ -33,13 +33,6 @@ def unmarked(text: str) -> str:
     return text
 
 
-def after_images(text: str) -> str:
-    """The text after the last image of a message."""
-    if MARK_OPENS in text:
-        return text.rpartition(MARK_CLOSES)[2].removeprefix("\n")
-    return text
-
-
 def without_images(messages: Iterable[Message], note: str, *roles: Role) -> tuple[Message, ...]:
     """Messages with `note` in place of each image of these roles."""
     return tuple(

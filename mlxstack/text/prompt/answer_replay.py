@@ -18,19 +18,19 @@ import re
 import threading
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.response_parts import CallBlock
+from mlxstack.text.prompt.splicer import SampledAnswer, Scope
+from mlxstack.text.template.chat_template import closed
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice, common_length
 from mlxstack.text.tokens.special_token_escape import unescape
-from mlxstack.text.tokens.special_tokens import SpecialTokens
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 _WORD = re.compile(r"\w+")
@@ -43,12 +43,6 @@ ANSWER_BYTES = 1024
 """Bytes of an answer beside its tokens: digests, thought, containers."""
 CALL_BYTES = 512
 """Bytes of a call beside its tokens: digests, ids, containers."""
-
-
-Scope = tuple[str, str]
-"""Scope of a conversation: tenant salt and name."""
-
-NAMELESS: Scope = ("", "")
 
 
 class Sketch(Struct, frozen=True):
@@ -152,13 +146,6 @@ def digest_of(call: ToolCall) -> bytes:
 
 def _is_same(entry: Entry, calls: Sequence[ToolCall]) -> bool:
     return entry.calls == tuple(digest_of(call) for call in calls)
-
-
-class SampledAnswer(Struct, frozen=True):
-    """Complete answer and its sampled tokens, without the turn's end."""
-
-    message: Message
-    tokens: tuple[int, ...]
 
 
 class WrittenAnswer(Struct, frozen=True):
@@ -276,16 +263,14 @@ def meaning(message: Message) -> bytes:
     return digest.digest()
 
 
-def closed(conversation: Conversation, messages: Sequence[Message]) -> Conversation:
-    """Other messages with the same inputs, after which nothing follows."""
-    return replace(
-        conversation, messages=tuple(messages), add_generation_prompt=False, continue_final=False
-    )
-
-
 def digest_of_text(text: str) -> bytes:
     """A digest of a rendered text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def ids_of(added: Mapping[int, Any], contents: Container[str]) -> set[int]:
+    """Ids of added tokens by their texts."""
+    return {id_ for id_, token in added.items() if token.content in contents}
 
 
 class AnswerSplicer:
@@ -294,27 +279,21 @@ class AnswerSplicer:
     `render` renders messages as they came. `marks` are texts that structure an answer.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        render: Render,
-        encoder: CachedTokenizer,
-        special_tokens: SpecialTokens,
-        marks: Iterable[str],
-    ) -> None:
+    def __init__(self, encoder: CachedTokenizer, render: Render, marks: Iterable[str]) -> None:
+        tokenizer = encoder.tokenizer
         self._render = render
         self._encoder = encoder
         self._pieces = TokenDecoder(tokenizer)
         self._keeps: dict[bytes, bool] = {}
         self._eos_ids = frozenset(tokenizer.eos_token_ids)
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._eos = [added[at].content for at in self._eos_ids if at in added]
-        self._structure = {
-            at for at, token in added.items() if token.content in special_tokens.structure
+        self._eos = [added[token].content for token in self._eos_ids if token in added]
+        self._structure = ids_of(added, encoder.special_tokens.structure)
+        texts = tuple(marks)
+        self._marks = {
+            id_ for id_ in self._structure if any(added[id_].content in text for text in texts)
         }
-        known = tuple(marks)
-        self._marks = {at for at in self._structure if any(added[at].content in m for m in known)}
-        self._known_words = set(_terms(" ".join(known)))
+        self._known_words = set(_terms(" ".join(texts)))
 
     def splices(
         self, conversation: Conversation, known: Mapping[int, AnswerEntry], marked: str

@@ -1,5 +1,6 @@
 """Report on a chat template for `mlx-stack template`."""
 
+from itertools import takewhile
 from typing import Any
 
 from msgspec import Struct, field
@@ -7,12 +8,9 @@ from msgspec.structs import asdict, replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.description import DerivedFormat, FormatSource, ParsedMessage, call_marks
-from mlxstack.text.formats.probe_renderings import shared_length
-from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
+from mlxstack.core.interfaces import AnswerFormat, FormatReport
 from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.prompt.splicer import NAMELESS, SampledAnswer
 from mlxstack.text.template.adaptation import CallText, TemplateCapabilities
 from mlxstack.text.template.capabilities import losses
 from mlxstack.text.tokens.cached_tokenizer import Prompt, common_length
@@ -40,18 +38,6 @@ TEXT_NOTES = {
 }
 
 
-class FormatReport(Struct, frozen=True):
-    """Output format, its marks, and its round-trip failures."""
-
-    name: str
-    source: str
-    is_certain: bool
-    problems: tuple[str, ...] = ()
-    reasoning: tuple[str, str] | None = None
-    calls: tuple[str, ...] = ()
-    turn_ends: tuple[str, ...] = ()
-
-
 class TemplateReport(Struct, frozen=True):
     """Findings on a template; `reuse` is the token share by turn."""
 
@@ -66,16 +52,16 @@ class TemplateReport(Struct, frozen=True):
     reuse: dict[str, float | None] = field(default_factory=dict)
 
 
-def report(tokenizer: Any) -> TemplateReport:
+def report(
+    prompt_maker: PromptMaker, answer_format: AnswerFormat, tokenizer: Any
+) -> TemplateReport:
     """Report on the template of a TokenizerWrapper. Raises Unsupported without one."""
-    prompt_maker = PromptMaker(tokenizer)
     template = prompt_maker.template
     prompt_maker.text(Conversation((ASKED,)))
     switches = template.switches
     capabilities = template.capabilities
-    output_format = derive_format(tokenizer)
     return TemplateReport(
-        format=_format(output_format),
+        format=answer_format.report,
         adaptations={
             key: value
             for key, value in asdict(capabilities).items()
@@ -86,46 +72,32 @@ def report(tokenizer: Any) -> TemplateReport:
         thinking_off=dict(switches.off),
         effort_levels=dict(switches.levels),
         lost=tuple(losses(template.probe, capabilities)),
-        notes=notes(capabilities, output_format),
-        reuse=_reuse(prompt_maker, tokenizer, output_format),
+        notes=notes(capabilities, answer_format.report),
+        reuse=_reuse(prompt_maker, answer_format, tokenizer),
     )
 
 
-def notes(capabilities: TemplateCapabilities, output_format: DerivedFormat) -> tuple[str, ...]:
+def notes(capabilities: TemplateCapabilities, format_report: FormatReport) -> tuple[str, ...]:
     """Limits of the template to know before an agent uses this model."""
     lines = [text for key, text in NOTES.items() if not getattr(capabilities, key)]
     if capabilities.call_text in TEXT_NOTES:
         lines.append(TEXT_NOTES[capabilities.call_text])
-    if output_format.source is FormatSource.FALLBACK and capabilities.takes_calls:
+    if format_report.source == "fallback" and capabilities.takes_calls:
         lines.append("no format of tool calls was found; JSON in <tool_call> is read")
-    if not output_format.is_certain:
-        lines.append(
-            f"the format is not certain; not read back: {', '.join(output_format.problems)}"
-        )
+    if not format_report.is_certain:
+        problems = ", ".join(format_report.problems)
+        lines.append(f"the format is not certain; not read back: {problems}")
     return tuple(lines)
 
 
-def _format(output_format: DerivedFormat) -> FormatReport:
-    reasoning = output_format.reasoning
-    return FormatReport(
-        name=output_format.name,
-        source=output_format.source.value,
-        is_certain=output_format.is_certain,
-        problems=output_format.problems,
-        reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
-        calls=tuple(literal for literal in call_marks(output_format.calls) if literal.strip()),
-        turn_ends=output_format.turn_ends,
-    )
-
-
 def _reuse(
-    prompt_maker: PromptMaker, tokenizer: Any, output_format: DerivedFormat
+    prompt_maker: PromptMaker, answer_format: AnswerFormat, tokenizer: Any
 ) -> dict[str, float | None]:
     """Reused share of prompt and answer, in and after tool loops."""
     call = ToolCall("call00001", READ.name, {"path": "src/main.py"})
     turns = [SYSTEM, ASKED]
     shares: dict[str, float | None] = {"tool loop": None, "new user message": None}
-    thought = THOUGHT.strip() if output_format.reasoning or output_format.channels else None
+    thought = THOUGHT.strip() if answer_format.has_thoughts else None
     steps = (
         ("tool loop", Message(Role.ASSISTANT, "", reasoning=thought, tool_calls=(call,)),
          Message(Role.TOOL, RESULT, tool_call_id=call.id)),
@@ -138,7 +110,7 @@ def _reuse(
         after = replace(conversation, messages=tuple(turns))
         try:
             shares[kind] = _share(
-                prompt_maker, tokenizer, conversation, answer, after, output_format
+                prompt_maker, answer_format, tokenizer, conversation, answer, after
             )
         except BadRequest:
             return shares
@@ -147,30 +119,32 @@ def _reuse(
 
 def _share(
     prompt_maker: PromptMaker,
+    answer_format: AnswerFormat,
     tokenizer: Any,
     conversation: Conversation,
     answer: Message,
     after: Conversation,
-    output_format: DerivedFormat,
 ) -> float:
     prompt = prompt_maker.make(conversation)
-    text = _sampled_text(prompt_maker, conversation, prompt, answer, output_format)
+    text = _sampled_text(prompt_maker, answer_format, conversation, prompt, answer)
     added = tokenizer.added_tokens_decoder
     ends = [text.find(added[at].content) for at in tokenizer.eos_token_ids if at in added]
     text = text[: min((end for end in ends if end >= 0), default=len(text))]
     tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
-    prompt_maker.answers.remember(NAMELESS, prompt, SampledAnswer(answer, tokens))
+    prompt_maker.remember_answer(NAMELESS, prompt, SampledAnswer(answer, tokens))
     cached = prompt.tokens + tokens
     later = prompt_maker.make(after).tokens
-    return shared_length(cached, later) / len(cached)
+    pairs = zip(cached, later, strict=False)
+    n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return n_same / len(cached)
 
 
 def _sampled_text(
     prompt_maker: PromptMaker,
+    answer_format: AnswerFormat,
     conversation: Conversation,
     prompt: Prompt,
     answer: Message,
-    output_format: DerivedFormat,
 ) -> str:
     """Text that a model would sample for a rendered answer."""
     closed = replace(conversation, add_generation_prompt=False)
@@ -186,22 +160,12 @@ def _sampled_text(
     n_same = mark if mark > body.rfind(">", 0, n_same) else n_same
     text = body[n_same:]
     thought = answer.reasoning
-    if thought is None or output_format.reasoning is None or thought in text:
+    marks = answer_format.report.reasoning
+    if thought is None or marks is None or thought in text:
         return text
-    opens = "" if prompt.is_in_thinking else output_format.reasoning.opens
-    closes = output_format.reasoning.closes
-    return f"{opens}{thought}{'' if text.lstrip().startswith(closes.strip()) else closes}{text}"
-
-
-def parsed(
-    prompt_maker: PromptMaker, output_format: DerivedFormat, conversation: Conversation, raw: str
-) -> ParsedMessage:
-    """Parsed raw answer to a conversation. Raises as `make` does."""
-    prompt = prompt_maker.make(conversation)
-    return read_answer(
-        output_format,
-        raw,
-        conversation.tools,
-        is_in_thinking=prompt.is_in_thinking,
-        is_open=conversation.continue_final,
-    )
+    opens, closes = marks
+    if prompt.is_in_thinking:
+        opens = ""
+    if text.lstrip().startswith(closes.strip()):
+        closes = ""
+    return f"{opens}{thought}{closes}{text}"

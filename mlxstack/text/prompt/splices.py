@@ -10,7 +10,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,18 +17,11 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.interfaces import CallMarkers
-from mlxstack.text.prompt.answer_replay import (
-    Entry,
-    Scope,
-    Sketch,
-    ToolCallReplay,
-    closed,
-    digest_of_text,
-)
-from mlxstack.text.template.chat_template import ChatTemplate
+from mlxstack.text.prompt.answer_replay import Entry, Sketch, ToolCallReplay, digest_of_text, ids_of
+from mlxstack.text.prompt.splicer import Scope
+from mlxstack.text.template.chat_template import ChatTemplate, closed
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice
 from mlxstack.text.tokens.special_token_escape import unescape
-from mlxstack.text.tokens.special_tokens import SpecialTokens
 from mlxstack.text.tokens.token_decoder import TokenDecoder
 
 # Noncharacters, like the guard's mark: no honest text contains them.
@@ -55,30 +47,22 @@ class Probe(Struct, frozen=True):
     places: Mapping[int, Sequence[int]]
 
 
-class Splicer:
-    """Finds the splices of prompts, for one model. Callable by any thread."""
+class CallSplicer:
+    """Finds sampled calls in prompts. Callable by any thread."""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        template: ChatTemplate,
-        encoder: CachedTokenizer,
-        call_markers: CallMarkers,
-        special_tokens: SpecialTokens,
+        self, encoder: CachedTokenizer, template: ChatTemplate, call_markers: CallMarkers
     ) -> None:
+        tokenizer = encoder.tokenizer
         self.replay = ToolCallReplay()
         self._template = template
         self._encoder = encoder
         self._call_markers = call_markers
         self._pieces = TokenDecoder(tokenizer)
-        special = getattr(tokenizer, "added_tokens_decoder", {})
-        self._eos = [special[at].content for at in tokenizer.eos_token_ids if at in special]
-        self._structure = {
-            at for at, token in special.items() if token.content in special_tokens.structure
-        }
-        self._optional = {
-            at for at, token in special.items() if token.content in call_markers.optional
-        }
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._eos = [added[token].content for token in tokenizer.eos_token_ids if token in added]
+        self._structure = ids_of(added, encoder.special_tokens.structure)
+        self._optional = ids_of(added, call_markers.optional)
 
     def splices(self, scope: Scope, adapted: Conversation, marked: str) -> tuple[Splice, ...]:
         """Remembered calls in `marked`, the rendering of a conversation, in order."""

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
+import threading
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.core.image import MARK_OPENS
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.description import ReasoningMarks
-from mlxstack.text.images.spans import content_parts
 from mlxstack.text.normalize_messages import split_thoughts
 from mlxstack.text.rendering.renderers import (
     RENDERERS,
@@ -18,10 +18,17 @@ from mlxstack.text.rendering.renderers import (
     render_chat,
     template_source,
 )
-from mlxstack.text.template.adaptation import TemplateCapabilities, ThoughtField, adapt_to_template
+from mlxstack.text.template.adaptation import (
+    TemplateCapabilities,
+    ThoughtField,
+    adapt_to_template,
+    cautious,
+)
 from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
 from mlxstack.text.template.switches import NO_SWITCHES, TemplateSwitches, find_switches
 from mlxstack.text.template.tool_definitions import completed_tools
+from mlxstack.text.template.variables import spelled
+from mlxstack.text.tokens.cached_tokenizer import common_length
 from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
@@ -43,24 +50,45 @@ OPEN_END = "\ufdd4"
 MAX_FINDINGS = 16
 
 
+MAX_OPENINGS = 64
+PROBE_CHAR = Message(Role.USER, "\ufdd1")
+"""A noncharacter that no message starts with: it shows where the head of a prompt ends."""
+PROBE_CALL = Message(Role.ASSISTANT, tool_calls=(ToolCall("call00000", "\ufdd1", {}),))
+
 TemplateFindings = tuple[TemplateCapabilities, TemplateSwitches]
 _findings: dict[bytes, TemplateFindings] = {}
 """Findings of the last templates, by digest."""
 
 
+class MessageMarks(Protocol):
+    """Marks in the texts of messages, for content that is no text."""
+
+    def parts(self, text: str) -> list[dict[str, Any]] | None:
+        """Content of a message as parts; None for a text without marks."""
+
+    def placed(self, rendering: str) -> str:
+        """The rendering with placeholders for all parts."""
+
+
 class ChatTemplate:
     """The template of a mlx-lm TokenizerWrapper. Callable by any thread."""
 
-    image_texts: tuple[str, str] | None = None
-    """Text that is written for an image, and its replacement."""
-
-    def __init__(self, tokenizer: Any, special_tokens: SpecialTokens) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        special_tokens: SpecialTokens,
+        thought_marks: tuple[str, str] | None = None,
+        message_marks: MessageMarks | None = None,
+    ) -> None:
+        self._message_marks = message_marks
+        self._lock = threading.Lock()
+        self._openings: dict[bytes, str] = {}
         self._tokenizer = tokenizer
         self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
         self._own_guard = SpecialTokenEscaper(
             special_tokens.structure - special_tokens.calls, special_tokens.normalize
         )
-        self._marks = derive_format(tokenizer).reasoning or ReasoningMarks("", "")
+        self._thought_opens, self._thought_closes = thought_marks or ("", "")
         self.capabilities = TemplateCapabilities()
         self.switches = NO_SWITCHES
         if tokenizer.has_chat_template:
@@ -96,6 +124,49 @@ class ChatTemplate:
             raise BadRequest(
                 f"the chat template of this model refuses the conversation: {error}", "messages"
             ) from error
+
+    def write(self, conversation: Conversation) -> str:
+        """The rendering of a conversation, adapted first. Raises as `render` does."""
+        return self.render(_adapted(conversation, self.capabilities))
+
+    def write_cautiously(self, conversation: Conversation) -> tuple[Conversation, str]:
+        """The adapted conversation and its rendering.
+
+        An order of turns that no probe has shown is written more and more cautiously, until the
+        template takes it. Raises BadRequest with its first words.
+        """
+        if not conversation.messages:
+            raise BadRequest("messages is empty; at least one message is needed", "messages")
+        refusal: BadRequest | None = None
+        for capabilities in chain((self.capabilities,), cautious(self.capabilities)):
+            adapted = _adapted(conversation, capabilities)
+            try:
+                return adapted, self.render(adapted)
+            except BadRequest as error:
+                refusal = refusal or error
+                if error.param != "messages":
+                    break
+        assert refusal is not None
+        raise refusal
+
+    def opening(self, variables: dict[str, Any]) -> str:
+        """Text that opens the answer. Raises as `render` does."""
+        key = hashlib.blake2b(spelled(variables), digest_size=16).digest()
+        opening = self._openings.get(key)
+        if opening is None:
+            bare = Conversation((PROBE_CHAR,), template=variables)
+            opened = self.render(bare)
+            ended = self.render(replace(bare, add_generation_prompt=False))
+            opening = opened[common_length(opened, ended) :]
+            with self._lock:
+                if len(self._openings) >= MAX_OPENINGS:
+                    self._openings.clear()
+                self._openings[key] = opening
+        return opening
+
+    def escape(self, text: str) -> str:
+        """A text in which no special token is spelled."""
+        return self._guard.text(text)
 
     def guarded(self, message: Message) -> str:
         """The text of a message as it appears in the rendered prompt."""
@@ -142,7 +213,7 @@ class ChatTemplate:
         return self.capabilities, switches
 
     def _digest(self, special_tokens: SpecialTokens) -> bytes:
-        marks = [self._marks.opens, self._marks.closes]
+        marks = [self._thought_opens, self._thought_closes]
         facts = [template_source(self._tokenizer, has_tools=False), self.source, marks,
                  sorted(special_tokens.structure), sorted(special_tokens.calls),
                  repr(dict(getattr(self._tokenizer, "special_tokens_map", {}))),
@@ -159,8 +230,8 @@ class ChatTemplate:
             "add_generation_prompt": adapted.add_generation_prompt and not is_open,
         }
         text = render_chat(self._tokenizer, **variables)
-        if self.image_texts is not None:
-            text = text.replace(*self.image_texts)
+        if self._message_marks is not None:
+            text = self._message_marks.placed(text)
         return self._until_open_end(text) if is_open else text
 
     def _opened(self, turns: list[Turn]) -> list[Turn]:
@@ -202,18 +273,22 @@ class ChatTemplate:
         if message.role is Role.TOOL:
             turn["tool_call_id"] = self._call_id(message.tool_call_id or "")
             turn["name"] = self._guard.text(message.name or "")
-        if isinstance(turn["content"], str) and MARK_OPENS in turn["content"]:
-            turn["content"] = content_parts(turn["content"])
-        elif self.capabilities.needs_parts and isinstance(turn["content"], str):
-            turn["content"] = [{"type": "text", "text": turn["content"]}]
+        if isinstance(turn["content"], str):
+            turn["content"] = self._content(turn["content"])
         return turn
+
+    def _content(self, text: str) -> str | list[Turn]:
+        parts = None if self._message_marks is None else self._message_marks.parts(text)
+        if parts is None and self.capabilities.needs_parts:
+            return [{"type": "text", "text": text}]
+        return text if parts is None else parts
 
     def _thoughts(self, message: Message) -> Turn:
         """Reasoning of a turn, also from inside its text."""
         thoughts = message.reasoning
         answer = message.text
-        if thoughts is None and self._marks.opens:
-            thoughts, answer = split_thoughts(answer, self._marks.opens, self._marks.closes)
+        if thoughts is None and self._thought_opens:
+            thoughts, answer = split_thoughts(answer, self._thought_opens, self._thought_closes)
         if thoughts is None:
             return {}
         thought = self._own_guard.text(thoughts)
@@ -245,6 +320,19 @@ class ChatTemplate:
         if _is_short(call_id):
             return call_id
         return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def closed(conversation: Conversation, messages: Sequence[Message]) -> Conversation:
+    """Other messages with the same inputs, after which nothing follows."""
+    return replace(
+        conversation, messages=tuple(messages), add_generation_prompt=False, continue_final=False
+    )
+
+
+def _adapted(conversation: Conversation, capabilities: TemplateCapabilities) -> Conversation:
+    messages = adapt_to_template(conversation.messages, capabilities, conversation.tools)
+    tools = conversation.tools and completed_tools(conversation.tools, capabilities)
+    return replace(conversation, messages=messages, tools=tools)
 
 
 def _marked(part: Turn) -> Turn:

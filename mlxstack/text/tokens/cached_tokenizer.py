@@ -129,7 +129,8 @@ class CachedTokenizer:
         self, tokenizer: Any, special_tokens: SpecialTokens, max_tokens: int = 4_000_000
     ) -> None:
         self.n_scratch = 0
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self.special_tokens = special_tokens
         self._lock = threading.Lock()
         self._cache = TokenCache(max_tokens)
         self._anchors = special_tokens.anchors
@@ -299,12 +300,12 @@ class CachedTokenizer:
             ids: list[int] = encoding.ids
             return ids
         with self._lock:
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _find_backend(self) -> Any:
         """Thread-safe Rust tokenizer, where it alone decides the tokens."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        whole = list(self._tokenizer.encode(PROBE * 2, add_special_tokens=False))
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        whole = list(self.tokenizer.encode(PROBE * 2, add_special_tokens=False))
         if backend is None or backend.encode(PROBE * 2, add_special_tokens=False).ids != whole:
             return None
         return backend
@@ -328,7 +329,7 @@ class CachedTokenizer:
 
     def _find_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         bare = self._scratch("a")
-        framed = list(self._tokenizer.encode("a", add_special_tokens=True))
+        framed = list(self.tokenizer.encode("a", add_special_tokens=True))
         for at in range(len(framed) - len(bare) + 1):
             if framed[at : at + len(bare)] == bare:
                 return tuple(framed[:at]), tuple(framed[at + len(bare) :])

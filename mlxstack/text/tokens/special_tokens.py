@@ -5,8 +5,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.description import is_mark, pieces
+from mlxstack.core.interfaces import AnswerFormat
 
 
 class SpecialTokens(Struct, frozen=True):
@@ -25,30 +24,20 @@ class SpecialTokens(Struct, frozen=True):
     normalize: Callable[[str], str] | None = None
 
 
-def special_tokens_of(tokenizer: Any) -> SpecialTokens:
-    """Read it off a mlx-lm TokenizerWrapper."""
+def special_tokens_of(tokenizer: Any, answer_format: AnswerFormat) -> SpecialTokens:
+    """Special tokens of a mlx-lm TokenizerWrapper."""
     added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
-    markers = derive_format(tokenizer).marks
     template = str(getattr(tokenizer, "chat_template", None) or "")
-    structure = {t.content for t in added if _is_structure(t, markers, template)}
+    structure = {t.content for t in added if _is_structure(t, answer_format.marks, template)}
     anchors = {t.content for t in added if t.content in structure and _is_anchor(t)}
     others = {t.content for t in added} - anchors
     return SpecialTokens(
         structure=frozenset(structure),
-        calls=frozenset(markers_of_calls(tokenizer)),
+        calls=frozenset(answer_format.marks_of_calls),
         anchors=frozenset(anchors),
         rivals=frozenset(t for t in others if _is_rival(t, anchors)),
         normalize=_normalize(tokenizer, [t for t in added if t.content in structure]),
     )
-
-
-def markers_of_calls(tokenizer: Any) -> tuple[str, ...]:
-    """The strings that open and close a tool call."""
-    syntax = derive_format(tokenizer).calls
-    if syntax is None:
-        return ()
-    literals = (syntax.section_opens, syntax.opens, syntax.closes, syntax.section_closes)
-    return tuple(piece for literal in literals for piece in pieces(literal) if is_mark(piece))
 
 
 def nameless(tokenizer: Any) -> dict[str, int]:

@@ -10,6 +10,7 @@ from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.policy.kv import block_hash
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker
 
 A = TypeVar("A")
@@ -26,8 +27,9 @@ def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
     """Passes with a new history and an empty cache each."""
     times: dict[tuple[str, str], list[float]] = {}
     for seed in range(trial.passes):
-        history = _history(PromptMaker(loaded.tokenizer), Random(seed), trial.n_tokens)
-        prompt_maker = PromptMaker(loaded.tokenizer)
+        plain = assemble_text(loaded.tokenizer).prompt_maker
+        history = _history(plain, Random(seed), trial.n_tokens)
+        prompt_maker = assemble_text(loaded.tokenizer).prompt_maker
         for who, talk in (("scratch", history), ("next", _continued(history, Random(seed + 1)))):
             made, prompt_s = _timed(prompt_maker.make, talk)
             _, hash_s = _timed(_keys, made)
