@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.preset import KVSpec, SlotSpec
-from mlxstack.engine.kv.prefix_cache import MIN_PARKED
+from mlxstack.policy.kv.parking import MIN_PARKED
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.repetition import in_soak

@@ -298,9 +298,8 @@ FIRST_AID = (
         "test_buffers_are_freed_while_another_engine_loads_without_a_deadlock",
     ),
     Mutant(
-        "an agent that is never kept writes no KV", "engine/slots/slot_kv_manager.py",
-        "may_be_written = context.agent is None or self._persist is not Persist.NEVER",
-        "may_be_written = True",
+        "an agent that is never kept writes no KV", "policy/kv/parking.py",
+        " and persist is not Persist.NEVER", "",
         AGENTS + "test_persist_modes",
     ),
     Mutant(

@@ -15,6 +15,7 @@ from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.policy.kv import block_hash, eviction, prefix_index, prefix_index_check
 from mlxstack.policy.kv.block_hash import BlockHashes
 from mlxstack.policy.kv.eviction import MemoryPressure
+from mlxstack.policy.kv.parking import MIN_PARKED
 from mlxstack.policy.kv.prefix_index import (
     KnownPrefix,
     PrefixIndex,
@@ -27,8 +28,6 @@ from mlxstack.policy.kv.prefix_index import (
 from mlxstack.policy.kv.retention import Retention
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 
-MIN_PARKED = 16
-"""Tokens of the shortest context that is parked: to compute fewer takes no longer."""
 SLACK = 0.05
 """Extra share of the budget per eviction, so that few are needed."""
 

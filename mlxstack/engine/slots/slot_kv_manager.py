@@ -16,10 +16,11 @@ from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps, IncrementalPack, IndexedContext
-from mlxstack.engine.kv.prefix_cache import MIN_PARKED, PrefixCache
+from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
 from mlxstack.engine.vision.encoder import ImageEncoder
+from mlxstack.policy.kv.parking import ContextFacts, is_stored, is_worth_parking
 from mlxstack.policy.kv.prefix_index import common_tokens
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.kv.shared_prefixes import SharedPrefixTokens
@@ -141,7 +142,7 @@ class SlotKVManager:
         mine = self.slots[slot]
         now = time.monotonic()
         kept = plan.position if plan.source is KVSource.SLOT else 0
-        if self._is_worth_parking(mine, kept):
+        if is_worth_parking(_facts(mine), kept, self.prefix_cache.spec.block_size):
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
             parked = self.park(mine, spared=kept)
             if is_expected and parked is not None:
@@ -169,16 +170,6 @@ class SlotKVManager:
         # What was copied may go now, and idle slots at the end of this step.
         self._is_room_due = True
         self.prefix_cache.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
-
-    def _is_worth_parking(self, context: SlotContext, kept: int) -> bool:
-        """Whether tokens after the first `kept` are many, or a whole conversation.
-
-        Of layers that cannot be cut a short one has as much state as a long one.
-        """
-        if kept or len(context) >= self.prefix_cache.spec.block_size:
-            return len(context) - kept >= self.prefix_cache.spec.block_size
-        is_named = context.agent is not None and len(context) > 0
-        return is_named or (len(context) >= MIN_PARKED and context.is_sliceable)
 
     def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
         """Park unknown KV of this context, and write it to disk.
@@ -353,11 +344,7 @@ class SlotKVManager:
         self.pieces.run(step, end, fail)
 
     def _is_stored(self, context: SlotContext) -> bool:
-        spec = self.prefix_cache.spec
-        least = spec.block_size if context.agent is None else 1
-        is_worth_it = len(context) >= least and context.is_storable
-        may_be_written = context.agent is None or self._persist is not Persist.NEVER
-        return is_worth_it and spec.enabled and spec.disk.enabled and may_be_written
+        return is_stored(_facts(context), self.prefix_cache.spec, self._persist)
 
     def _write(
         self, context: SlotContext, indexed: IndexedContext, *, is_deferred: bool = False
@@ -365,3 +352,12 @@ class SlotKVManager:
         self.disk_tier.write(indexed, is_deferred=is_deferred)
         if indexed.segments:
             self.disk_tier.put(context, indexed, is_deferred=is_deferred)
+
+
+def _facts(context: SlotContext) -> ContextFacts:
+    return ContextFacts(
+        n_tokens=len(context),
+        has_agent=context.agent is not None,
+        is_sliceable=context.is_sliceable,
+        is_storable=context.is_storable,
+    )
