@@ -80,8 +80,8 @@ class MarkdownStream:
     def _end(self) -> Segments:
         """The lines of the unfinished block that a screen holds."""
         lines = self._console.render_lines(AnswerText(self._rest), pad=False)
-        shown = lines[-max(1, self._console.height - 2) :]
-        return Segments([part for line in shown for part in (*line, Segment.line())])
+        visible = lines[-max(1, self._console.height - 2) :]
+        return Segments([part for line in visible for part in (*line, Segment.line())])
 
 
 def finished(text: str) -> int:

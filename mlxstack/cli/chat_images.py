@@ -100,8 +100,8 @@ def paths_in(text: str) -> PromptPaths:
         files.append(path)
         return path.name
 
-    shown = PATH.sub(name_of, text)
-    return PromptPaths(shown, tuple(files), tuple(missing))
+    shortened = PATH.sub(name_of, text)
+    return PromptPaths(shortened, tuple(files), tuple(missing))
 
 
 def _path(match: re.Match[str]) -> Path | None:

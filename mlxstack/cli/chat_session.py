@@ -58,12 +58,12 @@ class ChatTurn(Struct, frozen=True):
         usage = self.usage
         cached = self.usage.cached_tokens
         new = usage.prompt_tokens - cached
-        made = usage.completion_tokens
+        generated = usage.completion_tokens
         rate = f", {self.tps:.1f} tok/s" if self.tps else ""
         cut = "; cut there, --max-tokens N allows more" if self.is_cut else ""
         return (
             f"[prompt: {cached} tokens reused, {new} new; first token after {self.ttft_s:.2f} s; "
-            f"{made} tokens generated{rate}{cut}]"
+            f"{generated} tokens generated{rate}{cut}]"
         )
 
 
@@ -181,7 +181,7 @@ class ChatSession:
             async for chunk in chunks:
                 usage = chunk.usage or usage
                 tps = (chunk.timings or {}).get("predicted_per_second", tps)
-                is_cut = is_cut or any(one.finish_reason == "length" for one in chunk.choices)
+                is_cut = is_cut or any(choice.finish_reason == "length" for choice in chunk.choices)
                 thought, content = _pieces(chunk)
                 if not (thought or content):
                     continue
@@ -217,5 +217,5 @@ def _pieces(chunk: ChatResponse) -> tuple[str, str]:
     """Reasoning and content, or continued text, of one chunk."""
     deltas = [choice.delta for choice in chunk.choices]
     thought = "".join(delta.reasoning_content or "" for delta in deltas)
-    content = "".join((one.delta.content or "") + one.text for one in chunk.choices)
+    content = "".join((choice.delta.content or "") + choice.text for choice in chunk.choices)
     return thought, content

@@ -53,8 +53,8 @@ def agent_names() -> list[str]:
         return []
 
     with ThreadPoolExecutor() as pool:
-        found = pool.map(of, services.running(home))
-        return sorted({one["id"] for listed in found for one in listed})
+        listings = pool.map(of, services.running(home))
+        return sorted({agent["id"] for listed in listings for agent in listed})
 
 
 def preset_argument(text: str, metavar: str | None = None) -> Any:

@@ -174,14 +174,16 @@ def _command_buffers(env: Mapping[str, str]) -> Iterator[CheckResult]:
 
 def _packages() -> Iterator[CheckResult]:
     for package in ("mlx", "mlx-lm"):
-        found = version_of(package)
-        yield ok(package, found) if found else bad(package, "not installed", REINSTALL)
+        version = version_of(package)
+        yield ok(package, version) if version else bad(package, "not installed", REINSTALL)
 
 
 def _memory() -> Iterator[CheckResult]:
-    here = this_hardware()
-    detail = f"{size(here.total_bytes)}, {size(here.available_bytes)} available, {here.chip}"
-    is_low = here.total_bytes < LOW_MEMORY_BYTES
+    hardware = this_hardware()
+    detail = (
+        f"{size(hardware.total_bytes)}, {size(hardware.available_bytes)} available, {hardware.chip}"
+    )
+    is_low = hardware.total_bytes < LOW_MEMORY_BYTES
     yield warn_if(is_low, "memory", detail, "use small models, such as `demo`")
 
 
@@ -229,12 +231,12 @@ def _unusable(folder: Path, root: Path) -> str | None:
 
 def _home(home: Home) -> Iterator[CheckResult]:
     ways = (home.root, *home.root.parents)
-    there = next(one for one in ways if one.is_symlink() or one.exists())
-    if (fault := _unusable(there, home.root)) is not None:
-        detail = f"{home.root} cannot be used: nothing can be made in {there} ({fault})"
+    existing = next(folder for folder in ways if folder.is_symlink() or folder.exists())
+    if (fault := _unusable(existing, home.root)) is not None:
+        detail = f"{home.root} cannot be used: nothing can be made in {existing} ({fault})"
         yield bad("home", detail, f"set {HOME_VARIABLE} to another folder")
         return
-    if there != home.root:
+    if existing != home.root:
         yield ok("home", f"{home.root} will be made by the first `up`")
         return
     mode = stat.S_IMODE(home.root.stat().st_mode)
@@ -250,10 +252,10 @@ def _home(home: Home) -> Iterator[CheckResult]:
 
 def _presets(home: Home) -> Iterator[CheckResult]:
     listings = with_fits(catalog(home), home)
-    wrong = [one for one in listings if one.error is not None]
-    for one in wrong:
-        yield warn("preset", str(one.error), f"correct {one.source}")
-    n_fitting = sum(one.fits is True for one in listings)
+    wrong = [listing for listing in listings if listing.error is not None]
+    for listing in wrong:
+        yield warn("preset", str(listing.error), f"correct {listing.source}")
+    n_fitting = sum(listing.fits is True for listing in listings)
     n_well = len(listings) - len(wrong)
     yield ok("presets", f"{n_well} read well, {n_fitting} fit into the memory of this machine")
 
@@ -283,9 +285,9 @@ def _left_behind(home: Home) -> Iterator[CheckResult]:
     halves = [*stored, *home.run.rglob(".*.json.*"), *home.run.glob(".*.pid.*")]
     if halves:
         n_bytes = sum(file.stat().st_size for file in halves)
-        shown = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
+        names = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
         detail = f"{len(halves)} half-written files, {size(n_bytes)}"
-        yield warn("stale", detail, f"delete them: rm {shown}")
+        yield warn("stale", detail, f"delete them: rm {names}")
 
 
 def unfinished(home: Home) -> Iterator[CheckResult]:
@@ -302,7 +304,7 @@ def unfinished(home: Home) -> Iterator[CheckResult]:
 
 def _port(home: Home) -> Iterator[CheckResult]:
     server = ServerSpec()
-    if any(one.plan.url.endswith(f":{server.port}") for one in services.running(home)):
+    if any(state.plan.url.endswith(f":{server.port}") for state in services.running(home)):
         return
     if refusal(server.host, server.port) is None:
         yield ok("port", f"{server.port} is free")
@@ -333,7 +335,7 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
 
 def wired(home: Home) -> Iterator[CheckResult]:
     """Presets that wire their weights on a GPU."""
-    names = [name for name, one in _loadable(home) if one.device.wired is Wired.WEIGHTS]
+    names = [name for name, preset in _loadable(home) if preset.device.wired is Wired.WEIGHTS]
     detail = f"device.wired is weights in {', '.join(names)}" if names else "device.wired is off"
     yield ok("wired", detail)
 
@@ -374,7 +376,7 @@ def model_cache() -> Iterator[CheckResult]:
     if not folder.is_dir():
         yield ok("models", f"none downloaded; they will go to {folder}")
         return
-    sizes = [one.n_bytes for one in local_models() if one.where == "hub"]
+    sizes = [model.n_bytes for model in local_models() if model.where == "hub"]
     detail = f"{len(sizes)} downloaded, {size(sum(sizes))} in {folder}"
     yield ok("models", detail)
     halves = list(folder.glob(HALF_DOWNLOADS))
@@ -443,13 +445,13 @@ def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[st
     for name in TEMPLATE_FILES:
         file = folder / name
         digest.update(file.read_bytes() if file.is_file() else name.encode())
-    kept = home.run / "templates" / f"{digest.hexdigest()}.json"
-    known: tuple[str, ...] | None = read_json(kept, tuple)
-    if known is not None:
-        return known
+    cache_file = home.run / "templates" / f"{digest.hexdigest()}.json"
+    cached: tuple[str, ...] | None = read_json(cache_file, tuple)
+    if cached is not None:
+        return cached
     command = ["-m", "mlxstack.cli.main", "template", str(folder), "--json"]
     notes = tuple(ask_mlx(command, dict[str, Any], MAX_S, env=env)["notes"])
     if home.run.is_dir():
-        make_private(kept.parent)
-        write_json(kept, notes)
+        make_private(cache_file.parent)
+        write_json(cache_file, notes)
     return notes

@@ -36,8 +36,8 @@ NETWORK = "name each machine by its address on the fastest link, and let Python 
 class Unreached(Exception):
     """A machine where no process answers; `remedy` as in `CheckResult`."""
 
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
         self.remedy = remedy
 
 
@@ -75,8 +75,8 @@ def examine_hosts(
         try:
             address = socket.gethostbyname(host)
             with _probing(host, own, patience_s) as probed:
-                how = "on this machine" if ranks.is_here(host) else "by SSH, without a prompt"
-                yield ok("reach", f"{host}: a process started {how}")
+                way = "on this machine" if ranks.is_here(host) else "by SSH, without a prompt"
+                yield ok("reach", f"{host}: a process started {way}")
                 yield from _versions(host, probed.versions)
                 yield _clock(host, probed.ahead_s)
                 rank_probe.send(probed.stream, ProbeRequest(address, model))
@@ -127,13 +127,13 @@ def _versions(host: str, theirs: dict[str, str]) -> Iterator[CheckResult]:
     """Differences of versions. Python may differ: nothing of KV depends on it."""
     own = rank_probe.versions()
     remedy = "install the same version on both"
-    for name, there in theirs.items():
-        if there != own.get(name):
+    for name, version in theirs.items():
+        if version != own.get(name):
             level = CheckLevel.WARN if name == "Python" else CheckLevel.BAD
-            detail = f"{host}: {name} {printable(there)}, here {own.get(name)}"
+            detail = f"{host}: {name} {printable(version)}, here {own.get(name)}"
             yield CheckResult(level, "versions", detail, remedy)
     if theirs == own:
-        text = ", ".join(f"{name} {there}" for name, there in own.items())
+        text = ", ".join(f"{name} {version}" for name, version in own.items())
         yield ok("versions", f"{host}: {text}, as here")
 
 
@@ -146,19 +146,19 @@ def _clock(host: str, ahead_s: float) -> CheckResult:
 
 def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed]) -> CheckResult:
     """Measure the connection to `address`, and add it to `links`."""
-    why = listener.problem
+    problem = listener.problem
     remedy = NETWORK
-    if not why:
+    if not problem:
         try:
             link = rank_probe.measure_link(address, listener.port)
         except OSError as error:
-            why = f"{address} cannot be reached: {error}"
+            problem = f"{address} cannot be reached: {error}"
             remedy = network_remedy(error)
         else:
             links.append(link)
             speed = f"{link.bytes_per_s / 1e9:.2f} GB/s, {link.round_trip_s * 1e6:.0f} us"
             return ok("link", f"{host}: {speed} a round trip to {address}")
-    return bad("link", f"{host}: {why}", remedy)
+    return bad("link", f"{host}: {problem}", remedy)
 
 
 def network_remedy(error: BaseException) -> str:

@@ -32,26 +32,32 @@ NAMED = {
 def write_groups(group: Any, ctx: Any, formatter: Any) -> None:
     """Write commands under their headings, others under the last one."""
     commands = {name: group.get_command(ctx, name) for name in group.list_commands(ctx)}
-    shown = [name for name, verb in commands.items() if not verb.hidden]
-    left = formatter.width - 6 - max(map(len, shown))
+    visible = [name for name, verb in commands.items() if not verb.hidden]
+    left = formatter.width - 6 - max(map(len, visible))
     grouped = {name for names in GROUPS.values() for name in names}
-    rest = tuple(name for name in shown if name not in grouped)
+    ungrouped = tuple(name for name in visible if name not in grouped)
     for title, names in GROUPS.items():
-        known = [name for name in names if name in shown]
-        listed = [*known, *rest] if title == "Advanced" else known
+        present = [name for name in names if name in visible]
+        listed = [*present, *ungrouped] if title == "Advanced" else present
         with formatter.section(title):
             formatter.write_dl([(n, commands[n].get_short_help_str(left)) for n in listed])
 
 
 def name_types(command: Any) -> None:
     """Name the values of all parameters below `command` in plain words."""
-    for one in command.params:
-        if isinstance(one, TyperOption) and one.metavar is None and not one.is_flag:
-            one.metavar = NAMED.get(one.name) or _plain(one)
-        elif isinstance(one, TyperArgument):
+    for parameter in command.params:
+        if (
+            isinstance(parameter, TyperOption)
+            and parameter.metavar is None
+            and not parameter.is_flag
+        ):
+            parameter.metavar = NAMED.get(parameter.name) or _plain(parameter)
+        elif isinstance(parameter, TyperArgument):
             # The name of an argument is its description already.
-            one.metavar = one.metavar or NAMED.get(one.name) or one.name.upper()
-            one.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+            parameter.metavar = (
+                parameter.metavar or NAMED.get(parameter.name) or parameter.name.upper()
+            )
+            parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
     for verb in getattr(command, "commands", {}).values():
         name_types(verb)
 

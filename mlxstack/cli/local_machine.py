@@ -54,15 +54,15 @@ def _describe(home: Home, names: tuple[str, ...]) -> dict[str, str]:
     A child process computes the sizes of models that are not downloaded: it takes seconds.
     """
     fits = preset_fits(home, names, this_memory(os.environ))
-    found = {}
+    texts = {}
     for name in names:
         try:
             model = presets.load(name, home).preset.model.id
         except StackError as why:
-            found[name] = why.message
+            texts[name] = why.message
         else:
-            found[name] = _described(fits.get(name, UNKNOWN), model)
-    return found
+            texts[name] = _described(fits.get(name, UNKNOWN), model)
+    return texts
 
 
 async def _switch_mode(home: Home, mode: str) -> str:
@@ -88,11 +88,11 @@ async def _switch_mode(home: Home, mode: str) -> str:
     return ", ".join(lines)
 
 
-def _described(found: PresetFit, model: str) -> str:
+def _described(facts: PresetFit, model: str) -> str:
     """Weight bytes, fit of the preset, and presence on disk."""
-    weights = "size unknown" if found.weights_bytes is None else size(found.weights_bytes)
-    fit = {True: "fits", False: "too big", None: ""}[found.fits]
-    place = "on disk" if found.is_downloaded else "not downloaded"
+    weights = "size unknown" if facts.weights_bytes is None else size(facts.weights_bytes)
+    fit = {True: "fits", False: "too big", None: ""}[facts.fits]
+    place = "on disk" if facts.is_downloaded else "not downloaded"
     return f"{weights:>{SIZE}}  {fit:<7}  {place:<14}  {model}"
 
 

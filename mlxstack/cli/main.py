@@ -124,9 +124,9 @@ class VerbGroup(TyperGroup):
 
 
 def _as_code(text: str) -> str:
-    command, comma, rest = text.partition(", ")
+    command, comma, remark = text.partition(", ")
     if command.startswith(("mlx-stack", "hf ")):
-        return f"`{command}`{comma}{rest}"
+        return f"`{command}`{comma}{remark}"
     return text
 
 
@@ -142,8 +142,8 @@ app = VerbApp(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         say(f"mlx-stack {__version__}")
         raise typer.Exit
 

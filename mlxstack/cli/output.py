@@ -54,8 +54,8 @@ def say(text: str, nl: bool = True) -> None:
 
 def note(text: str, *, is_dim: bool = False) -> None:
     """A line for people, on stderr, without control characters."""
-    shown = printable_lines(text)
-    typer.echo(typer.style(shown, dim=True) if is_dim else shown, err=True)
+    line = printable_lines(text)
+    typer.echo(typer.style(line, dim=True) if is_dim else line, err=True)
 
 
 def emit(text: str) -> None:
@@ -128,7 +128,7 @@ def layout(
 
 
 @contextmanager
-def spinner(what: str) -> Iterator[Callable[[str], None]]:
+def spinner(title: str) -> Iterator[Callable[[str], None]]:
     """Spinner on stderr, with the time that passed.
 
     Call it with the current activity. Where stderr is no terminal, it is a line now and then.
@@ -140,12 +140,12 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
     began_at = time.monotonic()
 
     def line(now: str) -> str:
-        return f"{what} ({span(time.monotonic() - began_at)}): {now}"
+        return f"{title} ({span(time.monotonic() - began_at)}): {now}"
 
     if not console.is_terminal:
         yield seldom(lambda now: note(line(now)), LINE_S, began_at)
         return
-    with console.status(Text(printable(what))) as status:
+    with console.status(Text(printable(title))) as status:
         yield lambda now: status.update(Text(printable(line(now[:100]))))
 
 

@@ -35,43 +35,46 @@ def show_spec(spec: Spec) -> None:
     say(f"{spec.model} ({spec.architecture}, {spec.n_layers} layers)")
     say(f"from {_source(spec)}")
     headings = ("KIND", "LAYERS", "NUMBERS", "HEADS x DIM", "WINDOW", "PER TOKEN", "CONSTANT")
-    table(headings, [_kind(one) for one in spec.kinds], ("NUMBERS",))
+    table(headings, [_kind(kind) for kind in spec.kinds], ("NUMBERS",))
     say(f"growth   {size(spec.growth_bytes)} a token")
     say(f"windows  {size(spec.window_bytes)}")
     say(f"KV at 4k {size(spec.kv_bytes_4k)}")
     say(f"weights  {size(spec.weights_bytes)}, {spec.weights_from}")
 
 
-def show_forecast(found: Forecast) -> None:
+def show_forecast(forecast: Forecast) -> None:
     """Show the sum; of a model with slots also contexts by precision, and slots by context."""
-    spec = found.spec
-    memory = found.memory
-    keeps_kv = found.kind is not ServiceKind.EMBEDDING
-    title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
+    spec = forecast.spec
+    memory = forecast.memory
+    keeps_kv = forecast.kind is not ServiceKind.EMBEDDING
+    title = spec.model if forecast.preset in spec.model else f"{forecast.preset}: {spec.model}"
     context = f", up to {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
     lines = [
         ("model", f"{title} ({spec.architecture}{context})"),
         ("config", _source(spec)),
         ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
-        ("weights", _weights(found)),
-        ("KV", _growth(found)),
-        ("workspace", size(found.workspace_bytes)),
+        ("weights", _weights(forecast)),
+        ("KV", _growth(forecast)),
+        ("workspace", size(forecast.workspace_bytes)),
     ]
     if spec.n_screenshot or spec.why_no_images:
         lines.append(("images", _images(spec)))
     if keeps_kv:
         lines += [
-            ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
-            ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
+            ("KV budget", f"{size(forecast.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
+            (
+                "disk",
+                f"{size(forecast.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens",
+            ),
         ]
-    lines.append(("wanted", _fit_text(found)))
+    lines.append(("wanted", _fit_text(forecast)))
     facts(lines)
     if keeps_kv:
         say("")
-        _show_contexts(found)
+        _show_contexts(forecast)
         say("")
-        _show_matrix(found)
-    if keeps_kv and any(_is_beyond(spec, row.n_ctx) for row in found.contexts):
+        _show_matrix(forecast)
+    if keeps_kv and any(_is_beyond(spec, row.n_ctx) for row in forecast.contexts):
         say(f"\n* longer than the {tokens(spec.n_trained)} tokens of the model's training")
     if memory.half_bytes > 2:
         say("\nMLX computes on a CPU here, in float32; --memory plans for a Mac")
@@ -80,13 +83,13 @@ def show_forecast(found: Forecast) -> None:
 def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list[PlanRow]:
     """KV of every model, at 16 bit, for these contexts."""
     rows = []
-    for one in candidates:
-        spec = spec_of(one)
-        geometry = one.geometry()
+    for candidate in candidates:
+        spec = spec_of(candidate)
+        geometry = candidate.geometry()
         kv_bytes = {n: geometry.n_bytes(n) for n in contexts}
         growth = spec.growth_bytes
         window = spec.window_bytes
-        rows.append(PlanRow(one.preset.name, _geometry(spec), growth, window, kv_bytes))
+        rows.append(PlanRow(candidate.preset.name, _geometry(spec), growth, window, kv_bytes))
     return rows
 
 
@@ -96,25 +99,29 @@ def show_table(rows: Sequence[PlanRow]) -> None:
     headings = ["PRESET", "GEOMETRY", "PER TOKEN", "WINDOWS"]
     headings += [f"KV AT {tokens(n)}" for n in contexts]
     cells = []
-    for one in rows:
-        sizes = (one.growth_bytes, one.window_bytes, *one.kv_bytes.values())
-        cells.append((one.preset, one.geometry, *map(size, sizes)))
+    for row in rows:
+        sizes = (row.growth_bytes, row.window_bytes, *row.kv_bytes.values())
+        cells.append((row.preset, row.geometry, *map(size, sizes)))
     table(headings, cells)
 
 
-def _weights(found: Forecast) -> str:
-    stored = found.spec.weights_bytes
-    held = found.here.weights_bytes
+def _weights(forecast: Forecast) -> str:
+    stored = forecast.spec.weights_bytes
+    held = forecast.here.weights_bytes
     wider = f"; {size(held)} in memory" if held != stored else ""
-    head = f"; {size(found.spec.head_bytes)} of them an MTP head" if found.spec.head_bytes else ""
-    return f"{size(stored)}, {found.spec.weights_from}{wider}{head}"
+    head = (
+        f"; {size(forecast.spec.head_bytes)} of them an MTP head"
+        if forecast.spec.head_bytes
+        else ""
+    )
+    return f"{size(stored)}, {forecast.spec.weights_from}{wider}{head}"
 
 
-def _growth(found: Forecast) -> str:
-    stored = found.spec.growth_bytes
-    held = found.here.growth_bytes
+def _growth(forecast: Forecast) -> str:
+    stored = forecast.spec.growth_bytes
+    held = forecast.here.growth_bytes
     wider = f", {size(held)} in memory" if held != stored else ""
-    return f"{size(stored)} a token{wider}; windows {size(found.spec.window_bytes)}"
+    return f"{size(stored)} a token{wider}; windows {size(forecast.spec.window_bytes)}"
 
 
 def _is_beyond(spec: Spec, n_ctx: int) -> bool:
@@ -140,41 +147,41 @@ def _source(spec: Spec) -> str:
     return f"{spec.config}{' (an excerpt; not downloaded)' if spec.is_excerpt else ''}"
 
 
-def _kind(one: KindRow) -> tuple[object, ...]:
-    dims = f"{one.k_dim}" if one.k_dim == one.v_dim else f"{one.k_dim}/{one.v_dim}"
+def _kind(row: KindRow) -> tuple[object, ...]:
+    dims = f"{row.k_dim}" if row.k_dim == row.v_dim else f"{row.k_dim}/{row.v_dim}"
     return (
-        one.kind,
-        len(one.layers),
-        _numbers(one.layers),
-        f"{one.heads} x {dims}" if one.heads else "-",
-        one.window or "-",
-        size(one.token_bytes * len(one.layers)) if not one.state_bytes else "-",
-        size(one.state_bytes),
+        row.kind,
+        len(row.layers),
+        _numbers(row.layers),
+        f"{row.heads} x {dims}" if row.heads else "-",
+        row.window or "-",
+        size(row.token_bytes * len(row.layers)) if not row.state_bytes else "-",
+        size(row.state_bytes),
     )
 
 
 def _numbers(layers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, layers[:12]))
-    return f"{shown}, ..." if len(layers) > 12 else shown
+    text = ", ".join(map(str, layers[:12]))
+    return f"{text}, ..." if len(layers) > 12 else text
 
 
 def _geometry(spec: Spec) -> str:
     parts = []
-    for one in spec.kinds:
-        window = f", W {one.window}" if one.window else ""
-        dims = f" ({one.heads} x {one.k_dim}{window})" if one.heads else ""
-        parts.append(f"{len(one.layers)} {one.kind}{dims}")
+    for kind in spec.kinds:
+        window = f", W {kind.window}" if kind.window else ""
+        dims = f" ({kind.heads} x {kind.k_dim}{window})" if kind.heads else ""
+        parts.append(f"{len(kind.layers)} {kind.kind}{dims}")
     return " + ".join(parts)
 
 
-def _fit_text(found: Forecast) -> str:
-    fit = found.wanted
-    memory = found.memory
-    if found.kind is ServiceKind.EMBEDDING:
+def _fit_text(forecast: Forecast) -> str:
+    fit = forecast.wanted
+    memory = forecast.memory
+    if forecast.kind is ServiceKind.EMBEDDING:
         asked = f"texts of up to {tokens(fit.n_ctx)} tokens: {size(fit.n_bytes)}"
         most = f"{fit.max_ctx} tokens"
     else:
-        bits = found.here.bits if fit.bits == PLAIN_BITS else fit.bits
+        bits = forecast.here.bits if fit.bits == PLAIN_BITS else fit.bits
         slots = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {bits}-bit KV"
         asked = f"{slots}: {size(fit.n_bytes)}"
         most = f"{fit.max_agents} such slots, or {fit.max_ctx} tokens in each of {fit.n_slots}"
@@ -186,28 +193,31 @@ def _fit_text(found: Forecast) -> str:
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"
 
 
-def _show_contexts(found: Forecast) -> None:
-    plain = found.here.bits
+def _show_contexts(forecast: Forecast) -> None:
+    plain = forecast.here.bits
     headings = ["CONTEXT"]
-    for one in found.contexts[0].precisions:
-        headings += [f"KV {plain if one.bits == PLAIN_BITS else one.bits} BIT", "AGENTS"]
+    for precision in forecast.contexts[0].precisions:
+        headings += [
+            f"KV {plain if precision.bits == PLAIN_BITS else precision.bits} BIT",
+            "AGENTS",
+        ]
     rows = []
-    for row in found.contexts:
-        cells: list[object] = [_length(found.spec, row.n_ctx)]
-        for one in row.precisions:
-            cells += [size(one.kv_bytes), one.n_agents]
+    for row in forecast.contexts:
+        cells: list[object] = [_length(forecast.spec, row.n_ctx)]
+        for precision in row.precisions:
+            cells += [size(precision.kv_bytes), precision.n_agents]
         rows.append([*cells, size(row.disk_bytes)])
     table([*headings, "DISK PER AGENT"], rows)
 
 
-def _show_matrix(found: Forecast) -> None:
-    contexts = [row.n_ctx for row in found.contexts]
-    at = {(one.n_slots, one.n_ctx): one for one in found.matrix}
+def _show_matrix(forecast: Forecast) -> None:
+    contexts = [row.n_ctx for row in forecast.contexts]
+    fit_of = {(fit.n_slots, fit.n_ctx): fit for fit in forecast.matrix}
     rows = []
-    for n_slots in dict.fromkeys(one.n_slots for one in found.matrix):
-        cells = [at[n_slots, n_ctx] for n_ctx in contexts]
-        rows.append((n_slots, *(size(one.n_bytes) if one.fits else "no" for one in cells)))
-    table(("SLOTS", *(f"x {_length(found.spec, n)}" for n in contexts)), rows)
+    for n_slots in dict.fromkeys(fit.n_slots for fit in forecast.matrix):
+        cells = [fit_of[n_slots, n_ctx] for n_ctx in contexts]
+        rows.append((n_slots, *(size(fit.n_bytes) if fit.fits else "no" for fit in cells)))
+    table(("SLOTS", *(f"x {_length(forecast.spec, n)}" for n in contexts)), rows)
 
 
 def show_ranking(
@@ -218,17 +228,17 @@ def show_ranking(
         f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
         f"({size(memory.usable)} for models of {size(memory.total)}; {RESERVE} % of it kept free)"
     )
-    fitting = [one for one in rows if one.command]
-    shown = rows if shows_all else fitting
+    fitting = [row for row in rows if row.command]
+    listed = rows if shows_all else fitting
     cells = []
-    for n, one in enumerate(shown, 1):
-        sizes = (size(one.n_bytes), size(one.weights_bytes))
-        cells.append((n, one.preset, *sizes, one.kv_bits, one.max_agents, one.why))
+    for n, row in enumerate(listed, 1):
+        sizes = (size(row.n_bytes), size(row.weights_bytes))
+        cells.append((n, row.preset, *sizes, row.kv_bits, row.max_agents, row.why))
     if cells:
         table(ADVICE_HEADS, cells, ADVICE_LEAST)
     if not fitting:
         say("no preset fits; try fewer --agents or a shorter --ctx")
-    if n_hidden := len(rows) - len(shown):
+    if n_hidden := len(rows) - len(listed):
         say(f"{n_hidden} more do not fit: `--all` shows them")
     if fitting:
         say(f"\n{fitting[0].command}")
@@ -236,5 +246,5 @@ def show_ranking(
 
 def show_reasons(derived: DerivedPreset) -> None:
     """The table of what was chosen, and why."""
-    rows = [(one.setting, one.value, one.why) for one in derived.reasons]
+    rows = [(reason.setting, reason.value, reason.why) for reason in derived.reasons]
     table(("SETTING", "VALUE", "WHY"), rows)

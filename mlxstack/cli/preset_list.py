@@ -33,20 +33,20 @@ class PresetListing(Struct, frozen=True):
 
 def catalog(home: Home) -> list[PresetListing]:
     """The presets in alphabetical order, `demo` first."""
-    found = presets.listed(home)
-    names = sorted(found, key=lambda name: (name != "demo", name))
-    return [_entry(name, str(found[name]), home) for name in names]
+    paths = presets.listed(home)
+    names = sorted(paths, key=lambda name: (name != "demo", name))
+    return [_entry(name, str(paths[name]), home) for name in names]
 
 
 def with_fits(listings: list[PresetListing], home: Home) -> list[PresetListing]:
     """Listings with size, fit and presence of their models."""
-    names = [one.name for one in listings if one.error is None]
+    names = [listing.name for listing in listings if listing.error is None]
     fits = preset_fits(home, names, this_memory(os.environ))
     return [
-        msgspec.structs.replace(one, **msgspec.structs.asdict(fits[one.name]))
-        if one.name in fits
-        else one
-        for one in listings
+        msgspec.structs.replace(listing, **msgspec.structs.asdict(fits[listing.name]))
+        if listing.name in fits
+        else listing
+        for listing in listings
     ]
 
 

@@ -114,8 +114,8 @@ class StartChoice(NamedTuple):
             return mode_switch.requests_of(self.mode, home)
         if self.any_model:
             on_disk = gateway.find_all(home, models, sets)
-            for name, why in on_disk.left_out.items():
-                note(f"left out: {name}: {why}")
+            for name, reason in on_disk.left_out.items():
+                note(f"left out: {name}: {reason}")
             return list(on_disk.wanted)
         if self.is_gateway:
             return [request_for(model, home, SlotSizes(), sets) for model in models]

@@ -34,12 +34,12 @@ def service_of(home: Home, model: str) -> str:
     """Service or member named `model` or serving it, else a new one."""
     if model in [state.plan.name for state in services.running(home)]:
         return model
-    if (found := membership(home, model)) is not None:
-        return found.member
+    if (owner := membership(home, model)) is not None:
+        return owner.member
     if not presets.is_known(model, home):
         model_id = resolve(model, home).id
-        if (found := membership(home, model_id)) is not None:
-            return found.member
+        if (owner := membership(home, model_id)) is not None:
+            return owner.member
         for name, preset in services.served(home).items():
             if preset.model.id == model_id:
                 return name
@@ -86,9 +86,9 @@ def recommended(home: Home) -> StartOffer:
     candidates = ranking.agent_presets(home)
     memory = this_memory(os.environ)
     for n_agents in (ranking.N_AGENTS, 1):
-        for one in ranking.ranked(candidates, memory, n_agents, AGENT_TOKENS):
-            if one.command:
-                return StartOffer(one.preset, n_agents, one.options, one.command)
+        for row in ranking.ranked(candidates, memory, n_agents, AGENT_TOKENS):
+            if row.command:
+                return StartOffer(row.preset, n_agents, row.options, row.command)
     n_ctx = tokens(AGENT_TOKENS)
     raise SetupError(
         f"no service is running, and no preset with {n_ctx} of context fits into the memory of "

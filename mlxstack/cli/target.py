@@ -73,31 +73,33 @@ def one_name(positional: str | None, option: str | None) -> str | None:
 
 def known_service(home: Home, name: str | None) -> ServiceState:
     """Service of this home, running or not. Raises Unreachable."""
-    known = services.names(home)
+    names = services.names(home)
     if name is None:
         live = services.running(home)
-        states = live or [one for name in known if (one := read_state(home, name)) is not None]
-        return _only(states, "run" if live else "are known")
+        if live:
+            return _only(live, "run")
+        states = [read_state(home, name) for name in names]
+        return _only([state for state in states if state is not None], "are known")
     state = read_state(home, name)
     if state is None:
-        near = suggestion(name, known)
+        near = suggestion(name, names)
         raise Unreachable(f"no service `{name}` was ever started here{near}")
     return state
 
 
 def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
     """Find a running service by `name` or `url`. Raises Unreachable, Misuse."""
-    given = key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
+    api_key = key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
     if url is not None:
-        return ServiceTarget(address(url), given)
+        return ServiceTarget(address(url), api_key)
     live = services.running(home)
     if name is not None:
-        if (found := membership(home, name)) is not None:
-            return _target_of(home, found.gateway, given, found.member)
+        if (owner := membership(home, name)) is not None:
+            return _target_of(home, owner.gateway, api_key, owner.member)
         live = [state for state in live if state.plan.name == name]
     if name and not live:
         raise Unreachable(f"`{name}` is not running")
-    return _target_of(home, _only(live, "run"), given, None)
+    return _target_of(home, _only(live, "run"), api_key, None)
 
 
 def membership(home: Home, name: str) -> Membership | None:
@@ -121,12 +123,12 @@ def gateway_spec(home: Home, state: ServiceState) -> "GatewaySpec | None":
 
 
 def _target_of(
-    home: Home, state: ServiceState, given: str | None, member: str | None
+    home: Home, state: ServiceState, api_key: str | None, member: str | None
 ) -> ServiceTarget:
     plan = state.plan
     spec = gateway_spec(home, state)
     served = spec or read_json(home.preset_file(plan.name), ServedAt)
-    key = given or (usable_key(served.server) if served is not None else None)
+    key = api_key or (usable_key(served.server) if served is not None else None)
     if spec is not None:
         member = member or spec.default
     return ServiceTarget(plan.url, key, plan.name, member)
@@ -155,8 +157,8 @@ def address(text: str) -> str:
 def _line(name: str) -> str:
     """The command as it was typed, with a service's name."""
     arguments = sys.argv[1:]
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    return f"`{shlex.join(['mlx-stack', *arguments[:at], '--name', name, *arguments[at:]])}`"
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return f"`{shlex.join(['mlx-stack', *arguments[:end], '--name', name, *arguments[end:]])}`"
 
 
 def _only(states: list[ServiceState], verb: str) -> ServiceState:

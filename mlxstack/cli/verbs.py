@@ -22,13 +22,12 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class VerbResult(NamedTuple):
-    """Outcome of a verb: `value` for programs, `shown` for people.
-
-    A function prints for people itself.
-    """
+    """Outcome of a verb."""
 
     value: object
-    shown: str | Callable[[], object]
+    """For programs, as JSON."""
+    text: str | Callable[[], object]
+    """For people; a function prints it itself."""
     code: Exit = Exit.OK
 
 
@@ -55,9 +54,9 @@ class VerbApp(typer.Typer):
         run = command_of(verb)
 
         @wraps(run)
-        def callback(context: typer.Context, **given: Any) -> None:
+        def callback(context: typer.Context, **values: Any) -> None:
             if context.invoked_subcommand is None:
-                run(**given)
+                run(**values)
 
         own = signature(run)
         first = Parameter("context", OPTION, annotation=typer.Context)
@@ -71,7 +70,7 @@ def command_of(verb: Callable[..., Any]) -> Callable[..., None]:
     """Function with the options of a verb, which prints its VerbResult."""
     own = signature(verb)
     is_printed = own.return_annotation is VerbResult
-    groups = {one.name: one.annotation for one in own.parameters.values()}
+    groups = {parameter.name: parameter.annotation for parameter in own.parameters.values()}
     groups = {name: kind for name, kind in groups.items() if kind in OPTION_GROUPS}
     parameters: list[Parameter] = []
     for parameter in own.parameters.values():
@@ -83,11 +82,11 @@ def command_of(verb: Callable[..., Any]) -> Callable[..., None]:
         parameters.append(JSON)
 
     @wraps(verb)
-    def run(**given: Any) -> None:
-        is_json = is_printed and given.pop("json")
+    def run(**values: Any) -> None:
+        is_json = is_printed and values.pop("json")
         for name, kind in groups.items():
-            given[name] = kind(**{field: given.pop(field) for field in kind._fields})
-        result = verb(**given)
+            values[name] = kind(**{field: values.pop(field) for field in kind._fields})
+        result = verb(**values)
         if is_printed:
             _print(result, is_json)
 
@@ -107,9 +106,9 @@ def _options_of(group: Any) -> list[Parameter]:
 def _print(result: VerbResult, is_json: bool) -> None:
     if is_json:
         as_json(result.value)
-    elif callable(result.shown):
-        result.shown()
-    elif result.shown:
-        say(result.shown)
+    elif callable(result.text):
+        result.text()
+    elif result.text:
+        say(result.text)
     if result.code:
         raise typer.Exit(result.code)

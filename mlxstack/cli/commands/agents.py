@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxstack.cli.agent_names import Found, groups, id_of, labels_of
+from mlxstack.cli.agent_names import AgentDict, groups, id_of, labels_of
 from mlxstack.cli.completion import agent_names
 from mlxstack.cli.output import say, table
 from mlxstack.cli.service_request import ServiceOptions, path_of
@@ -44,19 +44,19 @@ def list_agents(service: ServiceOptions, show_all: All = False) -> VerbResult:
 
     Of conversations with the same name the latest is listed; OLDER counts the others.
     """
-    found = _listed(service)
-    labels = labels_of(found)
-    shown = [[one] for one in found] if show_all else groups(found)
-    rows = [_row(one, labels[one["id"]], len(older)) for one, *older in shown]
-    return VerbResult({"agents": found}, lambda: table(HEADS, rows, LEAST))
+    agents = _listed(service)
+    labels = labels_of(agents)
+    conversations = [[agent] for agent in agents] if show_all else groups(agents)
+    rows = [_row(latest, labels[latest["id"]], len(older)) for latest, *older in conversations]
+    return VerbResult({"agents": agents}, lambda: table(HEADS, rows, LEAST))
 
 
 @app.command()
 def show(agent: AgentId, service: ServiceOptions) -> VerbResult:
     """Show an agent: its KV, its cost and its latest turns."""
     path = _path(_known(agent, service))
-    found = _request(service, lambda client: client.get(path, Found))
-    return VerbResult(found, lambda: _show(found))
+    view = _request(service, lambda client: client.get(path, AgentDict))
+    return VerbResult(view, lambda: _show(view))
 
 
 @app.command()
@@ -64,10 +64,10 @@ def history(agent: AgentId, service: ServiceOptions) -> VerbResult:
     """Print the messages of an agent."""
     path = _path(_known(agent, service), "history")
     try:
-        found = _request(service, lambda client: client.get(path, Found))
+        conversation = _request(service, lambda client: client.get(path, AgentDict))
     except NotFound as why:
         raise NotFound(f"{why}: {HAS_HISTORY}") from None
-    return VerbResult(found, "\n".join(map(_message, found["messages"])))
+    return VerbResult(conversation, "\n".join(map(_message, conversation["messages"])))
 
 
 @app.command("rm")
@@ -153,7 +153,7 @@ def priority(
     return VerbResult(done, f"{agent} has priority {level}")
 
 
-def _request(service: ServiceOptions, question: "Question[Found]") -> Found:
+def _request(service: ServiceOptions, question: "Question[AgentDict]") -> AgentDict:
     """Send one request about agents; a gateway knows the member of each."""
     return service.ask(question, is_of_all=True)
 
@@ -165,64 +165,64 @@ def _known(agent: str, service: ServiceOptions) -> str:
 
 
 def _post(
-    agent: str, verb: str, body: Found, service: ServiceOptions
+    agent: str, verb: str, body: AgentDict, service: ServiceOptions
 ) -> tuple[str, dict[str, Any]]:
     """Id of an agent, and the answer to a change of it."""
     agent = _known(agent, service)
     return agent, _request(service, lambda client: client.post(_path(agent, verb), body))
 
 
-def _listed(service: ServiceOptions) -> list[Found]:
+def _listed(service: ServiceOptions) -> list[AgentDict]:
     """All agents, the last used first."""
-    return list(_request(service, lambda client: client.get("/v1/agents", Found))["data"])
+    return list(_request(service, lambda client: client.get("/v1/agents", AgentDict))["data"])
 
 
 def _path(agent: str, verb: str = "") -> str:
     return path_of("v1", "agents", agent, *([verb] if verb else []))
 
 
-def _show(found: Found) -> None:
-    table(HEADS, [_row(found, found["name"] or found["id"])])
-    kept = found["bytes"]
-    places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
-    say(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
-    if found["n_drafted"]:
-        accepted = count(found["n_accepted"])
-        drafted = count(found["n_drafted"])
+def _show(agent: AgentDict) -> None:
+    table(HEADS, [_row(agent, agent["name"] or agent["id"])])
+    n_bytes = agent["bytes"]
+    places = ", ".join(f"{size(n_bytes[place])} {place}" for place in ("live", "parked", "disk"))
+    say(f"KV: {places}{', pinned' if agent['is_pinned'] else ''}")
+    if agent["n_drafted"]:
+        accepted = count(agent["n_accepted"])
+        drafted = count(agent["n_drafted"])
         say(f"drafts: {accepted} of {drafted} tokens accepted")
-    if found["miss"]:
-        say(f"last miss: {_reason(found['miss'])}")
-    for state in found["states"]:
+    if agent["miss"]:
+        say(f"last miss: {_reason(agent['miss'])}")
+    for state in agent["states"]:
         details = f"{count(state['n_tokens'])} tokens, {size(state['n_bytes'])}, {state['place']}"
         say(f"{state['model']}: {details}")
     headings = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
-    table(headings, [_turn(turn) for turn in reversed(found["turns"])])
+    table(headings, [_turn(turn) for turn in reversed(agent["turns"])])
 
 
-def _message(message: Found) -> str:
+def _message(message: AgentDict) -> str:
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    made = f" [calls {', '.join(calls)}]" if calls else ""
-    return printable_lines(f"{message['role']}: {message['content']}{made}")
+    suffix = f" [calls {', '.join(calls)}]" if calls else ""
+    return printable_lines(f"{message['role']}: {message['content']}{suffix}")
 
 
-def _row(one: Found, label: str, n_older: int = 0) -> tuple[object, ...]:
-    where = one["place"] if one["slot"] is None else f"slot {one['slot']}"
+def _row(agent: AgentDict, label: str, n_older: int = 0) -> tuple[object, ...]:
+    where = agent["place"] if agent["slot"] is None else f"slot {agent['slot']}"
     return (
         label,
-        one["id"],
+        agent["id"],
         n_older or "",
         where or "-",
-        count(one["n_tokens"]),
-        count(one["n_requests"]),
-        share(one["cached_share"], 1),
-        short_time(one["saved_s"]),
-        age(one["idle_s"]),
-        size(one["n_bytes"]),
-        one["priority"],
+        count(agent["n_tokens"]),
+        count(agent["n_requests"]),
+        share(agent["cached_share"], 1),
+        short_time(agent["saved_s"]),
+        age(agent["idle_s"]),
+        size(agent["n_bytes"]),
+        agent["priority"],
     )
 
 
-def _turn(turn: Found) -> tuple[object, ...]:
+def _turn(turn: AgentDict) -> tuple[object, ...]:
     return (
         age(turn["age_s"]),
         count(turn["n_cached"]),
@@ -233,6 +233,6 @@ def _turn(turn: Found) -> tuple[object, ...]:
     )
 
 
-def _reason(miss: Found) -> str:
-    at = "" if miss["at"] is None else f" at token {miss['at']}"
-    return f"{miss['reason']}{at}, {age(miss['age_s'])} ago"
+def _reason(miss: AgentDict) -> str:
+    position = "" if miss["at"] is None else f" at token {miss['at']}"
+    return f"{miss['reason']}{position}, {age(miss['age_s'])} ago"

@@ -59,7 +59,7 @@ ScenarioOption = Annotated[
 
 
 def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
-    what: Annotated[
+    benchmark: Annotated[
         str,
         typer.Argument(
             metavar="|".join(NAMES), help="Benchmark to run.", autocompletion=lambda: NAMES
@@ -98,17 +98,17 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         )
     from mlxstack.bench.dev.registry import BenchRequest
 
-    _check(what, scene or [], is_serve_only=bool(url or vs))
-    if scenario is not None and what != "simulate":
+    _check(benchmark, scene or [], is_serve_only=bool(url or vs))
+    if scenario is not None and benchmark != "simulate":
         raise Misuse("--scenario goes with `bench dev simulate`")
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
-    other = _server(vs or "", vs, vs_model, None)
-    wanted = BenchRequest(
-        _path(model), passes, max_tokens, small, own, other, tuple(scene or ()), scenario
+    peer = _server(vs or "", vs, vs_model, None)
+    request = BenchRequest(
+        _path(model), passes, max_tokens, small, own, peer, tuple(scene or ()), scenario
     )
     reports = []
-    for report in _measured(what, wanted):
+    for report in _measured(benchmark, request):
         reports.append(report)
         _draw(report, svg)
         if not json:
@@ -124,19 +124,21 @@ def _path(model: str) -> str:
     return model
 
 
-def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
+def _check(benchmark: str, scenes: list[str], *, is_serve_only: bool) -> None:
     """Raise Misuse for unknown names, and for options of another benchmark."""
-    if what not in NAMES:
-        raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
-    if is_serve_only and what != "serve":
+    if benchmark not in NAMES:
+        raise Misuse(f"there is no benchmark `{benchmark}`; there is {', '.join(NAMES)}")
+    if is_serve_only and benchmark != "serve":
         raise Misuse("--url and --vs go with `bench dev serve`")
-    known = SCENES if what in ("serve", "peers") else ()
-    unknown = [one for one in scenes if one not in known]
+    available = SCENES if benchmark in ("serve", "peers") else ()
+    unknown = [scene for scene in scenes if scene not in available]
     if unknown:
-        raise Misuse(f"no scene `{unknown[0]}` in {what}; there is {', '.join(known) or 'none'}")
+        raise Misuse(
+            f"no scene `{unknown[0]}` in {benchmark}; there is {', '.join(available) or 'none'}"
+        )
 
 
-def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":
+def _measured(benchmark: str, request: "BenchRequest") -> "Iterator[BenchReport]":
     """Reports as they are finished: a failure keeps those before it."""
     import tempfile
     from datetime import UTC, datetime
@@ -150,10 +152,10 @@ def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":
     with tempfile.TemporaryDirectory(prefix="mlx-stack-bench-") as folder:
         today = datetime.now(UTC).date()
         inputs = BenchContext(Path(folder), dict(os.environ), today, command, note)
-        names = EVERYTHING if what == "all" else (what,)
+        names = EVERYTHING if benchmark == "all" else (benchmark,)
         try:
             for name in names:
-                yield report(name, wanted, inputs)
+                yield report(name, request, inputs)
         except httpx.TransportError as why:
             raise Unreachable(f"no answer from {why.request.url} ({why})") from why
 

@@ -52,7 +52,9 @@ def top(service: ServiceOptions) -> VerbResult:
         return VerbResult(prefixes, NOTHING)
     titles = labels(service)
     headings = ("NAME", "HITS", "TOKENS", "SIZE", "AGE", "PINNED")
-    return VerbResult(prefixes, lambda: table(headings, [_row(one, titles) for one in prefixes]))
+    return VerbResult(
+        prefixes, lambda: table(headings, [_row(prefix, titles) for prefix in prefixes])
+    )
 
 
 @app.command()
@@ -64,15 +66,15 @@ def why(
     from mlxstack.core.status import RequestView
 
     path = path_of("requests", request)
-    found = service.ask(lambda client: client.get(path, RequestView))
-    reused = f"{count(found.n_cached)} of {count(found.n_prompt)} prompt tokens reused"
-    lines = [f"{found.id}: {reused}", *_phases(found)]
-    if found.n_begun_early:
-        begun = count(found.n_begun_early)
-        used = count(found.n_used_early)
+    view = service.ask(lambda client: client.get(path, RequestView))
+    reused = f"{count(view.n_cached)} of {count(view.n_prompt)} prompt tokens reused"
+    lines = [f"{view.id}: {reused}", *_phases(view)]
+    if view.n_begun_early:
+        begun = count(view.n_begun_early)
+        used = count(view.n_used_early)
         lines.append(f"begun early: {begun} tokens, used {used}")
-    lines.append(_reason(found.miss, labels(service)) if found.miss else "no miss")
-    return VerbResult(found, "\n".join(lines))
+    lines.append(_reason(view.miss, labels(service)) if view.miss else "no miss")
+    return VerbResult(view, "\n".join(lines))
 
 
 @app.command()
@@ -139,7 +141,7 @@ def render(view: "CacheView", titles: "Mapping[str, str]") -> str:
     lines += [_line(prefix, titles) for prefix in view.prefixes] or [f"  {NOTHING}"]
     if view.losses:
         lines += ["", "Misses since the start:", *(_sums(sums) for sums in view.losses)]
-    lost = sorted((one for one in view.misses if one.n_lost), key=lambda one: -one.lost_s)
+    lost = sorted((miss for miss in view.misses if miss.n_lost), key=lambda miss: -miss.lost_s)
     if costly := lost[:5]:
         lines += [
             "",
@@ -161,11 +163,11 @@ def labels(service: ServiceOptions) -> dict[str, str]:
     from mlxstack.core.errors import StackError
 
     try:
-        found = service.ask(lambda client: client.get("/v1/agents", dict[str, Any]))
+        agents = service.ask(lambda client: client.get("/v1/agents", dict[str, Any]))
     except StackError:
         # An embedding service has no agents.
         return {}
-    return labels_of(found["data"])
+    return labels_of(agents["data"])
 
 
 def _row(prefix: "PrefixView", titles: "Mapping[str, str]") -> tuple[object, ...]:

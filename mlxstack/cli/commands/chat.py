@@ -187,23 +187,23 @@ async def _command(session: "ChatSession", line: str) -> bool:
     """Run a command of the chat; False ends it."""
     from mlxstack.cli.chat_images import named_files, read_image
 
-    verb, _, rest = line[1:].strip().partition(" ")
+    verb, _, argument = line[1:].strip().partition(" ")
     match verb if SAME.get(verb) == "new" else SAME.get(verb, verb):
         case "exit":
             return False
-        case "agent" if rest.strip():
-            note(await session.continue_agent(rest.strip()))
-        case "image" if rest.strip():
-            for file in named_files(rest.strip()):
+        case "agent" if argument.strip():
+            note(await session.continue_agent(argument.strip()))
+        case "image" if argument.strip():
+            for file in named_files(argument.strip()):
                 _attach(session, read_image(file))
         case "new":
             session.start_over()
             note("new conversation")
-        case "system" if rest.strip():
-            session.start_over(rest.strip())
+        case "system" if argument.strip():
+            session.start_over(argument.strip())
             note("new conversation with this system prompt")
         case "edit":
-            await _edit(session, rest)
+            await _edit(session, argument)
         case "help":
             _help()
         case _:
@@ -234,5 +234,5 @@ def _unknown(verb: str) -> str:
         name, _, argument = command[1:].partition(" ")
         if verb == name:
             return f"/{verb} needs {argument}"
-    near = SAME.get(verb) or nearest(verb, [one[1:].split()[0] for one in COMMANDS])
+    near = SAME.get(verb) or nearest(verb, [usage[1:].split()[0] for usage in COMMANDS])
     return f"unknown: /{verb}; " + (f"did you mean /{near}?" if near else "/help lists commands")

@@ -21,7 +21,7 @@ Wanted = Annotated[
 ]
 
 
-def doctor(wanted: Wanted = None, hosts: HostsOption = None) -> VerbResult:
+def doctor(model: Wanted = None, hosts: HostsOption = None) -> VerbResult:
     """Check this machine, and with --hosts the others.
 
     The exit code is 1 when something must be repaired.
@@ -31,26 +31,26 @@ def doctor(wanted: Wanted = None, hosts: HostsOption = None) -> VerbResult:
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    others = _others(wanted, hosts, home)
-    found = [*examine(home, os.environ), *others]
-    rows = [(one.verdict, one.subject, one.detail, one.remedy) for one in found]
-    is_bad = any(one.verdict is CheckLevel.BAD for one in found)
+    remote = _others(model, hosts, home)
+    results = [*examine(home, os.environ), *remote]
+    rows = [(result.verdict, result.subject, result.detail, result.remedy) for result in results]
+    is_bad = any(result.verdict is CheckLevel.BAD for result in results)
     show = partial(table, ("", "CHECK", "FOUND", "REMEDY"), rows)
-    return VerbResult({"findings": found}, show, failed_if(is_bad))
+    return VerbResult({"findings": results}, show, failed_if(is_bad))
 
 
-def _others(wanted: str | None, hosts: str | None, home: "Home") -> "Iterator[CheckResult]":
+def _others(model: str | None, hosts: str | None, home: "Home") -> "Iterator[CheckResult]":
     """Checks of other machines, not run yet. Raises Misuse, SetupError."""
     from mlxstack.cli.doctor_hosts import examine_hosts
     from mlxstack.config.preset_schema import HOST
     from mlxstack.host.hardware import this_memory
     from mlxstack.planner.derived_preset import candidate_for
 
-    if wanted is not None:
+    if model is not None:
         sets = () if hosts is None else (f"hosts=[{hosts}]",)
-        candidate = candidate_for(wanted, home, this_memory(os.environ), sets)
+        candidate = candidate_for(model, home, this_memory(os.environ), sets)
         if not candidate.preset.hosts:
-            raise Misuse(f"{wanted} names no `hosts`; name them by --hosts A,B, this one first")
+            raise Misuse(f"{model} names no `hosts`; name them by --hosts A,B, this one first")
         return examine_hosts(candidate.preset.hosts, candidate.preset.model, candidate.reply.shape)
     if hosts is None:
         return iter(())

@@ -66,17 +66,19 @@ def _chosen(home: "Home", names: list[str]) -> list[str]:
     from mlxstack.host.services import is_gateway
 
     if not names:
-        found = [
+        running = [
             name
             for name in services.names(home)
             if home.pid_file(name).exists() and services.read_state(home, name) is not None
         ]
-        return sorted(found, key=lambda name: not is_gateway(known_service(home, name).plan))
+        return sorted(running, key=lambda name: not is_gateway(known_service(home, name).plan))
     from mlxstack.control.gateway import running_members
 
-    known = [known_service(home, name).plan.name for name in names]
-    every = (one for name in known for one in (name, *running_members(home, name)))
-    return list(dict.fromkeys(every))
+    full_names = [known_service(home, name).plan.name for name in names]
+    with_members = (
+        service for name in full_names for service in (name, *running_members(home, name))
+    )
+    return list(dict.fromkeys(with_members))
 
 
 def _stop(home: "Home", name: str, timeout: float | None) -> str | None:

@@ -132,15 +132,15 @@ def _check_context(client: str, endpoint: "Endpoint") -> None:
     from mlxstack.core.errors import SetupError
     from mlxstack.host.coding_clients import too_small
 
-    why = too_small(client, endpoint)
-    if why is None:
+    reason = too_small(client, endpoint)
+    if reason is None:
         return
-    question = f"{why[0].upper()}{why[1:]}. Start it all the same?"
+    question = f"{reason[0].upper()}{reason[1:]}. Start it all the same?"
     if is_interactive() and confirm(question, default=False, err=True):
         return
     raise SetupError(
-        f"{why}; `mlx-stack plan` names what fits this machine with longer slots, `mlx-stack chat` "
-        "needs no more than this one, and `--anyway` starts it all the same"
+        f"{reason}; `mlx-stack plan` names what fits this machine with longer slots, "
+        "`mlx-stack chat` needs no more than this one, and `--anyway` starts it all the same"
     )
 
 
@@ -162,8 +162,8 @@ def _unproxied(url: str) -> dict[str, str]:
     host = urlsplit(url).hostname or ""
     if not (is_loopback(host) and any(name.lower().endswith("_proxy") for name in os.environ)):
         return {}
-    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    return dict.fromkeys(("no_proxy", "NO_PROXY"), f"{known},{host}".lstrip(","))
+    excluded = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), f"{excluded},{host}".lstrip(","))
 
 
 def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":
@@ -178,13 +178,13 @@ def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":
     return next(
         Endpoint(
             where.url,
-            one.name,
-            one.service.n_ctx,
+            member.name,
+            member.service.n_ctx,
             where.api_key,
-            accepts_images="vision" in one.model.capabilities,
+            accepts_images="vision" in member.model.capabilities,
         )
-        for one in members
-        if one.name == where.member
+        for member in members
+        if member.name == where.member
     )
 
 
@@ -234,13 +234,13 @@ def _path_of(argv: list[str]) -> str:
         raise Misuse("name the program: mlx-stack run openai -- python script.py")
     program = shutil.which(argv[0])
     if program is None:
-        how = INSTALLS.get(argv[0])
-        remedy = f"install it with `{how}`" if how else "install it first"
+        command = INSTALLS.get(argv[0])
+        remedy = f"install it with `{command}`" if command else "install it first"
         raise NotFound(f"there is no program `{argv[0]}` in PATH; {remedy}")
     return program
 
 
 def _become(program: str, argv: list[str], setup: "ClientSetup") -> NoReturn:
-    kept = {key: value for key, value in os.environ.items() if key not in setup.unset}
+    inherited = {key: value for key, value in os.environ.items() if key not in setup.unset}
     sys.stdout.flush()
-    os.execve(program, argv, kept | setup.variables)
+    os.execve(program, argv, inherited | setup.variables)

@@ -76,14 +76,14 @@ def install(
         _write(unit, presets[0], home)
     failed = _first_failure(unit.start)
     note(unit.remark)
-    told = ""
+    text = ""
     if failed is None:
         remedy = f"remove it with `mlx-stack uninstall {unit.name}`"
-        told = f"{unit.path} is written and started; {remedy}"
+        text = f"{unit.path} is written and started; {remedy}"
     else:
         note(f"warning: {unit.path} is written, but not started: {failed}")
     facts = {"path": str(unit.path), "started": failed is None, "failed": failed}
-    return VerbResult(facts, told, failed_if(failed is not None))
+    return VerbResult(facts, text, failed_if(failed is not None))
 
 
 @finishes()
@@ -165,23 +165,23 @@ def _stop(unit: "ServiceUnit") -> str | None:
     return None
 
 
-def _installed(wanted: str) -> "ServiceUnit":
+def _installed(service: str) -> "ServiceUnit":
     """Unit of a service, by its name, its preset or its model."""
     from mlxstack.control.service_units import LoginJob, unit_of
     from mlxstack.core.errors import NotFound
 
-    names = _service_names(wanted)
+    names = _service_names(service)
     units = [unit_of(LoginJob(name, (), "", {}, "", 0.0), os.environ) for name in names]
     for unit in units:
         if unit.path.exists():
             return unit
     path = units[0].path
-    there = ", ".join(sorted(file.name for file in path.parent.glob("mlx-stack*")))
-    installed = f"installed: {there}" if there else "nothing is installed"
-    raise NotFound(f"`{wanted}` is not installed: there is no {path}; {installed}")
+    files = ", ".join(sorted(file.name for file in path.parent.glob("mlx-stack*")))
+    installed = f"installed: {files}" if files else "nothing is installed"
+    raise NotFound(f"`{service}` is not installed: there is no {path}; {installed}")
 
 
-def _service_names(wanted: str) -> list[str]:
+def _service_names(service: str) -> list[str]:
     """Possible service names of a preset or model, which may be gone."""
     from mlxstack.config import presets
     from mlxstack.control import start
@@ -190,12 +190,12 @@ def _service_names(wanted: str) -> list[str]:
     from mlxstack.models.reference import service_name
 
     home = home_from(os.environ)
-    is_file = wanted.endswith(presets.ENDINGS)
-    name = service_name(Path(wanted).stem if is_file else Path(wanted).name)
-    if not presets.is_known(wanted, home):
+    is_file = service.endswith(presets.ENDINGS)
+    name = service_name(Path(service).stem if is_file else Path(service).name)
+    if not presets.is_known(service, home):
         return [name]
     try:
-        request = start.StartRequest(wanted, (), Path.cwd())
+        request = start.StartRequest(service, (), Path.cwd())
         own = start.resolve(request, home).preset.name
     except SetupError:
         return [name]
@@ -215,8 +215,8 @@ def _unit(
     from mlxstack.control.start import SAVING_S
 
     over = [name for name in variables() if name in os.environ]
-    kept = [name for name in (*KEPT_VARIABLES, *SECRETS, *over) if name in os.environ]
-    env = {name: _kept_value(name) for name in kept if not (is_printed and _is_secret(name))}
+    inherited = [name for name in (*KEPT_VARIABLES, *SECRETS, *over) if name in os.environ]
+    env = {name: _kept_value(name) for name in inherited if not (is_printed and _is_secret(name))}
     name = choice.gateway_name if choice.is_gateway else presets[0].name
     stop_s = [preset.server.drain_s + SAVING_S for preset in presets]
     up = (sys.executable, "-m", "mlxstack.cli.main", "up")

@@ -30,17 +30,19 @@ def key(tier: Tier = "normal", salt: Salt = "") -> VerbResult:
     from mlxstack.api.api_keys import as_key
     from mlxstack.core import preset
 
-    known = tier_names()
-    if tier not in known:
-        raise Misuse(f"there is no tier {tier!r}; known are {', '.join(known)}")
-    made = f"mlxs-{secrets.token_urlsafe(N_BYTES)}"
-    held = as_key(preset.ApiKey(made, preset.Tier(tier), salt))
+    tiers = tier_names()
+    if tier not in tiers:
+        raise Misuse(f"there is no tier {tier!r}; known are {', '.join(tiers)}")
+    secret = f"mlxs-{secrets.token_urlsafe(N_BYTES)}"
+    held = as_key(preset.ApiKey(secret, preset.Tier(tier), salt))
 
     def show() -> None:
         note("the key, shown only now:")
-        say(made)
+        say(secret)
         note("for the preset, under server.api_keys:")
         more = f", salt: {salt!r}" if salt else ""
         note(f"  - {{key: '{held.key}', tier: {tier}{more}}}")
 
-    return VerbResult({"key": made, "preset": {"key": held.key, "tier": tier, "salt": salt}}, show)
+    return VerbResult(
+        {"key": secret, "preset": {"key": held.key, "tier": tier, "salt": salt}}, show
+    )

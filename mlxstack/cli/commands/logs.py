@@ -55,9 +55,9 @@ def _labels(home: "Home", name: str) -> dict[str, str]:
     from mlxstack.core.errors import StackError
 
     try:
-        found = target(home, name, None).ask(
+        agents = target(home, name, None).ask(
             lambda client: client.get("/v1/agents", dict[str, Any]), timeout_s=LABELS_S
         )
     except (StackError, ConnectionError, Misuse):
         return {}
-    return labels_of(found["data"])
+    return labels_of(agents["data"])

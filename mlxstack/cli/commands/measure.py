@@ -57,11 +57,11 @@ def bench(service: ServiceOptions, model: Model = None, seconds: Seconds = 60.0)
     named = service._replace(name=name_of(home, *service, model))
     where = target(home, *named)
     start_member(where)
-    here = conditions("", datetime.now(UTC).date(), os.environ) if _is_local(where.url) else None
-    found = named.ask(lambda client: measure(client, seconds, note))
-    if here is not None:
-        found = replace(found, conditions=ended(replace(here, model=found.model)))
-    return VerbResult(found, lambda: _show(found))
+    machine = conditions("", datetime.now(UTC).date(), os.environ) if _is_local(where.url) else None
+    speed = named.ask(lambda client: measure(client, seconds, note))
+    if machine is not None:
+        speed = replace(speed, conditions=ended(replace(machine, model=speed.model)))
+    return VerbResult(speed, lambda: _show(speed))
 
 
 def _is_local(url: str) -> bool:
@@ -73,34 +73,34 @@ def _is_local(url: str) -> bool:
     return is_loopback(urlsplit(url).hostname or "")
 
 
-def _show(found: "ServiceSpeed") -> None:
+def _show(speed: "ServiceSpeed") -> None:
     from mlxstack.bench.environment import description
 
-    say(f"{found.model} at {found.url}: {found.n_slots} slots x {tokens(found.n_ctx)} tokens")
-    for line in description(found.conditions) if found.conditions is not None else ():
+    say(f"{speed.model} at {speed.url}: {speed.n_slots} slots x {tokens(speed.n_ctx)} tokens")
+    for line in description(speed.conditions) if speed.conditions is not None else ():
         say(line)
     say("")
     headings = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN", "NEXT TURN", "ITS REUSED", "ITS NEW")
-    table(headings, [_prompt_row(one) for one in found.prompts])
+    table(headings, [_prompt_row(prompt) for prompt in speed.prompts])
     say("")
-    rows = [(one.n_agents, f"{one.total_tps:.1f}", f"{one.each_tps:.1f}") for one in found.agents]
+    rows = [(row.n_agents, f"{row.total_tps:.1f}", f"{row.each_tps:.1f}") for row in speed.agents]
     table(("AGENTS", "DECODE, ALL", "EACH"), rows)
     say("")
     say("The next turn continues the conversation: most of its longer prompt is reused.")
-    say(f"Rates are tokens per second. Measured in {found.seconds:.0f} s.")
-    if found.n_busy:
-        note(f"warning: {found.n_busy} slots were busy with other requests")
+    say(f"Rates are tokens per second. Measured in {speed.seconds:.0f} s.")
+    if speed.n_busy:
+        note(f"warning: {speed.n_busy} slots were busy with other requests")
 
 
-def _prompt_row(one: "PromptSpeed") -> tuple[object, ...]:
-    if one.skipped:
-        return (count(one.n_wanted), one.skipped, "", "", "", "", "")
+def _prompt_row(speed: "PromptSpeed") -> tuple[object, ...]:
+    if speed.skipped:
+        return (count(speed.n_wanted), speed.skipped, "", "", "", "", "")
     return (
-        count(one.n_prompt),
-        f"{one.prefill_tps:.0f}",
-        f"{one.decode_tps:.1f}",
-        f"{one.cold_ttft_s:.2f} s",
-        f"{one.warm_ttft_s:.2f} s",
-        count(one.n_warm_reused),
-        count(one.n_warm_new),
+        count(speed.n_prompt),
+        f"{speed.prefill_tps:.0f}",
+        f"{speed.decode_tps:.1f}",
+        f"{speed.cold_ttft_s:.2f} s",
+        f"{speed.warm_ttft_s:.2f} s",
+        count(speed.n_warm_reused),
+        count(speed.n_warm_new),
     )

@@ -39,17 +39,17 @@ def list_modes() -> VerbResult:
     from mlxstack.core.errors import SetupError
 
     home = _home()
-    found = {}
+    loaded = {}
     for name in sorted(modes.listed(home)):
         try:
-            found[name] = modes.load(name, home)
+            loaded[name] = modes.load(name, home)
         except SetupError as why:
             note(f"warning: {why.message}")
     rows = [
-        (name, ", ".join(one.preset for one in mode.members), mode.description)
-        for name, mode in found.items()
+        (name, ", ".join(member.preset for member in mode.members), mode.description)
+        for name, mode in loaded.items()
     ]
-    return VerbResult({"modes": found}, lambda: table(("MODE", "MEMBERS", "WHEN TO USE"), rows))
+    return VerbResult({"modes": loaded}, lambda: table(("MODE", "MEMBERS", "WHEN TO USE"), rows))
 
 
 @app.command("status")
@@ -66,11 +66,11 @@ def show_status() -> VerbResult:
     home = _home()
     active = modes.active(home)
     if active is None:
-        told = "no mode; mlx-stack mode switch NAME starts one"
-        return VerbResult({"mode": None, "members": {}}, told, Exit.NOT_RUNNING)
-    seen = {one.name: one for one in survey(home).services}
+        text = "no mode; mlx-stack mode switch NAME starts one"
+        return VerbResult({"mode": None, "members": {}}, text, Exit.NOT_RUNNING)
+    seen = {service.name: service for service in survey(home).services}
     spec = read_json(home.gateway_file(active.name), GatewaySpec)
-    names = [one.name for one in spec.members] if spec is not None else []
+    names = [member.name for member in spec.members] if spec is not None else []
     states = {name: str(seen[name].state) if name in seen else "stopped" for name in names}
     front = seen.get(active.name)
     state, url = (str(front.state), front.url) if front is not None else ("stopped", "")
@@ -114,8 +114,8 @@ def create_mode(
     from mlxstack.config import modes
 
     path = modes.create(name, presets, when, _home())
-    told = f"{path} is written; mlx-stack mode switch {name} starts it"
-    return VerbResult({"mode": name, "path": str(path)}, told)
+    text = f"{path} is written; mlx-stack mode switch {name} starts it"
+    return VerbResult({"mode": name, "path": str(path)}, text)
 
 
 def _home() -> "Home":

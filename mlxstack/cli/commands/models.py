@@ -34,39 +34,39 @@ def models() -> VerbResult:
     from mlxstack.models.local_models import all_models
 
     home = home_from(os.environ)
-    found = all_models(home)
+    on_disk = all_models(home)
     running = _running(home)
-    told = [
-        to_builtins(one) | {"fits": _fits(one), "is_running": _is_used(one, running)}
-        for one in found
+    listed = [
+        to_builtins(model) | {"fits": _fits(model), "is_running": _is_used(model, running)}
+        for model in on_disk
     ]
-    return VerbResult({"models": told}, lambda: _show(told))
+    return VerbResult({"models": listed}, lambda: _show(listed))
 
 
-def _show(found: list[dict[str, Any]]) -> None:
+def _show(listed: list[dict[str, Any]]) -> None:
     from mlxstack.models.hub import cache_folder
 
-    if not found:
+    if not listed:
         note(f"no models in {cache_folder()}; `mlx-stack pull ID` gets one")
         return
     rows = [
         (
-            one["name"],
-            size(one["n_bytes"]),
-            one["quantization"],
-            tokens(one["n_trained"]) if one["n_trained"] else "-",
-            "running" if one["is_running"] else one["fits"],
-            one["where"],
-            _age(one["last_used"]),
+            model["name"],
+            size(model["n_bytes"]),
+            model["quantization"],
+            tokens(model["n_trained"]) if model["n_trained"] else "-",
+            "running" if model["is_running"] else model["fits"],
+            model["where"],
+            _age(model["last_used"]),
         )
-        for one in found
+        for model in listed
     ]
     table(HEADS, rows, LEAST)
-    for one in found:
-        if one["fault"]:
-            is_ours = one["where"] != "folder"
-            remedy = f"; `mlx-stack rm {one['name']}` deletes it" if is_ours else ""
-            note(f"{one['name']} is unreadable: {one['fault']}{remedy}")
+    for model in listed:
+        if model["fault"]:
+            is_ours = model["where"] != "folder"
+            remedy = f"; `mlx-stack rm {model['name']}` deletes it" if is_ours else ""
+            note(f"{model['name']} is unreadable: {model['fault']}{remedy}")
 
 
 @finishes()
@@ -83,20 +83,24 @@ def rm(
     from mlxstack.host.home import home_from
     from mlxstack.models.local_models import delete
 
-    found = _named(model)
+    local_model = _named(model)
+    name = local_model.name
     running = _running(home_from(os.environ))
-    service = running.get(found.name) or running.get(found.path)
+    service = running.get(name) or running.get(local_model.path)
     if service is not None:
-        raise Taken(
-            f"{found.name} is served by `{service}`; `mlx-stack down {service}` stops it first"
-        )
+        raise Taken(f"{name} is served by `{service}`; `mlx-stack down {service}` stops it first")
     if not yes:
         if not sys.stdin.isatty():
             raise Misuse("there is no terminal to ask on; `--yes` deletes without asking")
-        confirm(f"Delete {found.name} ({size(found.n_bytes)}) from {found.path}?", abort=True)
-    n_freed = delete(found)
-    told = f"{found.name} is deleted, {size(n_freed)} are free again"
-    return VerbResult({"model": found.name, "path": found.path, "n_freed": n_freed}, told)
+        confirm(
+            f"Delete {local_model.name} ({size(local_model.n_bytes)}) from {local_model.path}?",
+            abort=True,
+        )
+    n_freed = delete(local_model)
+    text = f"{local_model.name} is deleted, {size(n_freed)} are free again"
+    return VerbResult(
+        {"model": local_model.name, "path": local_model.path, "n_freed": n_freed}, text
+    )
 
 
 def _named(model: str) -> "LocalModel":
@@ -109,18 +113,18 @@ def _named(model: str) -> "LocalModel":
     from mlxstack.core.errors import SetupError
     from mlxstack.models.local_models import local_models
 
-    found = local_models()
+    on_disk = local_models()
     for named in (
-        [one for one in found if model == one.path],
-        [one for one in found if model == one.name],
-        [one for one in found if model == one.name.rpartition("/")[2]],
+        [candidate for candidate in on_disk if model == candidate.path],
+        [candidate for candidate in on_disk if model == candidate.name],
+        [candidate for candidate in on_disk if model == candidate.name.rpartition("/")[2]],
     ):
         if len(named) == 1:
             return named[0]
         if named:
-            told = ", ".join(f"{one.name} ({one.path})" for one in named)
-            raise Misuse(f"several models are called {model}: {told}; give the path of one")
-    near = suggestion(model, [one.name for one in found])
+            names = ", ".join(f"{candidate.name} ({candidate.path})" for candidate in named)
+            raise Misuse(f"several models are called {model}: {names}; give the path of one")
+    near = suggestion(model, [candidate.name for candidate in on_disk])
     raise SetupError(f"there is no model {model} on this machine{near}")
 
 

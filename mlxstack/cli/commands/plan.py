@@ -45,12 +45,14 @@ AgentsOption = Annotated[
 
 def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     context: typer.Context,
-    wanted: Wanted = None,
+    model: Wanted = None,
     memory: MemoryOption = None,
     hosts: MachinesOption = None,
     ctx: ContextsOption = None,
     agents: AgentsOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Also the presets that do not fit.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also the presets that do not fit.")
+    ] = False,
     table: Annotated[bool, typer.Option("--table", help="KV of every preset.")] = False,
     sets: Set = None,
     simulate: Annotated[bool, typer.Option("--simulate", hidden=True)] = False,
@@ -66,48 +68,46 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    contexts = [tokens_of(one) for one in ctx or ()]
+    contexts = [tokens_of(text) for text in ctx or ()]
     if recommend:
         raise Misuse("`plan --recommend` is now `mlx-stack plan`; leave out --recommend")
     if simulate or scenario or speeds_of:
         raise Misuse("`plan` simulates no more; see `mlx-stack bench dev simulate --scenario FILE`")
-    _refuse_idle(_form(wanted, table), context)
+    _refuse_idle(_form(model, table), context)
     if hosts is not None and memory:
         raise Misuse("--hosts names the memory of each machine; leave out --memory")
     memory, sets = (memory, sets) if hosts is None else _machines(hosts, sets)
-    there = _memory(memory)
-    if wanted is not None:
-        return _forecast(_candidate(wanted, there, sets), there, agents, contexts)
+    budget = _memory(memory)
+    if model is not None:
+        return _forecast(_candidate(model, budget, sets), budget, agents, contexts)
     if table:
         return _table(home, contexts)
-    return _ranking(home, there, agents, contexts, every)
+    return _ranking(home, budget, agents, contexts, show_all)
 
 
-def spec(
-    wanted: Annotated[str, preset_argument("Whose geometry to print.", "MODEL")],
-) -> VerbResult:
+def spec(model: Annotated[str, preset_argument("Whose geometry to print.", "MODEL")]) -> VerbResult:
     """Print the KV geometry of a model: layers, bytes per token."""
     from mlxstack.cli.plan_tables import show_spec
     from mlxstack.planner.estimate import spec_of
 
-    found = spec_of(_candidate(wanted, _memory(None), None))
-    return VerbResult(found, lambda: show_spec(found))
+    model_spec = spec_of(_candidate(model, _memory(None), None))
+    return VerbResult(model_spec, lambda: show_spec(model_spec))
 
 
-def _form(wanted: str | None, is_table: bool) -> str:
+def _form(model: str | None, is_table: bool) -> str:
     """Form of `plan`, a key of `CHANGES`. Raises Misuse."""
-    if is_table and wanted is not None:
+    if is_table and model is not None:
         raise Misuse("--table shows every preset; leave out the model")
     if is_table:
         return "--table"
-    return "the ranking" if wanted is None else "a model"
+    return "the ranking" if model is None else "a model"
 
 
 def _refuse_idle(form: str, context: typer.Context) -> None:
     """Raise Misuse for a given option that changes nothing in this form."""
     for option in context.command.params:
         name = option.opts[0]
-        forms = [one for one in CHANGES if name in CHANGES[one]]
+        forms = [kind for kind in CHANGES if name in CHANGES[kind]]
         if forms and form not in forms and context.params[option.name or ""]:
             raise Misuse(f"{name} changes nothing in {form}; it goes with {' or '.join(forms)}")
 
@@ -134,15 +134,15 @@ def _machines(text: str, sets: list[str] | None) -> tuple[str, list[str]]:
     return memory, [*(sets or ()), f"hosts=[{names}]"]
 
 
-def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "Candidate":
+def _candidate(model: str, memory: "MemoryBudget", sets: list[str] | None) -> "Candidate":
     from mlxstack.host.home import home_from
     from mlxstack.planner.derived_preset import candidate_for
 
-    return candidate_for(wanted, home_from(os.environ), memory, tuple(sets or ()))
+    return candidate_for(model, home_from(os.environ), memory, tuple(sets or ()))
 
 
 def _forecast(
-    candidate: "Candidate", there: "MemoryBudget", agents: int | None, contexts: list[int]
+    candidate: "Candidate", budget: "MemoryBudget", agents: int | None, contexts: list[int]
 ) -> VerbResult:
     from msgspec.structs import replace
 
@@ -157,17 +157,19 @@ def _forecast(
         raise Misuse(
             f"{candidate.preset.name} is an embedding model, which has no slots; leave out --agents"
         )
-    load = candidate.load(there)
-    wanted = replace(load, n_slots=agents or load.n_slots, n_ctx=max(contexts, default=load.n_ctx))
+    load = candidate.load(budget)
+    target_load = replace(
+        load, n_slots=agents or load.n_slots, n_ctx=max(contexts, default=load.n_ctx)
+    )
     # An imagined machine runs nothing else.
-    is_here = there == this_memory(os.environ)
-    others = claims_in(home_from(os.environ), there, candidate.preset.name) if is_here else ()
-    found = forecast(candidate, there, wanted, contexts or CONTEXTS, others)
-    return VerbResult(found, lambda: show_forecast(found))
+    is_here = budget == this_memory(os.environ)
+    claims = claims_in(home_from(os.environ), budget, candidate.preset.name) if is_here else ()
+    result = forecast(candidate, budget, target_load, contexts or CONTEXTS, claims)
+    return VerbResult(result, lambda: show_forecast(result))
 
 
 def _ranking(
-    home: "Home", there: "MemoryBudget", agents: int | None, contexts: list[int], shows_all: bool
+    home: "Home", budget: "MemoryBudget", agents: int | None, contexts: list[int], shows_all: bool
 ) -> VerbResult:
     from mlxstack.cli.plan_tables import show_ranking
     from mlxstack.planner.ranking import N_AGENTS, agent_presets, ranked
@@ -177,9 +179,9 @@ def _ranking(
         raise Misuse("the ranking is for one context; give --ctx once")
     n_agents = agents or N_AGENTS
     n_ctx = max(contexts, default=AGENT_TOKENS)
-    rows = ranked(agent_presets(home), there, n_agents, n_ctx)
-    told = {"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": rows}
-    return VerbResult(told, lambda: show_ranking(rows, there, n_agents, n_ctx, shows_all))
+    rows = ranked(agent_presets(home), budget, n_agents, n_ctx)
+    report = {"n_agents": n_agents, "n_ctx": n_ctx, "memory": budget, "presets": rows}
+    return VerbResult(report, lambda: show_ranking(rows, budget, n_agents, n_ctx, shows_all))
 
 
 def _table(home: "Home", contexts: list[int]) -> VerbResult:

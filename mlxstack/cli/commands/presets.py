@@ -36,8 +36,8 @@ def presets(
         return list_presets()
     from mlxstack.config.preset_schema import json_schema
 
-    found = json_schema()
-    return VerbResult(found, lambda: as_json(found))
+    document = json_schema()
+    return VerbResult(document, lambda: as_json(document))
 
 
 @app.command("show")
@@ -53,8 +53,8 @@ def show_preset(
     from mlxstack.control import start
     from mlxstack.host.home import home_from
 
-    wanted = start.StartRequest(preset, tuple(sets or ()), Path.cwd())
-    loaded = start.resolve(wanted, home_from(os.environ))
+    request = start.StartRequest(preset, tuple(sets or ()), Path.cwd())
+    loaded = start.resolve(request, home_from(os.environ))
     return VerbResult(loaded, lambda: table(("KEY", "VALUE", "FROM"), _rows(loaded)))
 
 
@@ -116,21 +116,21 @@ def list_presets() -> VerbResult:
 def _show(listings: "Sequence[PresetListing]") -> None:
     rows = [
         (
-            one.name,
-            "unknown" if one.weights_bytes is None else size(one.weights_bytes),
-            {True: "yes", False: "no", None: "-"}[one.fits],
-            "yes" if one.is_downloaded else "no",
-            f"{one.n_slots} x {tokens(one.n_ctx)}",
-            one.kv_bits,
-            one.description,
+            listing.name,
+            "unknown" if listing.weights_bytes is None else size(listing.weights_bytes),
+            {True: "yes", False: "no", None: "-"}[listing.fits],
+            "yes" if listing.is_downloaded else "no",
+            f"{listing.n_slots} x {tokens(listing.n_ctx)}",
+            listing.kv_bits,
+            listing.description,
         )
-        for one in listings
-        if one.error is None
+        for listing in listings
+        if listing.error is None
     ]
     table(HEADS, rows, ("WHEN TO USE", "KV BITS"))
-    for one in listings:
-        if one.error is not None:
-            note(f"warning: {one.error}")
+    for listing in listings:
+        if listing.error is not None:
+            note(f"warning: {listing.error}")
     say("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")
 
 

@@ -37,15 +37,15 @@ def pull(
     download = hub.plan(spec.id, spec.revision)
     hub.check_disk(download)
     if download.n_missing:
-        here = download.n_bytes - download.n_missing
-        already = f"; {size(here)} are here already" if here else ""
+        n_present = download.n_bytes - download.n_missing
+        already = f"; {size(n_present)} are here already" if n_present else ""
         note(f"{spec.id}: {size(download.n_missing)} to download{already}")
     began = time.monotonic()
     with _progress(download) as report:
         folder = hub.download(spec.id, spec.revision, report)
     took = f" after {time.monotonic() - began:.0f} s" if download.n_missing else " already"
-    told = f"{spec.id} is here{took}: {size(download.n_bytes)} in {folder}"
-    return VerbResult({"model": spec.id, "path": folder, "n_bytes": download.n_bytes}, told)
+    text = f"{spec.id} is here{took}: {size(download.n_bytes)} in {folder}"
+    return VerbResult({"model": spec.id, "path": folder, "n_bytes": download.n_bytes}, text)
 
 
 def _spec(model: str, revision: str | None) -> "ModelSpec":
@@ -59,10 +59,10 @@ def _spec(model: str, revision: str | None) -> "ModelSpec":
     home = home_from(os.environ)
     if HUB_ID.fullmatch(model):
         return ModelSpec(id=model, revision=revision)
-    found = presets.load(model, home).preset.model
-    if not HUB_ID.fullmatch(found.id):
-        raise Misuse(f"`{model}` serves {found.id}, which needs no download")
-    return ModelSpec(id=found.id, revision=revision or found.revision)
+    spec = presets.load(model, home).preset.model
+    if not HUB_ID.fullmatch(spec.id):
+        raise Misuse(f"`{model}` serves {spec.id}, which needs no download")
+    return ModelSpec(id=spec.id, revision=revision or spec.revision)
 
 
 def _progress(download: "Download") -> AbstractContextManager[Callable[[int], None]]:

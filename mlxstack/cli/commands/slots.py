@@ -27,8 +27,8 @@ FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots
 @app.command("list")
 def show(service: ServiceOptions) -> VerbResult:
     """List slots and their contexts."""
-    found = service.ask(lambda client: client.slots())
-    return VerbResult({"slots": found}, lambda: _show(found, labels(service)))
+    slots = service.ask(lambda client: client.slots())
+    return VerbResult({"slots": slots}, lambda: _show(slots, labels(service)))
 
 
 @app.command()
@@ -45,8 +45,8 @@ async def _save(client: "Client", slot: int, filename: str) -> dict[str, Any]:
     """Save a slot. Raises Conflict for an empty one."""
     from mlxstack.core.errors import Conflict
 
-    for one in await client.slots():
-        if one.id == slot and not (one.n_tokens or one.is_processing):
+    for view in await client.slots():
+        if view.id == slot and not (view.n_tokens or view.is_processing):
             raise Conflict(f"slot {slot} is empty: there is nothing to save")
     return await client.post(f"/slots/{slot}?action=save", {"filename": filename})
 
@@ -88,20 +88,20 @@ def gc(
     return sweeps.collect(sweep, service)
 
 
-def _show(found: "list[SlotResponse]", names: dict[str, str]) -> None:
+def _show(slots: "list[SlotResponse]", names: dict[str, str]) -> None:
     headings = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "REUSED", "TOKENS/S", "IDLE")
     least = ("REUSED", "TOKENS/S", "CONTEXT", "IDLE")
-    table(headings, [_row(one, names) for one in found], least)
+    table(headings, [_row(slot, names) for slot in slots], least)
 
 
-def _row(one: "SlotResponse", names: dict[str, str]) -> tuple[object, ...]:
+def _row(slot: "SlotResponse", names: dict[str, str]) -> tuple[object, ...]:
     return (
-        one.id,
-        (one.state or "busy") if one.is_processing else "idle",
-        names.get(one.agent or "", one.agent) or "-",
-        count(one.n_tokens),
-        tokens(one.n_ctx),
-        count(one.cached_tokens),
-        f"{one.tps:.1f}" if one.tps else "-",
-        "-" if one.is_processing else age(one.idle_s),
+        slot.id,
+        (slot.state or "busy") if slot.is_processing else "idle",
+        names.get(slot.agent or "", slot.agent) or "-",
+        count(slot.n_tokens),
+        tokens(slot.n_ctx),
+        count(slot.cached_tokens),
+        f"{slot.tps:.1f}" if slot.tps else "-",
+        "-" if slot.is_processing else age(slot.idle_s),
     )

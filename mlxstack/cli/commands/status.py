@@ -55,15 +55,15 @@ def status(
     if watch:
         tui.watch(None, None, name, WATCH_S)
         return
-    found = surveyed(name, show_all)
+    system = surveyed(name, show_all)
     if line:
-        say(line_of(found))
+        say(line_of(system))
         return
     if json:
-        as_json(found)
+        as_json(system)
     else:
-        show(found, show_all or name is not None)
-    raise typer.Exit(_exit_of(found))
+        show(system, show_all or name is not None)
+    raise typer.Exit(_exit_of(system))
 
 
 def ps() -> VerbResult:
@@ -72,13 +72,20 @@ def ps() -> VerbResult:
     from mlxstack.core.formatting import size
     from mlxstack.host.home import home_from
 
-    found = processes(home_from(os.environ))
+    running = processes(home_from(os.environ))
     rows = [
-        (one.service, one.role, one.pid, f"{one.cpu_s:.0f} s", size(one.rss_bytes), one.command)
-        for one in found
+        (
+            process.service,
+            process.role,
+            process.pid,
+            f"{process.cpu_s:.0f} s",
+            size(process.rss_bytes),
+            process.command,
+        )
+        for process in running
     ]
     headings = ("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND")
-    return VerbResult({"processes": found}, lambda: table(headings, rows, ("COMMAND",)))
+    return VerbResult({"processes": running}, lambda: table(headings, rows, ("COMMAND",)))
 
 
 def surveyed(name: str | None, show_all: bool) -> "SystemStatus":
@@ -90,51 +97,58 @@ def surveyed(name: str | None, show_all: bool) -> "SystemStatus":
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    found = survey(home, is_recent_only=name is None and not show_all)
+    system = survey(home, is_recent_only=name is None and not show_all)
     if name is None:
-        return found
-    wanted = known_service(home, name).plan.name
-    return replace(found, services=tuple(one for one in found.services if one.name == wanted))
+        return system
+    full_name = known_service(home, name).plan.name
+    return replace(
+        system, services=tuple(service for service in system.services if service.name == full_name)
+    )
 
 
-def line_of(found: "SystemStatus") -> str:
+def line_of(system: "SystemStatus") -> str:
     """Services on one line: states of unhealthy ones, and their memory."""
     from mlxstack.core.formatting import size
 
-    shown = [one for one in found.services if one.state != "stopped"]
-    if not shown:
+    listed = [service for service in system.services if service.state != "stopped"]
+    if not listed:
         return "mlx-stack: nothing runs"
-    names = (one.name if one.state == "healthy" else f"{one.name} {one.state}" for one in shown)
-    n_bytes = sum(one.memory_bytes for one in shown)
+    names = (
+        service.name if service.state == "healthy" else f"{service.name} {service.state}"
+        for service in listed
+    )
+    n_bytes = sum(service.memory_bytes for service in listed)
     return f"mlx-stack: {', '.join(names)}" + (f" · {size(n_bytes)}" if n_bytes else "")
 
 
-def show(found: "SystemStatus", show_all: bool) -> None:
+def show(system: "SystemStatus", show_all: bool) -> None:
     """Print the machine and a table of its services."""
     from mlxstack.core.formatting import size
 
-    memory = f"{size(found.memory_bytes)}, {size(found.memory_available_bytes)} available"
-    say(f"Device: {found.device}, {found.n_cores} cores")
+    memory = f"{size(system.memory_bytes)}, {size(system.memory_available_bytes)} available"
+    say(f"Device: {system.device}, {system.n_cores} cores")
     say(f"Memory: {memory}")
-    say(f"Mode:   {found.mode}")
-    members = {one.name for front in found.services for one in front.members}
-    alone = [one for one in found.services if one.name not in members]
-    shown = [one for one in alone if show_all or one.state != "stopped"]
-    if not shown:
+    say(f"Mode:   {system.mode}")
+    members = {member.name for front in system.services for member in front.members}
+    alone = [service for service in system.services if service.name not in members]
+    listed = [service for service in alone if show_all or service.state != "stopped"]
+    if not listed:
         n_stopped = len(alone)
         stopped = f" ({n_stopped} stopped; --all lists them)" if n_stopped else ""
         say(f"\nno service runs{stopped}; start one with `mlx-stack up demo`")
         return
     say("")
-    rows = [row for one in shown for row in _rows(one, found.services)]
+    rows = [row for service in listed for row in _rows(service, system.services)]
     table(HEADS, rows, LEAST)
 
 
-def _rows(one: "ServiceStatus", every: "Sequence[ServiceStatus]") -> list[tuple[object, ...]]:
+def _rows(
+    service: "ServiceStatus", services: "Sequence[ServiceStatus]"
+) -> list[tuple[object, ...]]:
     """Row of a service; under a gateway the rows of its members."""
-    rows = [_row(one, one.name, one.state, one.detail)]
-    running = {other.name: other for other in every if other.uptime_s}
-    for member in one.members:
+    rows = [_row(service, service.name, service.state, service.detail)]
+    running = {entry.name: entry for entry in services if entry.uptime_s}
+    for member in service.members:
         own = running.get(member.name)
         if own is None:
             first = "starts at its first request" if member.phase == "unloaded" else ""
@@ -144,36 +158,36 @@ def _rows(one: "ServiceStatus", every: "Sequence[ServiceStatus]") -> list[tuple[
     return rows
 
 
-def _row(one: "ServiceStatus", name: str, state: object, detail: str) -> tuple[object, ...]:
+def _row(service: "ServiceStatus", name: str, state: object, detail: str) -> tuple[object, ...]:
     from mlxstack.core.formatting import size, tokens
 
     return (
         name,
         state,
-        one.model,
-        one.url if one.uptime_s and not name.startswith(" ") else "",
-        f"{one.n_slots} x {tokens(one.n_ctx)}" if one.total_ctx else "",
-        size(one.memory_bytes) if one.memory_bytes else "",
-        _mlx(one),
-        age(one.uptime_s) if one.uptime_s else "",
-        one.n_restarts or "",
+        service.model,
+        service.url if service.uptime_s and not name.startswith(" ") else "",
+        f"{service.n_slots} x {tokens(service.n_ctx)}" if service.total_ctx else "",
+        size(service.memory_bytes) if service.memory_bytes else "",
+        _mlx(service),
+        age(service.uptime_s) if service.uptime_s else "",
+        service.n_restarts or "",
         detail,
     )
 
 
-def _mlx(one: "ServiceStatus") -> str:
+def _mlx(service: "ServiceStatus") -> str:
     """MLX's memory: arrays, buffers kept for the next ones, KV budget."""
     from mlxstack.core.formatting import size
 
-    if not one.mlx_active_bytes:
+    if not service.mlx_active_bytes:
         return ""
-    cache = f" + {size(one.mlx_cache_bytes)} cache" if one.mlx_cache_bytes else ""
-    budget = f", KV {size(one.kv_budget_bytes)} at most" if one.kv_budget_bytes else ""
-    return size(one.mlx_active_bytes) + cache + budget
+    cache = f" + {size(service.mlx_cache_bytes)} cache" if service.mlx_cache_bytes else ""
+    budget = f", KV {size(service.kv_budget_bytes)} at most" if service.kv_budget_bytes else ""
+    return size(service.mlx_active_bytes) + cache + budget
 
 
-def _exit_of(found: "SystemStatus") -> Exit:
-    states = {str(one.state) for one in found.services} - {"stopped"}
+def _exit_of(system: "SystemStatus") -> Exit:
+    states = {str(service.state) for service in system.services} - {"stopped"}
     if not states:
         return Exit.NOT_RUNNING
     return Exit.OK if states == {"healthy"} else Exit.FAILED

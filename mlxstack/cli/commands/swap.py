@@ -73,20 +73,20 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
         yield {"preset": preset}
         return
     home = home_from(os.environ)
-    wanted = request_for(preset, home, SlotSizes())
-    if wanted.file is not None:
-        show_reasons(wanted.file.preset)
-        found = presets.load_text(wanted.file.text, wanted.file.path, home).preset
-    elif presets.is_path(wanted.preset):
-        found = presets.load(wanted.preset, home).preset
+    request = request_for(preset, home, SlotSizes())
+    if request.file is not None:
+        show_reasons(request.file.preset)
+        resolved = presets.load_text(request.file.text, request.file.path, home).preset
+    elif presets.is_path(request.preset):
+        resolved = presets.load(request.preset, home).preset
     else:
-        yield {"preset": wanted.preset}
+        yield {"preset": request.preset}
         return
     handover = token_hex(16)
     copy = home.handover_file(handover)
     make_private(copy.parent)
     try:
-        write_json(copy, found)
+        write_json(copy, resolved)
         yield {"handover": handover}
     finally:
         copy.unlink(missing_ok=True)

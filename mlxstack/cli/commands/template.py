@@ -22,7 +22,7 @@ Line = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def template(
-    wanted: Wanted,
+    model: Wanted,
     render: Annotated[
         Path | None,
         typer.Option(
@@ -42,7 +42,7 @@ def template(
     """Report the output format of a model and its template's limits."""
     from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 
-    preset, folder = _found(wanted)
+    preset, folder = _found(model)
     tokenizer = load_tokenizer(folder)
     if not tokenizer.has_chat_template and render is None and parse is None:
         none = "none: a base model, which continues text (/v1/completions)"
@@ -55,21 +55,21 @@ def template(
     else:
         from mlxstack.text.assembly import template_report
 
-        found = template_report(tokenizer)
-        as_json(found) if json else _show(found)
+        report = template_report(tokenizer)
+        as_json(report) if json else _show(report)
 
 
-def _found(wanted: str) -> "tuple[Preset, Path]":
+def _found(model: str) -> "tuple[Preset, Path]":
     """The preset, and the folder of its tokenizer. Raises SetupError."""
     from mlxstack.config import presets
     from mlxstack.core.preset import ModelSpec, Preset
     from mlxstack.engine.loading.loader import locate
     from mlxstack.host.home import home_from
 
-    folder = Path(wanted).expanduser()
+    folder = Path(model).expanduser()
     if folder.is_dir():
         return Preset(model=ModelSpec(id=str(folder.absolute())), name=folder.name), folder
-    preset = presets.load(wanted, home_from(os.environ), []).preset
+    preset = presets.load(model, home_from(os.environ), []).preset
     return preset, locate(preset.model)
 
 
@@ -94,7 +94,7 @@ def _parsing(preset: "Preset", tokenizer: Any) -> Line:
     def parse(line: dict[str, Any]) -> dict[str, Any]:
         conversation = _conversation(line["body"])
         prompt = text.prompt_maker.make(conversation)
-        found = text.answer_format.read(
+        message = text.answer_format.read(
             line["raw"],
             conversation.tools,
             is_in_thinking=prompt.is_in_thinking,
@@ -102,10 +102,10 @@ def _parsing(preset: "Preset", tokenizer: Any) -> Line:
         )
         return {
             "role": "assistant",
-            "content": found.content,
-            "reasoning_content": found.reasoning_content,
-            "tool_calls": [write_call(call) for call in found.tool_calls],
-            "n_unparsed": found.n_unparsed,
+            "content": message.content,
+            "reasoning_content": message.reasoning_content,
+            "tool_calls": [write_call(call) for call in message.tool_calls],
+            "n_unparsed": message.n_unparsed,
         }
 
     return parse
@@ -121,10 +121,10 @@ def _conversation(body: Any) -> "Conversation":
     from mlxstack.service.parts.generation_options import ToolChoiceMode
 
     read = msgspec.convert(body, ChatBody)
-    found = conversation(read)
+    result = conversation(read)
     if tool_choice_mode(read.tool_choice) is ToolChoiceMode.NONE:
-        return msgspec.structs.replace(found, tools=())
-    return found
+        return msgspec.structs.replace(result, tools=())
+    return result
 
 
 def _each(file: Path, work: Line) -> None:
@@ -135,13 +135,13 @@ def _each(file: Path, work: Line) -> None:
 
     for text in _lines(file):
         try:
-            found = work(msgspec.json.decode(text))
+            output = work(msgspec.json.decode(text))
         except StackError as error:
-            found = {"error": error.message}
+            output = {"error": error.message}
         except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
-            found = {"error": f"the line makes no sense: {error!r}"}
+            output = {"error": f"invalid line: {error!r}"}
         # A lone surrogate, which JSON can spell, is no UTF-8.
-        say(escaped_json(msgspec.json.encode(found, enc_hook=str).decode()))
+        say(escaped_json(msgspec.json.encode(output, enc_hook=str).decode()))
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -152,23 +152,23 @@ def _lines(file: Path) -> Iterator[str]:
         yield from (line for line in lines if line.strip())
 
 
-def _show(found: "TemplateReport") -> None:
+def _show(report: "TemplateReport") -> None:
     rows = [
-        ("format", f"{found.format.name} ({found.format.source})"),
-        ("reasoning marks", _joined(found.format.reasoning or ())),
-        ("call marks", _joined(found.format.calls)),
-        ("end of an answer", _joined(found.format.turn_ends)),
-        ("thinking on", _settings(found.thinking_on)),
-        ("thinking off", _settings(found.thinking_off)),
-        ("levels of effort", _settings(found.effort_levels)),
-        ("keeps thoughts by", _settings(found.keeps_thoughts_by)),
-        ("adapted", _settings(found.adaptations)),
-        ("refused or lost", "; ".join(found.lost) or "nothing"),
+        ("format", f"{report.format.name} ({report.format.source})"),
+        ("reasoning marks", _joined(report.format.reasoning or ())),
+        ("call marks", _joined(report.format.calls)),
+        ("end of an answer", _joined(report.format.turn_ends)),
+        ("thinking on", _settings(report.thinking_on)),
+        ("thinking off", _settings(report.thinking_off)),
+        ("levels of effort", _settings(report.effort_levels)),
+        ("keeps thoughts by", _settings(report.keeps_thoughts_by)),
+        ("adapted", _settings(report.adaptations)),
+        ("refused or lost", "; ".join(report.lost) or "nothing"),
         *(
             (f"reuse, {kind}", "-" if share is None else f"{100 * share:.0f} %")
-            for kind, share in found.reuse.items()
+            for kind, share in report.reuse.items()
         ),
-        *(("note", text) for text in found.notes),
+        *(("note", text) for text in report.notes),
     ]
     table(("WHAT", "FOUND"), rows)
 
@@ -177,8 +177,8 @@ def _joined(texts: tuple[str, ...]) -> str:
     return " ".join(repr(text)[1:-1] for text in texts) or "-"
 
 
-def _settings(found: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={_value(value)}" for key, value in found.items()) or "-"
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={_value(value)}" for key, value in settings.items()) or "-"
 
 
 def _value(value: Any) -> str:

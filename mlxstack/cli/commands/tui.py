@@ -56,10 +56,12 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         if record is not None:
             raise Misuse("--web keeps no recording; use --record without it")
         options = {"--url": url, "--name": name, "--replay": replay and replay.resolve()}
-        given = [
+        arguments = [
             text for option, value in options.items() if value for text in (option, str(value))
         ]
-        _serve([*given, "--speed", str(speed)], None if replay else _target(url, key, name), port)
+        _serve(
+            [*arguments, "--speed", str(speed)], None if replay else _target(url, key, name), port
+        )
         return
     import asyncio
 
@@ -122,10 +124,10 @@ def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarge
     from mlxstack.cli.target import key_of, target
     from mlxstack.host.home import home_from
 
-    found = target(home_from(os.environ), name, url)
-    found = replace(found, api_key=key_of(key, "--key") or found.api_key)
-    start_member(found)
-    return found
+    where = target(home_from(os.environ), name, url)
+    where = replace(where, api_key=key_of(key, "--key") or where.api_key)
+    start_member(where)
+    return where
 
 
 def _play(path: Path, speed: float, setting: "Setting") -> int:

@@ -97,25 +97,25 @@ class StartOptions(NamedTuple):
         return self.if_needed or not self.foreground
 
 
-def _is_member(home: "Home", wanted: "StartRequest", loaded: "LoadedPreset", json: bool) -> bool:
+def _is_member(home: "Home", request: "StartRequest", loaded: "LoadedPreset", json: bool) -> bool:
     """Print the gateway that has this name; False without one.
 
     With a port of its own it is to be another service.
     """
     from mlxstack.control.start import Started
 
-    if any(one.startswith("server.port=") for one in wanted.sets):
+    if any(setting.startswith("server.port=") for setting in request.sets):
         return False
     from mlxstack.cli.target import membership
 
-    found = membership(home, loaded.preset.name)
-    if found is None:
+    owner = membership(home, loaded.preset.name)
+    if owner is None:
         return False
     if json:
-        as_json(_facts(Started(found.gateway, 0.0)))
+        as_json(_facts(Started(owner.gateway, 0.0)))
     else:
-        plan = found.gateway.plan
-        say(f"{found.member} is a member of `{plan.name}` at {plan.url}, started on request")
+        plan = owner.gateway.plan
+        say(f"{owner.member} is a member of `{plan.name}` at {plan.url}, started on request")
     return True
 
 
@@ -129,21 +129,21 @@ def _up_one(
     home = home_from(os.environ)
     preset = loaded.preset
     timeout_s = preset.server.startup_timeout_s
-    found = _start(
+    outcome = _start(
         home, preset.name, lambda: start.prepare(request, loaded, home), timeout_s, options
     )
-    if isinstance(found, start.Started):
-        _report(found, preset, options.json)
+    if isinstance(outcome, start.Started):
+        _report(outcome, preset, options.json)
         return
-    start.refuse_other_model(found, request, preset)
-    if not options.accepts_running or (port and not found.plan.url.endswith(f":{port}")):
-        raise start.already_running(found)
-    there = start.wait_for(found, timeout_s)
+    start.refuse_other_model(outcome, request, preset)
+    if not options.accepts_running or (port and not outcome.plan.url.endswith(f":{port}")):
+        raise start.already_running(outcome)
+    ready = start.wait_for(outcome, timeout_s)
     if options.json:
-        as_json(_facts(there))
+        as_json(_facts(ready))
     else:
-        say(f"{found.plan.name} is already running at {found.plan.url}")
-    if remedy := _difference(found, preset, request.sets):
+        say(f"{outcome.plan.name} is already running at {outcome.plan.url}")
+    if remedy := _difference(outcome, preset, request.sets):
         note(f"warning: its settings differ; {remedy}")
 
 
@@ -187,25 +187,25 @@ def _up_gateway(choice: StartChoice, options: StartOptions) -> None:
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    wanted = choice.requests(home)
+    requests = choice.requests(home)
     name = choice.gateway_name
 
     def prepare() -> "ServiceSpec":
         start.warn_of_variables()
-        plan = gateway.prepare(name, wanted, home, of_disk=choice.any_model, **choice.listening)
+        plan = gateway.prepare(name, requests, home, of_disk=choice.any_model, **choice.listening)
         if choice.mode is not None:
             modes.mark_active(home, modes.Active(choice.mode, (name,)))
         return plan.service
 
-    found = _start(home, name, prepare, gateway.READY_S, options)
-    if isinstance(found, start.Started):
-        _tell_gateway(found, options.json)
+    outcome = _start(home, name, prepare, gateway.READY_S, options)
+    if isinstance(outcome, start.Started):
+        _tell_gateway(outcome, options.json)
         return
     if not options.accepts_running:
-        raise start.already_running(found)
-    _tell_gateway(start.wait_for(found, gateway.READY_S), options.json)
-    names = ", ".join(start.resolve(one, home).preset.name for one in wanted)
-    if found.plan.preset != names:
+        raise start.already_running(outcome)
+    _tell_gateway(start.wait_for(outcome, gateway.READY_S), options.json)
+    names = ", ".join(start.resolve(request, home).preset.name for request in requests)
+    if outcome.plan.preset != names:
         note(f"warning: its members differ; `mlx-stack down {name}` first")
 
 
@@ -214,9 +214,9 @@ def _tell_gateway(started: "Started", json: bool) -> None:
     if json:
         as_json(_facts(started))
         return
-    first, *others = plan.preset.split(", ")
+    first, *further = plan.preset.split(", ")
     say(f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s")
-    say(f"  {first} answers requests without a model; others: {', '.join(others) or 'none'}")
+    say(f"  {first} answers requests without a model; others: {', '.join(further) or 'none'}")
 
 
 @finishes()
@@ -239,14 +239,14 @@ def restart(
                 services.stop(home, former)
             _tell_gateway(_started(plan, gateway.READY_S), json)
         return
-    wanted = start.StartRequest(plan.preset, plan.overrides, Path(plan.cwd))
-    loaded = start.resolve(wanted, home)
+    request = start.StartRequest(plan.preset, plan.overrides, Path(plan.cwd))
+    loaded = start.resolve(request, home)
     start.check_memory(loaded.preset, home)
     start.check_files(loaded.preset)
     with services.starting(home, plan.name, waits=True) as former:
         if former is not None:
             services.stop(home, former)
-        plan = start.prepare(wanted, loaded, home)
+        plan = start.prepare(request, loaded, home)
         _report(_started(plan, loaded.preset.server.startup_timeout_s), loaded.preset, json)
 
 
@@ -308,7 +308,9 @@ def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) 
 
     plan = owner.plan
     served = read_json(plan.home.preset_file(plan.name), Preset)
-    if served is None or all(getattr(served, one) == getattr(preset, one) for one in COMPARED):
+    if served is None or all(
+        getattr(served, section) == getattr(preset, section) for section in COMPARED
+    ):
         return ""
     if sets == plan.overrides:
         return f"`mlx-stack restart {plan.name}` reads them again"

@@ -47,7 +47,7 @@ REPORT_TO = "an issue of mlx-stack"
 
 
 def verify(
-    wanted: Wanted,
+    model: Wanted,
     quick: Annotated[
         bool, typer.Option("--quick", help="Short prompts and times; for a small model.")
     ] = False,
@@ -76,43 +76,43 @@ def verify(
     follow_supervisor(os.environ)
     home = home_from(os.environ)
     if mac:
-        return _verify_mac(wanted, home, quick, soak, measure)
+        return _verify_mac(model, home, quick, soak, measure)
     if kernels:
-        return _verify_kernels(wanted, home)
+        return _verify_kernels(model, home)
     if soak:
-        return _verify_soak(wanted, home, soak)
-    return _verify_identity(wanted, home, quick)
+        return _verify_soak(model, home, soak)
+    return _verify_identity(model, home, quick)
 
 
 def _verify_mac(
-    wanted: str, home: "Home", is_quick: bool, soak_s: float | None, measure_s: float | None
+    model: str, home: "Home", is_quick: bool, soak_s: float | None, measure_s: float | None
 ) -> VerbResult:
     from mlxstack.cli.verification.mac_run import MacPlan, mac_report
 
     plan = MacPlan(60.0, 60.0, is_quick=True) if is_quick else MacPlan()
     plan = MacPlan(measure_s or plan.measure_s, soak_s or plan.soak_s, is_quick)
-    report = mac_report(wanted, home, os.environ, note, plan)
+    report = mac_report(model, home, os.environ, note, plan)
     return VerbResult(report, lambda: _show_mac(report, home), failed_if(not report.is_sound))
 
 
-def _verify_kernels(wanted: str, home: "Home") -> VerbResult:
+def _verify_kernels(model: str, home: "Home") -> VerbResult:
     from mlxstack.cli.verification.kernels import kernel_report
 
-    report = kernel_report(wanted, home, os.environ, note)
+    report = kernel_report(model, home, os.environ, note)
     return VerbResult(report, lambda: _show_kernels(report), failed_if(not report.is_sound))
 
 
-def _verify_soak(wanted: str, home: "Home", seconds: float) -> VerbResult:
+def _verify_soak(model: str, home: "Home", seconds: float) -> VerbResult:
     from mlxstack.cli.verification.soak import soak
 
-    report = soak(wanted, home, os.environ, note, seconds)
+    report = soak(model, home, os.environ, note, seconds)
     return VerbResult(report, lambda: _show_soak(report), failed_if(not report.is_sound))
 
 
-def _verify_identity(wanted: str, home: "Home", is_quick: bool) -> VerbResult:
+def _verify_identity(model: str, home: "Home", is_quick: bool) -> VerbResult:
     from mlxstack.cli.verification.identity import QUICK, VerifyPlan, report
 
-    verified = report(wanted, home, os.environ, note, QUICK if is_quick else VerifyPlan())
+    verified = report(model, home, os.environ, note, QUICK if is_quick else VerifyPlan())
     return VerbResult(verified, lambda: _show(verified), failed_if(not verified.is_sound))
 
 
@@ -169,14 +169,14 @@ def _show_conditions(name: str, conditions: "Conditions") -> None:
         say(line)
 
 
-def _show(found: "VerifyReport") -> None:
-    _show_conditions(found.preset, found.conditions)
+def _show(report: "VerifyReport") -> None:
+    _show_conditions(report.preset, report.conditions)
     say("")
-    table(("", "CHECK", "FOUND"), [(c.verdict, c.subject, c.detail) for c in found.checks])
+    table(("", "CHECK", "FOUND"), [(c.verdict, c.subject, c.detail) for c in report.checks])
     say("")
-    table(("ROWS", "STEP"), [(n, f"{ms:.1f} ms") for n, ms in found.step_ms.items()])
+    table(("ROWS", "STEP"), [(n, f"{ms:.1f} ms") for n, ms in report.step_ms.items()])
     say("")
-    rows = [(n, f"{tps:.0f} tokens/s") for n, tps in found.prefill_tps.items()]
+    rows = [(n, f"{tps:.0f} tokens/s") for n, tps in report.prefill_tps.items()]
     table(("PROMPT", "PREFILL"), rows)
     say("")
-    say(f"{'Sound' if found.is_sound else 'FAULTY'}, verified in {found.seconds:.0f} s.")
+    say(f"{'Sound' if report.is_sound else 'FAULTY'}, verified in {report.seconds:.0f} s.")

@@ -100,15 +100,17 @@ class VerifyReport(Struct, frozen=True):
 class Verifier:
     """Plays the scenes on an engine, and collects what they find."""
 
-    def __init__(self, found: EngineProbe, tolerance: float, say: Say, seed: int = 0) -> None:
-        self._probe = found
+    def __init__(
+        self, engine_probe: EngineProbe, tolerance: float, say: Say, seed: int = 0
+    ) -> None:
+        self._probe = engine_probe
         self._tolerance = tolerance
         self._say = say
-        self._encode = found.engine.tokenizer.encode
+        self._encode = engine_probe.engine.tokenizer.encode
         self._random = Random(seed)
-        self.slack = found.preset.prefix_cache.block_size
-        self.n_slots = found.preset.slots.count
-        self.n_ctx = found.preset.slots.n_ctx
+        self.slack = engine_probe.preset.prefix_cache.block_size
+        self.n_slots = engine_probe.preset.slots.count
+        self.n_ctx = engine_probe.preset.slots.n_ctx
         self.checks: list[CheckResult] = []
         self.step_ms: dict[int, float] = {}
         self.prefill_tps: dict[int, float] = {}
@@ -132,7 +134,7 @@ class Verifier:
     def rows(self, n_rows: int, n_steps: int) -> list[str]:
         """Submit requests that decode together; their ids."""
         prompts = (self.random_tokens(64) for _ in range(n_rows))
-        return [self._probe.submit(one, n_steps, use_cache=False) for one in prompts]
+        return [self._probe.submit(prompt, n_steps, use_cache=False) for prompt in prompts]
 
     def reuse(
         self, name: str, tokens: Sequence[int], n_known: int, source: KVSource, **more: Any
@@ -172,19 +174,19 @@ class Verifier:
             self.note("batch", CheckLevel.BAD, f"slot by slot: {snapshot.why_not_batching}")
             return
         prompts = [self.prompt()[: N_HEAD + 20 * (1 + i)] for i in range(self.n_slots)]
-        ids = [self._probe.submit(one, use_cache=False) for one in prompts]
+        ids = [self._probe.submit(prompt, use_cache=False) for prompt in prompts]
         answers = zip(prompts, map(self._probe.response, ids), strict=True)
-        for n, (tokens, one) in enumerate(answers, 1):
-            self.identity(f"batch, row {n} of {len(ids)}", tokens, one, 0)
+        for n, (tokens, response) in enumerate(answers, 1):
+            self.identity(f"batch, row {n} of {len(ids)}", tokens, response, 0)
 
     def hits(self) -> None:
         """Repeat of a prompt, next turn, fork, parked context."""
         first = self.prompt()
         answer = self.ask(first, slot=0)
         self.reuse("same prompt again", first, len(first) - 1, KVSource.SLOT, slot=0)
-        known = first + answer.tokens
-        later = known + self.random_tokens(N_NEW)
-        self.reuse("next turn", later, len(known) - 1, KVSource.SLOT, slot=0)
+        history = first + answer.tokens
+        later = history + self.random_tokens(N_NEW)
+        self.reuse("next turn", later, len(history) - 1, KVSource.SLOT, slot=0)
         self._probe.run(EraseSlot(1))
         self.reuse("fork", self.prompt(), N_HEAD, KVSource.FORK, slot=1)
         for slot in range(self.n_slots):
@@ -202,13 +204,13 @@ class Verifier:
     def slot_file(self) -> None:
         """A slot is saved, erased and restored."""
         tokens = self.prompt()
-        known = tokens + self.ask(tokens, slot=0).tokens
+        history = tokens + self.ask(tokens, slot=0).tokens
         self._probe.run(SaveSlot(0, "verify.bin"))
         self._probe.ask(self.random_tokens(N_OWN), 2, slot=0, use_cache=False)
         self._probe.run(EraseSlot(0))
         self._probe.run(RestoreSlot(0, "verify.bin"))
-        later = known + self.random_tokens(N_NEW)
-        self.reuse("slot file", later, len(known) - 1, KVSource.SLOT, slot=0)
+        later = history + self.random_tokens(N_NEW)
+        self.reuse("slot file", later, len(history) - 1, KVSource.SLOT, slot=0)
 
     def long_context(self, n_context: int) -> None:
         """An answer past a context, its tokens as prompt, another turn.
@@ -223,12 +225,12 @@ class Verifier:
             return
         tokens = self.head + self.random_tokens(n_prompt - N_HEAD)
         answer = self.ask(tokens, slot=0)
-        known = tokens + answer.tokens
-        cold = self._probe.cold(known[:-N_COMPARED], N_COMPARED)
+        history = tokens + answer.tokens
+        cold = self._probe.cold(history[:-N_COMPARED], N_COMPARED)
         level, detail = compare(cold, answer.last(N_COMPARED), self._tolerance)
         self.note(f"{name}, decoded", level, detail)
-        later = known + self.random_tokens(N_NEW)
-        self.reuse(f"{name}, next turn", later, len(known) - 1, KVSource.SLOT, slot=0)
+        later = history + self.random_tokens(N_NEW)
+        self.reuse(f"{name}, next turn", later, len(history) - 1, KVSource.SLOT, slot=0)
 
     def early_turn(self) -> None:
         """The next turn is begun early in an idle slot."""
@@ -242,8 +244,8 @@ class Verifier:
         self._probe.engine.begin_early(early, first)
         n_begun = self._probe.until_begun(0)
         later = expected + self.random_tokens(N_NEW)
-        known = len(expected) - 1 if n_begun else len(later) + self.slack
-        self.reuse("early turn", later, known, KVSource.SLOT, slot=0, display_name="verify")
+        n_known = len(expected) - 1 if n_begun else len(later) + self.slack
+        self.reuse("early turn", later, n_known, KVSource.SLOT, slot=0, display_name="verify")
 
     def drafts(self, tokens: Sequence[int], cold: GreedyResponse) -> None:
         """Right and wrong drafts, against an engine without drafts."""
@@ -261,7 +263,9 @@ class Verifier:
     def curves(self, plan: VerifyPlan) -> None:
         """Step time by rows, prefill rate by tokens."""
         for n in sorted({1, 2, self.n_slots}):
-            rows = [self._probe.response(one).times for one in self.rows(n, plan.n_steps)]
+            rows = [
+                self._probe.response(request_id).times for request_id in self.rows(n, plan.n_steps)
+            ]
             began = max(row[0] for row in rows)
             ended = min(row[-1] for row in rows)
             gaps = [b - a for row in rows for a, b in pairwise(row) if began <= a < b <= ended]
@@ -275,12 +279,14 @@ class Verifier:
         bound_s = self._probe.preset.prefill.max_stall_ms / 1000
         ids = self.rows(self.n_slots - 1, 6 * plan.n_steps)
         self._probe.ask(self.random_tokens(plan.lengths[-1]), 1, use_cache=False)
-        gaps = [b - a for one in ids for a, b in pairwise(self._probe.response(one).times)]
+        gaps = [
+            b - a for request_id in ids for a, b in pairwise(self._probe.response(request_id).times)
+        ]
         worst = max(gaps)
         p99 = percentile(gaps, 99)
         level = CheckLevel.OK if worst <= LATE * bound_s else CheckLevel.WARN
-        told = f"longest {1000 * worst:.0f} ms, p99 {1000 * p99:.0f} ms"
-        self.note("stall of decoding rows", level, f"{told}, bound {1000 * bound_s:.0f} ms")
+        stalls = f"longest {1000 * worst:.0f} ms, p99 {1000 * p99:.0f} ms"
+        self.note("stall of decoding rows", level, f"{stalls}, bound {1000 * bound_s:.0f} ms")
 
     def memory(self, plan: VerifyPlan, planned: int) -> None:
         """KV bytes per token against the plan, and KV against budget."""
@@ -304,24 +310,22 @@ class Verifier:
         )
 
 
-def compare(
-    cold: GreedyResponse, other: GreedyResponse, tolerance: float
-) -> tuple[CheckLevel, str]:
+def compare(cold: GreedyResponse, warm: GreedyResponse, tolerance: float) -> tuple[CheckLevel, str]:
     """Compare tokens and log probabilities; ties within tolerance pass."""
-    n = common_prefix(cold.tokens, other.tokens)
-    each = zip(cold.logprobs[:n], other.logprobs[:n], strict=True)
-    drift = max((abs(a - b) for a, b in each), default=0.0)
-    if n == len(cold.tokens) == len(other.tokens):
+    n = common_prefix(cold.tokens, warm.tokens)
+    pairs = zip(cold.logprobs[:n], warm.logprobs[:n], strict=True)
+    drift = max((abs(a - b) for a, b in pairs), default=0.0)
+    if n == len(cold.tokens) == len(warm.tokens):
         level = CheckLevel.OK if drift <= tolerance else CheckLevel.BAD
         return level, f"{n} tokens the same, log probabilities within {drift:.2g}"
-    if n == min(len(cold.tokens), len(other.tokens)):
-        return CheckLevel.BAD, f"{len(other.tokens)} tokens instead of {len(cold.tokens)}"
+    if n == min(len(cold.tokens), len(warm.tokens)):
+        return CheckLevel.BAD, f"{len(warm.tokens)} tokens instead of {len(cold.tokens)}"
     likely = dict(cold.tops[n])
-    gap = abs(likely[cold.tokens[n]] - likely.get(other.tokens[n], -1e9))
+    gap = abs(likely[cold.tokens[n]] - likely.get(warm.tokens[n], -1e9))
     if gap <= tolerance and drift <= tolerance:
         return CheckLevel.WARN, f"a tie at token {n}: its two likeliest are {gap:.2g} apart"
-    told = f"{gap:.2g} less likely" if other.tokens[n] in likely else "none of the two likeliest"
-    return CheckLevel.BAD, f"token {n} differs, and is {told}; drift {drift:.2g} before"
+    text = f"{gap:.2g} less likely" if warm.tokens[n] in likely else "none of the two likeliest"
+    return CheckLevel.BAD, f"token {n} differs, and is {text}; drift {drift:.2g} before"
 
 
 def verified(preset: Preset) -> Preset:
@@ -352,10 +356,10 @@ def verify(
 ) -> Verifier:
     """Run all checks, on two engines one after the other. Raises StackError."""
     preset = verified(preset)
-    with probe(preset, home) as found:
-        run = Verifier(found, tolerance, say)
+    with probe(preset, home) as engine_probe:
+        run = Verifier(engine_probe, tolerance, say)
         tokens = run.prompt()
-        cold = found.cold(tokens)
+        cold = engine_probe.cold(tokens)
         for scene in (run.batch, run.hits, run.tenant, run.slot_file, run.early_turn):
             scene()
         for n_context in plan.long_contexts:
@@ -363,26 +367,26 @@ def verify(
         run.curves(plan)
         run.stall(plan)
         run.memory(plan, planned)
-        known = run.prompt()
-        known += found.ask(known, slot=0, agent="verify").tokens
-        later = known + run.random_tokens(N_NEW)
-    with probe(replace(preset, speculation=Speculation.AUTO), home) as found:
-        again = Verifier(found, tolerance, say)
-        again.reuse("restart", later, len(known) - 1, KVSource.DISK, slot=0)
+        history = run.prompt()
+        history += engine_probe.ask(history, slot=0, agent="verify").tokens
+        later = history + run.random_tokens(N_NEW)
+    with probe(replace(preset, speculation=Speculation.AUTO), home) as engine_probe:
+        again = Verifier(engine_probe, tolerance, say)
+        again.reuse("restart", later, len(history) - 1, KVSource.DISK, slot=0)
         again.drafts(tokens, cold)
     run.checks += again.checks
     return run
 
 
 def report(
-    wanted: str, home: Home, env: Mapping[str, str], say: Say, plan: VerifyPlan
+    name: str, home: Home, env: Mapping[str, str], say: Say, plan: VerifyPlan
 ) -> VerifyReport:
     """Verify a preset or a model in a temporary home.
 
     Raises SetupError when it is no chat model, does not fit or does not load.
     """
     memory = this_memory(env)
-    candidate = chat_model(wanted, home, memory)
+    candidate = chat_model(name, home, memory)
     preset = verified(candidate.preset)
     candidate = replace(candidate, preset=preset)
     refuse_if_too_big(candidate, room_in(home, memory))

@@ -25,10 +25,10 @@ class KernelReport(Struct, frozen=True):
     checks: tuple[KernelCheck, ...]
 
 
-def kernel_report(wanted: str, home: Home, env: Mapping[str, str], say: Say) -> KernelReport:
+def kernel_report(name: str, home: Home, env: Mapping[str, str], say: Say) -> KernelReport:
     """Check the kernels of a preset or a model. Raises SetupError."""
     budget = this_memory(env)
-    candidate = chat_model(wanted, home, budget)
+    candidate = chat_model(name, home, budget)
     refuse_if_too_big(candidate, room_in(home, budget))
     preset = candidate.preset
     about = conditions(preset.model.id, datetime.now(UTC).date(), env)

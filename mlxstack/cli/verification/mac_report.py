@@ -67,7 +67,7 @@ class InterruptedRun(Struct, frozen=True):
 class ReportFile:
     """Report on disk, rewritten after each result."""
 
-    def __init__(self, home: Home, wanted: str, conditions: Conditions) -> None:
+    def __init__(self, home: Home, model: str, conditions: Conditions) -> None:
         process = identify(os.getpid())
         assert process is not None
         self.path = home.mac_report_file
@@ -76,12 +76,12 @@ class ReportFile:
         if interrupted is not None:
             # The report of a run that a panic ended is worth the most.
             began = time.strftime("%Y%m%d-%H%M%S", time.localtime(interrupted.report.started_at))
-            kept = self.path.with_name(f"{self.path.stem}-{began}.json")
-            self.path.replace(kept)
-            before = str(kept)
+            moved_to = self.path.with_name(f"{self.path.stem}-{began}.json")
+            self.path.replace(moved_to)
+            before = str(moved_to)
         now = time.time()
         self.report = MacReport(
-            wanted=wanted,
+            wanted=model,
             process=process,
             started_at=now,
             updated_at=now,
@@ -92,8 +92,8 @@ class ReportFile:
 
     def put(self, part: PartResult) -> None:
         """Write a part, or replace it. Raises StackError."""
-        others = tuple(other for other in self.report.parts if other.name != part.name)
-        self._write(parts=(*others, part))
+        remaining = tuple(earlier for earlier in self.report.parts if earlier.name != part.name)
+        self._write(parts=(*remaining, part))
 
     def end(self, conditions: Conditions) -> None:
         """Write an end that its user sees. Raises StackError."""

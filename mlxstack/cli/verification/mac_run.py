@@ -51,13 +51,13 @@ class MacPlan(Struct, frozen=True):
 class MacRun:
     """Runs the parts, and writes what they report."""
 
-    def __init__(self, wanted: str, home: Home, env: Mapping[str, str], say: Say) -> None:
-        self._wanted = wanted
+    def __init__(self, model: str, home: Home, env: Mapping[str, str], say: Say) -> None:
+        self._wanted = model
         self._env = child_env(env)
         self._say = say
-        self._preset = chat_model(wanted, home, this_memory(env)).preset
+        self._preset = chat_model(model, home, this_memory(env)).preset
         self._conditions = conditions(self._preset.model.id, datetime.now(UTC).date(), env)
-        self.file = ReportFile(home, wanted, self._conditions)
+        self.file = ReportFile(home, model, self._conditions)
         if self.file.report.before:
             say(f"the last run ended without an end; its report is {self.file.report.before}")
         say(f"report: {self.file.path}")
@@ -137,10 +137,10 @@ class MacRun:
 
 
 def mac_report(
-    wanted: str, home: Home, env: Mapping[str, str], say: Say, plan: MacPlan
+    model: str, home: Home, env: Mapping[str, str], say: Say, plan: MacPlan
 ) -> MacReport:
     """Verify, measure and soak a preset or a model. Raises SetupError."""
-    run = MacRun(wanted, home, env, say)
+    run = MacRun(model, home, env, say)
     command = caffeinate()
     if command is not None:
         # It ends with this process.
@@ -157,7 +157,7 @@ def summary(part: PartResult) -> str:
         return f"ended by signal {-part.exit_code}"
     result = part.result
     if part.name == "measurements":
-        n_left_out = sum(bool(one["left_out"]) for one in result or ())
+        n_left_out = sum(bool(row["left_out"]) for row in result or ())
         counts = f"{len(result or ())} results, {n_left_out} left out"
         return counts if part.exit_code == 0 else f"{counts}, exit code {part.exit_code}"
     if not isinstance(result, dict):

@@ -38,11 +38,11 @@ GREEDY = SamplingParams(top_logprobs=2)
 Say = Callable[[str], None]
 
 
-def chat_model(wanted: str, home: Home, budget: MemoryBudget) -> Candidate:
+def chat_model(name: str, home: Home, budget: MemoryBudget) -> Candidate:
     """Planner input of a preset or a chat model. Raises SetupError."""
-    candidate = candidate_for(wanted, home, budget)
+    candidate = candidate_for(name, home, budget)
     if candidate.preset.kind is not ServiceKind.CHAT:
-        raise SetupError(f"`{wanted}` is an embedding model; only chat models have KV to verify")
+        raise SetupError(f"`{name}` is an embedding model; only chat models have KV to verify")
     return candidate
 
 
@@ -58,13 +58,13 @@ class GreedyResponse(Struct, frozen=True):
 
     def last(self, n_tokens: int) -> "GreedyResponse":
         """The response without all but its last tokens."""
-        kept = slice(-n_tokens, None)
+        tail = slice(-n_tokens, None)
         return replace(
             self,
-            tokens=self.tokens[kept],
-            logprobs=self.logprobs[kept],
-            tops=self.tops[kept],
-            times=self.times[kept],
+            tokens=self.tokens[tail],
+            logprobs=self.logprobs[tail],
+            tops=self.tops[tail],
+            times=self.times[tail],
         )
 
 
@@ -106,14 +106,14 @@ class EngineProbe:
         if isinstance(last, RequestFailed):
             raise last.error
         events = self._events[request]
-        sampled = [(at, one) for at, one in events if isinstance(one, TokenSampled)]
+        sampled = [(moment, event) for moment, event in events if isinstance(event, TokenSampled)]
         return GreedyResponse(
-            tokens=tuple(one.token for _, one in sampled),
-            logprobs=tuple(one.logprob or 0.0 for _, one in sampled),
-            tops=tuple(one.top for _, one in sampled),
-            assigned=next(one for _, one in events if isinstance(one, SlotAssigned)),
+            tokens=tuple(token.token for _, token in sampled),
+            logprobs=tuple(token.logprob or 0.0 for _, token in sampled),
+            tops=tuple(token.top for _, token in sampled),
+            assigned=next(event for _, event in events if isinstance(event, SlotAssigned)),
             timings=last.timings,
-            times=tuple(at for at, _ in sampled),
+            times=tuple(moment for moment, _ in sampled),
         )
 
     def ask(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> GreedyResponse:
@@ -150,9 +150,9 @@ class EngineProbe:
 @contextmanager
 def probe(preset: Preset, home: Path) -> Iterator[EngineProbe]:
     """Loaded engine, stopped at the end. Raises SetupError."""
-    found = EngineProbe(preset, home)
-    found.engine.start().result()
+    engine_probe = EngineProbe(preset, home)
+    engine_probe.engine.start().result()
     try:
-        yield found
+        yield engine_probe
     finally:
-        found.engine.stop(1.0).result(WAIT_S)
+        engine_probe.engine.stop(1.0).result(WAIT_S)

@@ -63,13 +63,17 @@ class Soaker:
     """Two streams on one engine, and what they show."""
 
     def __init__(
-        self, found: EngineProbe, tolerance: float, say: Say, keep: Callable[[SoakCounts], None]
+        self,
+        engine_probe: EngineProbe,
+        tolerance: float,
+        say: Say,
+        keep: Callable[[SoakCounts], None],
     ) -> None:
         self._keep = keep
-        self._probe = found
+        self._probe = engine_probe
         self._tolerance = tolerance
         self._say = say
-        self._text = Verifier(found, tolerance, say)
+        self._text = Verifier(engine_probe, tolerance, say)
         self.counts = SoakCounts()
 
     def run(self, seconds: float) -> None:
@@ -87,7 +91,7 @@ class Soaker:
         prompts = [self._text.head + self._text.random_tokens(N_OWN) for _ in range(2)]
         for _ in range(2):
             ids = [self._probe.submit(tokens, N_ANSWER) for tokens in prompts]
-            answers = [self._probe.response(one) for one in ids]
+            answers = [self._probe.response(request_id) for request_id in ids]
             for tokens, answer in zip(prompts, answers, strict=True):
                 pauses = [b - a for a, b in pairwise(answer.times)]
                 counts.longest_pause_s = max([counts.longest_pause_s, *pauses])
@@ -114,10 +118,10 @@ def _soaked(preset: Preset) -> Preset:
     return replace(preset, slots=replace(preset.slots, count=2), prefix_cache=cache)
 
 
-def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: float) -> SoakReport:
+def soak(name: str, home: Home, env: Mapping[str, str], say: Say, seconds: float) -> SoakReport:
     """Soak a preset or a model in a temporary home. Raises SetupError."""
     memory = this_memory(env)
-    candidate = chat_model(wanted, home, memory)
+    candidate = chat_model(name, home, memory)
     preset = _soaked(candidate.preset)
     parts = need(replace(candidate, preset=preset).load(memory))
     if preset.prefix_cache.memory_budget_pct == AUTO:
@@ -134,12 +138,12 @@ def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: flo
     with (
         recorded(home, preset, seconds) as recorder,
         tempfile.TemporaryDirectory(prefix="mlx-stack-soak-") as folder,
-        probe(preset, Path(folder)) as found,
+        probe(preset, Path(folder)) as engine_probe,
     ):
-        run = Soaker(found, tolerance, say, recorder.keep)
+        run = Soaker(engine_probe, tolerance, say, recorder.keep)
         run.run(seconds)
         counts = run.counts
-        last = found.engine.snapshot()
+        last = engine_probe.engine.snapshot()
     reports = recorder.reports()
     planned = parts.total - parts.kv + last.kv_budget_bytes
     return SoakReport(
