@@ -49,7 +49,7 @@ def agent_names() -> list[str]:
 
     def of(state: services.ServiceState) -> list[dict[str, Any]]:
         with suppress(Misuse, StackError, ConnectionError):
-            return target(home, state.plan.name, None).ask(agents, timeout_s=QUICK_S)
+            return target(home, state.spec.name, None).ask(agents, timeout_s=QUICK_S)
         return []
 
     with ThreadPoolExecutor() as pool:

@@ -271,7 +271,7 @@ def _services(home: Home) -> Iterator[CheckResult]:
     for name in services.names(home):
         state = owner(home, name)
         if state is not None:
-            yield ok("service", f"{name} runs at {state.plan.url}")
+            yield ok("service", f"{name} runs at {state.spec.url}")
         elif home.pid_file(name).exists():
             detail = f"{name} crashed and left {home.pid_file(name)}"
             yield warn("service", detail, f"mlx-stack down {name}")
@@ -304,7 +304,7 @@ def unfinished(home: Home) -> Iterator[CheckResult]:
 
 def _port(home: Home) -> Iterator[CheckResult]:
     server = ServerSpec()
-    if any(state.plan.url.endswith(f":{server.port}") for state in services.running(home)):
+    if any(state.spec.url.endswith(f":{server.port}") for state in services.running(home)):
         return
     if refusal(server.host, server.port) is None:
         yield ok("port", f"{server.port} is free")

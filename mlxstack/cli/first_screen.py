@@ -54,7 +54,7 @@ def choose() -> tuple[str, ...]:
 
 
 def _of_running(home: Home) -> tuple[KeyCommand, ...]:
-    n_ctx = max(state.plan.n_ctx for state in services.running(home))
+    n_ctx = max(state.spec.n_ctx for state in services.running(home))
     client = KeyCommand("r", ("run", "claude"), "start Claude Code on it")
     if not is_large_enough("claude", n_ctx):
         client = KeyCommand("d", ("down",), "stop it")

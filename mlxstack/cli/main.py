@@ -42,7 +42,7 @@ from mlxstack.cli.exit_codes import Exit, Misuse, PipeClosed, exit_of
 from mlxstack.cli.output import is_interactive, note, say
 from mlxstack.cli.streams import prepare_streams
 from mlxstack.cli.verbs import VerbApp
-from mlxstack.control.restart_policy import launchd_code, take_launchd_flag
+from mlxstack.control.final_exit_codes import launchd_code, take_launchd_flag
 from mlxstack.core.errors import StackError, Unauthorized
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -29,7 +29,7 @@ class ServiceOptions(NamedTuple):
 
         A member of a gateway that does not run is started. `is_of_all`: the gateway itself answers.
         """
-        from mlxstack.cli.member_start import start_member
+        from mlxstack.cli.gateway_member import start_member
         from mlxstack.cli.target import target
         from mlxstack.core.errors import Busy
         from mlxstack.host.home import home_from

@@ -116,7 +116,7 @@ class StartChoice(NamedTuple):
             on_disk = gateway.find_all(home, models, sets)
             for name, reason in on_disk.left_out.items():
                 note(f"left out: {name}: {reason}")
-            return list(on_disk.wanted)
+            return list(on_disk.requests)
         if self.is_gateway:
             return [request_for(model, home, SlotSizes(), sets) for model in models]
         sizes = SlotSizes(self.slots, self.ctx, self.kv_bits)

@@ -32,7 +32,7 @@ class StartOffer(Struct, frozen=True):
 
 def service_of(home: Home, model: str) -> str:
     """Service or member named `model` or serving it, else a new one."""
-    if model in [state.plan.name for state in services.running(home)]:
+    if model in [state.spec.name for state in services.running(home)]:
         return model
     if (owner := membership(home, model)) is not None:
         return owner.member

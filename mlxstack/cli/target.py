@@ -96,7 +96,7 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
     if name is not None:
         if (owner := membership(home, name)) is not None:
             return _target_of(home, owner.gateway, api_key, owner.member)
-        live = [state for state in live if state.plan.name == name]
+        live = [state for state in live if state.spec.name == name]
     if name and not live:
         raise Unreachable(f"`{name}` is not running")
     return _target_of(home, _only(live, "run"), api_key, None)
@@ -115,17 +115,17 @@ def membership(home: Home, name: str) -> Membership | None:
 
 def gateway_spec(home: Home, state: ServiceState) -> "GatewaySpec | None":
     """Spec of a gateway; None of another service."""
-    if not is_gateway(state.plan):
+    if not is_gateway(state.spec):
         return None
     from mlxstack.gateway.spec import GatewaySpec
 
-    return read_json(home.gateway_file(state.plan.name), GatewaySpec)
+    return read_json(home.gateway_file(state.spec.name), GatewaySpec)
 
 
 def _target_of(
     home: Home, state: ServiceState, api_key: str | None, member: str | None
 ) -> ServiceTarget:
-    plan = state.plan
+    plan = state.spec
     spec = gateway_spec(home, state)
     served = spec or read_json(home.preset_file(plan.name), ServedAt)
     key = api_key or (usable_key(served.server) if served is not None else None)
@@ -164,10 +164,10 @@ def _line(name: str) -> str:
 def _only(states: list[ServiceState], verb: str) -> ServiceState:
     if not states:
         raise Unreachable("no service is running; start one with `mlx-stack up demo`")
-    gateways = [state for state in states if is_gateway(state.plan)]
+    gateways = [state for state in states if is_gateway(state.spec)]
     if len(gateways) == 1:
         return gateways[0]
     if len(states) > 1:
-        names = sorted(state.plan.name for state in states)
+        names = sorted(state.spec.name for state in states)
         raise Misuse(f"several services {verb}; name one of {', '.join(names)}: {_line(names[0])}")
     return states[0]

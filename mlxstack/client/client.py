@@ -110,13 +110,13 @@ class Client:
             self._stream("POST", path, asked) as answer,
             contextlib.aclosing(_events(answer)) as stream,
         ):
-            async for one in stream:
-                if one.data == b"[DONE]":
+            async for event in stream:
+                if event.data == b"[DONE]":
                     return
-                failed = message_of(one.data)
+                failed = message_of(event.data)
                 if failed is not None:
                     raise Broken(failed)
-                yield decode(one.data, ChatResponse)
+                yield decode(event.data, ChatResponse)
 
     async def feed(
         self, path: str, silence_s: float = 30.0
@@ -134,9 +134,9 @@ class Client:
                     self._stream("GET", path, timeout_s=silence_s) as answer,
                     contextlib.aclosing(_events(answer)) as stream,
                 ):
-                    async for one in stream:
+                    async for event in stream:
                         delay = RECONNECT_FIRST_S
-                        yield one
+                        yield event
             except (Unreachable, StackError) as why:
                 reason = str(why)
                 needs_key = isinstance(why, Unauthorized)
@@ -184,13 +184,13 @@ class Client:
             return f"{path}{'&' if '?' in path else '?'}{self._model}"
         return path
 
-    def _unreachable(self, why: httpx.TransportError) -> Unreachable:
-        return Unreachable(f"no answer from {self.url} ({str(why) or type(why).__name__})")
+    def _unreachable(self, error: httpx.TransportError) -> Unreachable:
+        return Unreachable(f"no answer from {self.url} ({str(error) or type(error).__name__})")
 
 
 async def _events(answer: httpx.Response) -> AsyncGenerator[ServerSentEvent, None]:
     """Events of a stream, without comments (heartbeats)."""
     async with contextlib.aclosing(EventSource(answer).aiter_sse()) as stream:
-        async for one in stream:
-            if one.data:
-                yield ServerSentEvent(one.event, one.data.encode())
+        async for event in stream:
+            if event.data:
+                yield ServerSentEvent(event.event, event.data.encode())

@@ -48,16 +48,16 @@ def listed(home: Home) -> dict[str, Path]:
 
 def load(name: str, home: Home) -> Mode:
     """Read and check. Raises SetupError naming the file and the line."""
-    known = listed(home)
-    if name not in known:
-        raise SetupError(f"no mode is called `{name}`{preset_schema.suggestion(name, known)}")
-    mode = presets.read_struct(known[name], Mode)
+    files = listed(home)
+    if name not in files:
+        raise SetupError(f"no mode is called `{name}`{preset_schema.suggestion(name, files)}")
+    mode = presets.read_struct(files[name], Mode)
     if not mode.members:
-        raise SetupError(f"{known[name]}: a mode needs at least one member")
+        raise SetupError(f"{files[name]}: a mode needs at least one member")
     return mode
 
 
-def create(name: str, wanted: list[str], description: str, home: Home) -> Path:
+def create(name: str, names: list[str], description: str, home: Home) -> Path:
     """Write a mode of these presets.
 
     Raises SetupError for a wrong preset or name, Taken when the mode is there already.
@@ -67,9 +67,9 @@ def create(name: str, wanted: list[str], description: str, home: Home) -> Path:
     path = home.presets / FOLDER / f"{name}.yaml"
     if path.exists():
         raise Taken(f"{path} exists already; remove it, or choose another name")
-    for preset in wanted:
+    for preset in names:
         presets.load(preset, home)
-    mode = Mode(tuple(Member(presets.from_anywhere(preset)) for preset in wanted), description)
+    mode = Mode(tuple(Member(presets.from_anywhere(preset)) for preset in names), description)
     make_private(path.parent)
     text = yaml.safe_dump(msgspec.to_builtins(mode), sort_keys=False)
     write_atomic(path, text.encode())

@@ -36,8 +36,8 @@ class PlainYamlLoader(yaml.SafeLoader):
 
 
 PlainYamlLoader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in known if tag.removeprefix(TAG) in {"bool", "null"}]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, form) for tag, form in resolvers if tag.removeprefix(TAG) in {"bool", "null"}]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 PlainYamlLoader.add_implicit_resolver(f"{TAG}int", WHOLE, list("-+0123456789"))
 PlainYamlLoader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789"))
@@ -154,7 +154,7 @@ def _texts_in(shape: mi.Type) -> mi.Type:
 def _section_in(shape: mi.Type) -> mi.Type:
     """Section among the kinds of a value, else the shape itself."""
     kinds = shape.types if isinstance(shape, mi.UnionType) else ()
-    return next((one for one in kinds if isinstance(one, mi.StructType)), shape)
+    return next((kind for kind in kinds if isinstance(kind, mi.StructType)), shape)
 
 
 def children(shape: mi.Type) -> dict[str, mi.Type]:
@@ -182,10 +182,10 @@ def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[K
     """Unknown key paths in `values`, in the order of the file."""
     shape = _section_in(shape)
     if isinstance(values, dict) and isinstance(shape, mi.StructType):
-        known = children(shape)
+        keys_here = children(shape)
         for name, value in values.items():
-            if name in known:
-                yield from unknown(value, known[name], (*keys, name))
+            if name in keys_here:
+                yield from unknown(value, keys_here[name], (*keys, name))
             else:
                 yield (*keys, name)
     elif isinstance(values, list) and isinstance(shape, mi.VarTupleType):
@@ -208,9 +208,9 @@ def nearest(word: str, names: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, choices: Iterable[str]) -> str:
     """Suggestion `; did you mean X?`, or else the known keys."""
-    names = list(known)
+    names = list(choices)
     if near := nearest(word, names):
         return f"; did you mean `{near}`?"
     return f"; there is {', '.join(names)}" if names else ""
@@ -221,7 +221,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
     if isinstance(shape, mi.UnionType):
         if raw in {"null", "none", ""}:
             return None
-        shape = next(one for one in shape.types if not isinstance(one, mi.NoneType))
+        shape = next(kind for kind in shape.types if not isinstance(kind, mi.NoneType))
     if isinstance(shape, mi.StrType | mi.EnumType):
         return raw
     try:
@@ -240,7 +240,7 @@ def meaning(shape: mi.Type | None) -> str:
     """Allowed values as text: `a whole number from 1 to 256`."""
     match shape:
         case mi.UnionType():
-            kinds = [one for one in shape.types if not isinstance(one, mi.NoneType)]
+            kinds = [kind for kind in shape.types if not isinstance(kind, mi.NoneType)]
             null = ["null"] if len(kinds) < len(shape.types) else []
             return " or ".join([*map(meaning, kinds), *null])
         case mi.VarTupleType():
@@ -282,8 +282,8 @@ def normalized(values: dict[str, Any]) -> dict[str, Any]:
 def _expanded(values: Any, shape: mi.Type | None, key: str = "") -> Any:
     """Values in their long form; others stay for a later refusal."""
     if isinstance(values, dict):
-        known = children(_section_in(shape)) if shape is not None else {}
-        return {name: _expanded(value, known.get(name), name) for name, value in values.items()}
+        shapes = children(_section_in(shape)) if shape is not None else {}
+        return {name: _expanded(value, shapes.get(name), name) for name, value in values.items()}
     if values is False and isinstance(shape, mi.EnumType):
         return "off"
     if not isinstance(values, str):
@@ -340,15 +340,15 @@ def violations(preset: Preset) -> Iterator[Violation]:
 
 
 def _draft(preset: Preset) -> Iterator[Violation]:
-    given = {key: getattr(preset.model, key) for key in ("draft", "mtp")}
-    for key, draft in given.items():
+    drafts = {key: getattr(preset.model, key) for key in ("draft", "mtp")}
+    for key, draft in drafts.items():
         if draft is None:
             continue
         if preset.kind is ServiceKind.EMBEDDING:
             yield ("model", key), f"is {draft}, but embeddings need no drafts; remove it"
         elif preset.speculation is Speculation.OFF:
             yield ("model", key), f"is {draft}, but drafts are off: set speculation: auto"
-    if None not in given.values():
+    if None not in drafts.values():
         yield ("model", "mtp"), "does not go with `model.draft`: remove one of the two"
 
 
@@ -390,14 +390,14 @@ def _sizes(preset: Preset) -> Iterator[Violation]:
 
 def _warm(preset: Preset) -> Iterator[Violation]:
     names: set[str] = set()
-    for at, prefix in enumerate(preset.prefix_cache.warm_prefixes):
-        keys: Keys = ("prefix_cache", "warm_prefixes", at)
-        given = [kind for kind in FILES if getattr(prefix, kind) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none of them"
+    for position, prefix in enumerate(preset.prefix_cache.warm_prefixes):
+        keys: Keys = ("prefix_cache", "warm_prefixes", position)
+        kinds = [kind for kind in FILES if getattr(prefix, kind) is not None]
+        if len(kinds) != 1:
+            text = " and ".join(kinds) or "none of them"
             yield (
                 keys,
-                f"(`{prefix.name}`) gives {found}, but must give exactly one of {', '.join(FILES)}",
+                f"(`{prefix.name}`) gives {text}, but must give exactly one of {', '.join(FILES)}",
             )
         if prefix.name in {"", ".", ".."} or "/" in prefix.name:
             yield (*keys, "name"), f"is `{prefix.name}`, but must be a name without `/`"
@@ -429,18 +429,18 @@ def _server(preset: Preset) -> Iterator[Violation]:
             f"is {preset.server.host}, which other machines reach, and no key is asked for: set "
             "server.api_keys (`mlx-stack key` makes one), or server.allow_unauthenticated: true",
         )
-    for at, key in enumerate(preset.server.api_keys):
+    for position, key in enumerate(preset.server.api_keys):
         text = key if isinstance(key, str) else key.key
         if not text.strip():
-            yield ("server", "api_keys", at), "is empty; every request would match it"
+            yield ("server", "api_keys", position), "is empty; every request would match it"
         elif not (text.isascii() and text.isprintable()):
-            yield ("server", "api_keys", at), "must be printable ASCII, as headers are"
+            yield ("server", "api_keys", position), "must be printable ASCII, as headers are"
         elif text.startswith("sha256:") and not DIGEST.fullmatch(text):
-            yield ("server", "api_keys", at), "is no sha256: with 64 hex digits after it"
-    for at, peer in enumerate(preset.server.peers):
+            yield ("server", "api_keys", position), "is no sha256: with 64 hex digits after it"
+    for position, peer in enumerate(preset.server.peers):
         url = peer if isinstance(peer, str) else peer.url
         if not PEER_URL.fullmatch(url):
             yield (
-                ("server", "peers", at),
+                ("server", "peers", position),
                 f"is {url}, but must be the URL of a service, such as http://127.0.0.1:7119",
             )

@@ -97,7 +97,7 @@ def parsed_yaml(text: str, path: Path) -> SourcedDocument:
     except RecursionError:
         raise SetupError(f"{path}: this is nested deeper than a preset can be") from None
     except schema.UNBUILT as why:
-        raise SetupError(f"{path}: a value makes no sense: {why}") from why
+        raise SetupError(f"{path}: invalid value: {why}") from why
 
 
 def _document(text: str, top: SourceLocation) -> SourcedDocument:
@@ -116,8 +116,10 @@ def _document(text: str, top: SourceLocation) -> SourcedDocument:
 
 def merge(below: SourcedDocument, above: SourcedDocument) -> SourcedDocument:
     """`above` wins; mappings are merged, lists are replaced."""
-    kept = {keys: mark for keys, mark in below.locations.items() if _survives(above.values, keys)}
-    return SourcedDocument(_merged(below.values, above.values), kept | above.locations)
+    locations = {
+        keys: mark for keys, mark in below.locations.items() if _survives(above.values, keys)
+    }
+    return SourcedDocument(_merged(below.values, above.values), locations | above.locations)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -130,14 +132,14 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _survives(above: dict[str, Any], keys: Keys) -> bool:
-    here: Any = above
+    value: Any = above
     for key in keys:
-        if not isinstance(here, dict):
+        if not isinstance(value, dict):
             return False
-        if key not in here:
+        if key not in value:
             return True
-        here = here[key]
-    return isinstance(here, dict)
+        value = value[key]
+    return isinstance(value, dict)
 
 
 def _state(
@@ -151,9 +153,12 @@ def _state(
     if isinstance(node, yaml.MappingNode):
         yield from _walk_mapping(node, keys, top)
     elif isinstance(node, yaml.SequenceNode):
-        for at, item in enumerate(node.value):
-            yield (*keys, at), SourceLocation(top.source, top.folder, item.start_mark.line + 1)
-            yield from _state(item, (*keys, at), top)
+        for position, item in enumerate(node.value):
+            yield (
+                (*keys, position),
+                SourceLocation(top.source, top.folder, item.start_mark.line + 1),
+            )
+            yield from _state(item, (*keys, position), top)
 
 
 def _walk_mapping(
@@ -163,20 +168,20 @@ def _walk_mapping(
     for name, value in node.value:
         line = name.start_mark.line + 1
         key = str(name.value) if isinstance(name, yaml.ScalarNode) else "?"
-        here = dotted((*keys, key))
+        path = dotted((*keys, key))
         if not isinstance(name, yaml.ScalarNode) or name.tag != "tag:yaml.org,2002:str":
-            raise SetupError(f"{top.source}:{line}: the key `{here}` must be a plain text")
+            raise SetupError(f"{top.source}:{line}: the key `{path}` must be a plain text")
         if key in seen:
             raise SetupError(
-                f"{top.source}:{line}: `{here}` is given twice, first in line {seen[key]}; keep one"
+                f"{top.source}:{line}: `{path}` is given twice, first in line {seen[key]}; keep one"
             )
         seen[key] = line
         yield (*keys, key), SourceLocation(top.source, top.folder, line)
         yield from _state(value, (*keys, key), top)
 
 
-def _place(why: yaml.YAMLError) -> str:
-    mark = getattr(why, "problem_mark", None)
+def _place(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
     return f":{mark.line + 1}" if mark is not None else ""
 
 
@@ -201,7 +206,11 @@ def _absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
     """
     values = msgspec.to_builtins(preset)
     warm = range(len(preset.prefix_cache.warm_prefixes))
-    files = [("prefix_cache", "warm_prefixes", at, kind) for at in warm for kind in schema.FILES]
+    files = [
+        ("prefix_cache", "warm_prefixes", position, kind)
+        for position in warm
+        for kind in schema.FILES
+    ]
     for keys in (*MODELS, *FOLDERS, *files):
         section = _value(values, keys[:-1])
         path = section[keys[-1]]
@@ -246,10 +255,10 @@ def variables() -> dict[str, tuple[str, ...]]:
 
 def from_environment(env: Mapping[str, str]) -> list[Override]:
     """Overrides in `env`; misspelt keys of known sections are refused."""
-    known = variables()
+    keys = variables()
     for name in unknown_variables(env):
-        raise SetupError(f"{name}: no preset has this key{schema.suggestion(name, known)}")
-    return [Override(known[name], env[name], name) for name in sorted(env) if name in known]
+        raise SetupError(f"{name}: no preset has this key{schema.suggestion(name, keys)}")
+    return [Override(keys[name], env[name], name) for name in sorted(env) if name in keys]
 
 
 def unknown_variables(env: Mapping[str, str]) -> list[str]:
@@ -257,23 +266,23 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
     shapes = schema.children(schema.PRESET).items()
     sections = [name for name, shape in shapes if isinstance(shape, mi.StructType)]
     prefixes = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
-    known = variables()
-    return sorted(name for name in env if name.startswith(prefixes) and name not in known)
+    keys = variables()
+    return sorted(name for name in env if name.startswith(prefixes) and name not in keys)
 
 
 def unread_variables(env: Mapping[str, str]) -> dict[str, str]:
     """`MLX_STACK_` variables that nothing reads, each with a warning."""
-    known = [*variables(), *(PREFIX + name for name in OTHERS)]
-    others = {*known, *unknown_variables(env)}
-    names = sorted(name for name in env if name.startswith(PREFIX) and name not in others)
-    return {name: f"{name} is set, but nothing reads it{_near(name, known)}" for name in names}
+    candidates = [*variables(), *(PREFIX + name for name in OTHERS)]
+    read = {*candidates, *unknown_variables(env)}
+    names = sorted(name for name in env if name.startswith(PREFIX) and name not in read)
+    return {name: f"{name} is set, but nothing reads it{_near(name, candidates)}" for name in names}
 
 
-def _near(name: str, known: list[str]) -> str:
+def _near(name: str, candidates: list[str]) -> str:
     """Suggestion of the key without its section, else of a similar word."""
     word = name.removeprefix(PREFIX)
-    rests = [one.removeprefix(PREFIX) for one in known]
-    near = next((one for one in rests if one.endswith(f"_{word}")), None)
+    rests = [candidate.removeprefix(PREFIX) for candidate in candidates]
+    near = next((key for key in rests if key.endswith(f"_{word}")), None)
     near = near or schema.nearest(word, rests)
     return f"; did you mean `{PREFIX}{near}`?" if near else ""
 
@@ -287,15 +296,15 @@ def document_of(overrides: Iterable[Override], folder: Path) -> SourcedDocument:
     """Overrides as a document; later ones win. Raises SetupError."""
     values: dict[str, Any] = {}
     locations: dict[Keys, SourceLocation] = {}
-    for one in overrides:
-        shape = schema.at(one.keys)
+    for override in overrides:
+        shape = schema.at(override.keys)
         if shape is None or isinstance(shape, mi.StructType):
-            raise SetupError(f"{one.label}: {_why_not(one.keys)}")
+            raise SetupError(f"{override.label}: {_why_not(override.keys)}")
         section = values
-        for key in one.keys[:-1]:
+        for key in override.keys[:-1]:
             section = section.setdefault(key, {})
-        section[one.keys[-1]] = schema.parse(one.raw, shape)
-        locations[one.keys] = SourceLocation(one.label, folder)
+        section[override.keys[-1]] = schema.parse(override.raw, shape)
+        locations[override.keys] = SourceLocation(override.label, folder)
     return SourcedDocument(values, locations)
 
 
@@ -304,8 +313,8 @@ def _why_not(keys: tuple[str, ...]) -> str:
     shape = schema.at(keys)
     if shape is not None:
         return f"{name} is a section; set one of its keys: {', '.join(schema.children(shape))}"
-    if why := schema.why_unknown(keys):
-        return why
+    if reason := schema.why_unknown(keys):
+        return reason
     near = schema.suggestion(name, map(".".join, schema.leaves()))
     return f"no preset has the key `{name}`{near}"
 
@@ -372,14 +381,14 @@ def find(name: str, home: Home) -> Path:
         if "\0" in name or not path.is_file():
             raise SetupError(f"there is no preset file {path}")
         return path
-    known = listed(home)
-    if name not in known:
-        near = schema.suggestion(name, known)
+    files = listed(home)
+    if name not in files:
+        near = schema.suggestion(name, files)
         raise SetupError(
             f"no preset is called `{name}` (looked in {builtin_folder()} and {home.presets}; "
             f"a path to a .yaml file works too, and `up` takes a hub id){near}"
         )
-    return known[name]
+    return files[name]
 
 
 def delete(name: str, home: Home) -> Path:
@@ -440,8 +449,8 @@ def _layers(
     base = document.values.pop("extends", None)
     mark = document.locations.pop(("extends",), None)
     for keys, place in document.locations.items():
-        if why := schema.why_unknown(keys):
-            raise SetupError(f"{place}: {why}")
+        if reason := schema.why_unknown(keys):
+            raise SetupError(f"{place}: {reason}")
     _refuse_unknown(document, schema.PRESET, "extends")
     if base is None:
         return document
@@ -452,7 +461,7 @@ def _layers(
         # A user's preset may extend the shipped or derived one that it replaces.
         below = files_in(home.derived_presets, builtin_folder()).get(base, below)
     if below in (*seen, source):
-        chain = " -> ".join(one.stem for one in (*seen, source, below))
+        chain = " -> ".join(path.stem for path in (*seen, source, below))
         raise SetupError(f"{mark}: the presets extend each other in a circle: {chain}")
     layers = _layers(below, read_yaml(below), home, (*seen, source))
     layers.values.pop("name", None)
@@ -471,12 +480,12 @@ def _base_of(base: str, mark: SourceLocation | None, home: Home) -> Path:
         raise SetupError(f"{mark}: {why.message}") from why
 
 
-def _refuse_unknown(document: SourcedDocument, form: mi.Type, *others: str) -> None:
+def _refuse_unknown(document: SourcedDocument, form: mi.Type, *names: str) -> None:
     """Raise SetupError for a key outside `form` and `others`."""
     for keys in schema.unknown(document.values, form):
         section = schema.at(keys[:-1], form)
-        known = schema.children(section) if section is not None else {}
-        near = schema.suggestion(str(keys[-1]), [*known, *(others if len(keys) == 1 else ())])
+        keys_below = schema.children(section) if section is not None else {}
+        near = schema.suggestion(str(keys[-1]), [*keys_below, *(names if len(keys) == 1 else ())])
         raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
 
 
@@ -514,16 +523,16 @@ def _checked(document: SourcedDocument, home: Home) -> Preset:
 
 
 def _complaint(document: SourcedDocument, message: str) -> str:
-    what, _, where = message.partition(" - at `$")
+    problem, _, where = message.partition(" - at `$")
     keys = _keys(where)
-    missing = re.search(r"missing required field `(.+)`", what)
+    missing = re.search(r"missing required field `(.+)`", problem)
     if missing:
         keys = (*keys, missing[1])
         right = schema.allowed(keys)
         return f"{document.location(keys)}: `{dotted(keys)}` is missing; it must be {right}"
-    shown = schema.shown(_value(document.values, keys))
+    value = schema.shown(_value(document.values, keys))
     right = schema.allowed(keys)
-    return f"{document.location(keys)}: {dotted(keys)} is {shown}, but must be {right}"
+    return f"{document.location(keys)}: {dotted(keys)} is {value}, but must be {right}"
 
 
 def _keys(where: str) -> Keys:

@@ -31,15 +31,8 @@ from mlxstack.gateway.spec import (
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.process import free_port
-from mlxstack.host.services import (
-    Phase,
-    RestartPolicy,
-    ServiceSpec,
-    owner,
-    read_json,
-    read_state,
-    write_json,
-)
+from mlxstack.host.restart_policy import RestartPolicy
+from mlxstack.host.services import Phase, ServiceSpec, owner, read_json, read_state, write_json
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.model_files import CONFIG, ModelFiles, quantization_in, read_config_object
 from mlxstack.models.reference import service_name
@@ -73,7 +66,7 @@ MAX_PCT = 90
 class MemberPlan(Struct, frozen=True):
     """Member as requested and as served."""
 
-    wanted: StartRequest
+    request: StartRequest
     preset: Preset
 
 
@@ -94,7 +87,7 @@ class PlannedGateway(Struct, frozen=True):
 class ModelsOnDisk(Struct, frozen=True):
     """Requests for models that can be served, and why others cannot."""
 
-    wanted: tuple[StartRequest, ...]
+    requests: tuple[StartRequest, ...]
     left_out: dict[str, str]
 
 
@@ -105,53 +98,55 @@ def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsO
     """
     from mlxstack.models.local_models import all_models  # noqa: PLC0415 - slow, rarely needed
 
-    wanted = [request_for(one, home, SlotSizes(), sets) for one in first]
+    requests = [request_for(model, home, SlotSizes(), sets) for model in first]
     room = room_in(home, this_memory(os.environ))
-    given = {*first}
-    others = (one for one in all_models(home) if given.isdisjoint((one.name, one.path)))
-    models = list({one.name: one for one in others}.values())
-    n_names = Counter(_service_name(one.name) for one in models)
+    names = {*first}
+    installed = (model for model in all_models(home) if names.isdisjoint((model.name, model.path)))
+    models = list({model.name: model for model in installed}.values())
+    n_names = Counter(_service_name(model.name) for model in models)
     left_out = {}
     # All at once: each child process that builds shapes imports MLX.
     shapes_of(_configs(models))
-    for one in models:
-        if not one.is_complete:
-            left_out[one.name] = one.fault or f"incomplete; `mlx-stack pull {one.name}` goes on"
+    for model in models:
+        if not model.is_complete:
+            left_out[model.name] = (
+                model.fault or f"incomplete; `mlx-stack pull {model.name}` goes on"
+            )
             continue
         own = list(sets)
-        if n_names[_service_name(one.name)] > 1:
-            own.append(f"name={service_name(one.name)}")
-        if one.where == "LM Studio":
-            own.append(f"model.alias={one.name}")
+        if n_names[_service_name(model.name)] > 1:
+            own.append(f"name={service_name(model.name)}")
+        if model.where == "LM Studio":
+            own.append(f"model.alias={model.name}")
         try:
-            found = request_for(one.name, home, SlotSizes(), tuple(own))
-            if found.file is not None:
-                refuse_if_too_big(found.file.preset.candidate, room)
+            request = request_for(model.name, home, SlotSizes(), tuple(own))
+            if request.file is not None:
+                refuse_if_too_big(request.file.preset.candidate, room)
         except (SetupError, BadRequest) as why:
-            left_out[one.name] = why.message
+            left_out[model.name] = why.message
             continue
-        wanted.append(found)
-    if not wanted:
+        requests.append(request)
+    if not requests:
         raise SetupError(
             "no model on this disk can be served; `mlx-stack plan` proposes some, and "
             "`mlx-stack pull MODEL` downloads one" + _told(left_out)
         )
-    return ModelsOnDisk(tuple(wanted), left_out)
+    return ModelsOnDisk(tuple(requests), left_out)
 
 
 def _configs(models: "Iterable[LocalModel]") -> list[dict[str, Any]]:
     """Configs of complete models, without those that cannot be read."""
     configs = []
-    for one in models:
+    for model in models:
         with suppress(SetupError):
-            if one.is_complete:
-                configs.append(read_config_object(Path(one.path) / CONFIG))
+            if model.is_complete:
+                configs.append(read_config_object(Path(model.path) / CONFIG))
     return configs
 
 
 def prepare(
     name: str,
-    wanted: Sequence[StartRequest],
+    requests: Sequence[StartRequest],
     home: Home,
     linger_s: float = LINGER_S,
     of_disk: bool = False,
@@ -163,9 +158,9 @@ def prepare(
     member that runs already.
     """
     room = room_in(home, this_memory(os.environ))
-    found = plan(name, wanted, home, room, linger_s, of_disk=of_disk, **listening)
-    check_free(found, home)
-    return write(found, home)
+    planned = plan(name, requests, home, room, linger_s, of_disk=of_disk, **listening)
+    check_free(planned, home)
+    return write(planned, home)
 
 
 def check_free(gateway: GatewayPlan, home: Home) -> None:
@@ -180,8 +175,8 @@ def check_free(gateway: GatewayPlan, home: Home) -> None:
 def room_of(name: str, home: Home) -> MemoryRoom:
     """Memory next to all services but the gateway `name`."""
     room = room_in(home, this_memory(os.environ), name)
-    others = {service: n_bytes for service, n_bytes in room.others.items() if service != name}
-    return replace(room, others=others)
+    claims = {service: n_bytes for service, n_bytes in room.claims.items() if service != name}
+    return replace(room, claims=claims)
 
 
 def grace_s(drain_s: float, members_s: Iterable[float]) -> float:
@@ -191,7 +186,7 @@ def grace_s(drain_s: float, members_s: Iterable[float]) -> float:
 
 def plan(
     name: str,
-    wanted: Sequence[StartRequest],
+    requests: Sequence[StartRequest],
     home: Home,
     room: MemoryRoom,
     linger_s: float = LINGER_S,
@@ -207,54 +202,60 @@ def plan(
     and their keys where the gateway has the same `secret`.
     """
     make_home(home)
-    loaded = [start.resolve(one, home) for one in wanted]
-    _refuse_twins(name, [one.preset.name for one in loaded])
+    loaded = [start.resolve(request, home) for request in requests]
+    _refuse_twins(name, [loaded_preset.preset.name for loaded_preset in loaded])
     server = replace(loaded[0].preset.server, **listening)
-    _refuse_other_keys(server, [one.preset for one in loaded])
+    _refuse_other_keys(server, [loaded_preset.preset for loaded_preset in loaded])
     if not server.port:
         server = replace(server, port=free_port(server.host))
     secret = secret or secrets.token_hex(32)
-    ports = {name: one.server.port for name, one in (former or {}).items()}
+    ports = {name: preset.server.port for name, preset in (former or {}).items()}
     inner = [
         replace(
-            one.preset,
+            loaded_preset.preset,
             server=inner_server(
-                one.preset.server, server, secret, ports.get(one.preset.name) or free_port(HOST)
+                loaded_preset.preset.server,
+                server,
+                secret,
+                ports.get(loaded_preset.preset.name) or free_port(HOST),
             ),
         )
-        for one in loaded
+        for loaded_preset in loaded
     ]
-    found = _candidates(inner, room)
-    held = [_as_before(one, (former or {}).get(one.name)) for one in inner]
+    candidates = _candidates(inner, room)
+    held = [_as_before(preset, (former or {}).get(preset.name)) for preset in inner]
     free = room.free
-    sizes = _with_shares(list(zip(held, found, strict=True)), free, room.memory)
+    sizes = _with_shares(list(zip(held, candidates, strict=True)), free, room.memory)
     if sum(n_bytes for _, n_bytes in sizes) > free:
-        sizes = _with_shares(list(zip(inner, found, strict=True)), free, room.memory)
-    n_same = Counter(one.model.served_name for one in inner)
+        sizes = _with_shares(list(zip(inner, candidates, strict=True)), free, room.memory)
+    n_same = Counter(preset.model.served_name for preset in inner)
     members = tuple(
-        _member(start.spec_of(one, preset, home), preset, n_bytes, candidate, of_disk, n_same)
-        for one, candidate, (preset, n_bytes) in zip(wanted, found, sizes, strict=True)
+        _member(start.spec_of(request, preset, home), preset, n_bytes, candidate, of_disk, n_same)
+        for request, candidate, (preset, n_bytes) in zip(requests, candidates, sizes, strict=True)
     )
     _refuse_too_big(members, free)
     spec = GatewaySpec(
         name, server, secret, members, members[0].name, free, linger_s, of_disk=of_disk
     )
-    each = zip(wanted, sizes, strict=True)
-    return GatewayPlan(spec, tuple(MemberPlan(one, preset) for one, (preset, _) in each))
+    served = zip(requests, sizes, strict=True)
+    return GatewayPlan(spec, tuple(MemberPlan(request, preset) for request, (preset, _) in served))
 
 
 def write(
-    found: GatewayPlan, home: Home, running: Mapping[str, ServiceSpec] | None = None
+    planned: GatewayPlan, home: Home, running: Mapping[str, ServiceSpec] | None = None
 ) -> PlannedGateway:
     """Write all specs, except of `running` members. Raises SetupError."""
-    kept = running or {}
-    for one in found.members:
-        if one.preset.name not in kept:
-            start.check_files(one.preset)
-            start.check_port(one.preset.server, home)
-            start.write(one.wanted, one.preset, home)
-    members = [replace(one, service=kept.get(one.name, one.service)) for one in found.spec.members]
-    spec = replace(found.spec, members=tuple(members))
+    specs = running or {}
+    for member in planned.members:
+        if member.preset.name not in specs:
+            start.check_files(member.preset)
+            start.check_port(member.preset.server, home)
+            start.write(member.request, member.preset, home)
+    members = [
+        replace(member, service=specs.get(member.name, member.service))
+        for member in planned.spec.members
+    ]
+    spec = replace(planned.spec, members=tuple(members))
     return PlannedGateway(spec, _service(spec, home))
 
 
@@ -287,11 +288,11 @@ def running_members(home: Home, name: str) -> list[str]:
     if state is None or spec is None or state.phase is Phase.STOPPED:
         return []
     return [
-        one.name
-        for one in spec.members
+        member.name
+        for member in spec.members
         # Another gateway that runs it now has given it another key.
-        if own_preset(home, one.name, spec.secret) is not None
-        if one.name not in spec.handed_over and owner(home, one.name) is not None
+        if own_preset(home, member.name, spec.secret) is not None
+        if member.name not in spec.handed_over and owner(home, member.name) is not None
     ]
 
 
@@ -302,18 +303,18 @@ def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate |
     """
     pairs: list[tuple[Preset, ModelFiles]] = []
     unknown: dict[str, str] = {}
-    for one in presets:
+    for preset in presets:
         try:
-            pairs.append((one, files_of(one.model)))
+            pairs.append((preset, files_of(preset.model)))
         except SetupError as why:
-            unknown[one.name] = why.message
-    found = {candidate.preset.name: candidate for candidate in of_many(pairs)}
-    for name, candidate in found.items():
+            unknown[preset.name] = why.message
+    by_name = {candidate.preset.name: candidate for candidate in of_many(pairs)}
+    for name, candidate in by_name.items():
         if (why_not := refuse_if_too_big(candidate, room)) is not None:
             unknown[name] = why_not
     for name, why_not in unknown.items():
         log.warning("warning: `%s` is loaded alone, its size is not known: %s", name, why_not)
-    return [None if one.name in unknown else found[one.name] for one in presets]
+    return [None if preset.name in unknown else by_name[preset.name] for preset in presets]
 
 
 def _with_shares(
@@ -325,26 +326,33 @@ def _with_shares(
     proportion to its KV. One of unknown size takes all that the members leave which are never
     unloaded.
     """
-    spare = max(0, budget - sum(_n_bytes(*one, memory) or 0 for one in members))
-    free = [(one, found) for one, found in members if found is not None and _is_free(one)]
-    kv = {one.name: need(found.load(memory, has_kv_share=False)).kv for one, found in free}
+    spare = max(0, budget - sum(_n_bytes(*member, memory) or 0 for member in members))
+    free = [
+        (preset, candidate)
+        for preset, candidate in members
+        if candidate is not None and _is_free(preset)
+    ]
+    kv = {
+        preset.name: need(candidate.load(memory, has_kv_share=False)).kv
+        for preset, candidate in free
+    }
     shared = []
-    for one, found in members:
-        own = one
-        if one.name in kv:
-            n_kv = kv[one.name] + spare * kv[one.name] // sum(kv.values())
+    for preset, candidate in members:
+        own = preset
+        if preset.name in kv:
+            n_kv = kv[preset.name] + spare * kv[preset.name] // sum(kv.values())
             pct = min(MAX_PCT, max(MIN_PCT, 100 * n_kv / memory.total))
-            own = replace(one, prefix_cache=replace(one.prefix_cache, memory_budget_pct=pct))
-        shared.append((own, _n_bytes(own, found, memory)))
-    kept = sum(n or 0 for one, n in shared if one.server.resident is Residency.ALWAYS)
-    return [(one, max(0, budget - kept) if n is None else n) for one, n in shared]
+            own = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
+        shared.append((own, _n_bytes(own, candidate, memory)))
+    resident = sum(n or 0 for preset, n in shared if preset.server.resident is Residency.ALWAYS)
+    return [(preset, max(0, budget - resident) if n is None else n) for preset, n in shared]
 
 
-def _n_bytes(preset: Preset, found: Candidate | None, memory: MemoryBudget) -> int | None:
+def _n_bytes(preset: Preset, candidate: Candidate | None, memory: MemoryBudget) -> int | None:
     """Bytes of a member with its whole KV budget; None where unknown."""
-    if found is None:
+    if candidate is None:
         return None
-    load = replace(found, preset=preset).load(memory)
+    load = replace(candidate, preset=preset).load(memory)
     parts = need(load)
     return parts.total - parts.kv + max(parts.kv, load.budget.n_bytes if load.budget else 0)
 
@@ -364,17 +372,17 @@ def _as_before(preset: Preset, former: Preset | None) -> Preset:
     return former if same == former else preset
 
 
-def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
-    if found is None:
+def _summary(preset: Preset, candidate: Candidate | None) -> ModelSummary:
+    if candidate is None:
         return ModelSummary(preset.kind)
     return ModelSummary(
         kind=preset.kind,
-        architecture=found.architecture,
-        quantization=quantization_in(found.files.config),
-        n_bytes=found.weights.n_bytes(),
-        n_ctx_train=found.n_trained,
+        architecture=candidate.architecture,
+        quantization=quantization_in(candidate.files.config),
+        n_bytes=candidate.weights.n_bytes(),
+        n_ctx_train=candidate.n_trained,
         capabilities=(
-            capabilities(found.files.source.parent, preset.kv.bits)
+            capabilities(candidate.files.source.parent, preset.kv.bits)
             if preset.kind is ServiceKind.CHAT
             else ("embedding",)
         ),
@@ -382,7 +390,7 @@ def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
 
 
 def _member(
-    service: ServiceSpec, preset: Preset, n_bytes: int, found: Candidate | None, stops: bool,
+    service: ServiceSpec, preset: Preset, n_bytes: int, candidate: Candidate | None, stops: bool,
     n_same: Mapping[str, int],
 ) -> GatewayMember:  # fmt: skip
     """Member; its preset names it first where others share its model."""
@@ -395,7 +403,7 @@ def _member(
         n_bytes=n_bytes,
         residency=server.resident,
         startup_timeout_s=server.startup_timeout_s,
-        model=_summary(preset, found),
+        model=_summary(preset, candidate),
         stops=stops,
     )
 
@@ -405,48 +413,48 @@ def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
     file = home.gateway_file(spec.name)
     make_private(file.parent)
     write_json(file, spec)
-    members_s = (member.service.patience.grace_s for member in spec.members)
+    members_s = (member.service.policy.grace_s for member in spec.members)
     return ServiceSpec(
         name=spec.name,
         root=str(home.root),
-        preset=", ".join(one.name for one in spec.members),
+        preset=", ".join(member.name for member in spec.members),
         url=start.url_of(spec.server),
         worker=(sys.executable, "-m", "mlxstack.gateway", str(file)),
         env={"MLX_STACK_HOME": str(home.root)} | start.QUIET,
-        patience=RestartPolicy(grace_s=grace_s(spec.server.drain_s, members_s)),
+        policy=RestartPolicy(grace_s=grace_s(spec.server.drain_s, members_s)),
     )
 
 
 def _refuse_too_big(members: Sequence[GatewayMember], budget: int) -> None:
     """Raises SetupError where a member never fits beside those that stay loaded."""
-    always = [one for one in members if one.residency is Residency.ALWAYS]
-    kept = sum(one.n_bytes for one in always)
-    largest = max((one.n_bytes for one in members if one not in always), default=0)
-    if kept + largest > budget:
-        told = ", ".join(f"{one.name} {size(one.n_bytes)}" for one in members)
+    always = [member for member in members if member.residency is Residency.ALWAYS]
+    resident = sum(member.n_bytes for member in always)
+    largest = max((member.n_bytes for member in members if member not in always), default=0)
+    if resident + largest > budget:
+        sizes = ", ".join(f"{member.name} {size(member.n_bytes)}" for member in members)
         raise SetupError(
-            f"the members of this gateway do not fit: {size(kept + largest)} are needed at once "
-            f"({told}), {size(budget)} are there; give them fewer or shorter slots, or "
+            f"the members of this gateway do not fit: {size(resident + largest)} are needed at "
+            f"once ({sizes}), {size(budget)} are there; give them fewer or shorter slots, or "
             "`server.resident: auto`"
         )
 
 
 def _refuse_twins(name: str, names: Sequence[str]) -> None:
-    for one in (name, *names):
-        if (name, *names).count(one) > 1:
+    for service in (name, *names):
+        if (name, *names).count(service) > 1:
             raise SetupError(
-                f"two services of this gateway are called `{one}`; give one of them another "
+                f"two services of this gateway are called `{service}`; give one of them another "
                 "`name`, or the gateway another `--name`"
             )
 
 
 def _refuse_other_keys(server: ServerSpec, presets: Sequence[Preset]) -> None:
     """Raise SetupError for member keys that the gateway lacks."""
-    for one in presets:
-        if one.server.api_keys and one.server.api_keys != server.api_keys:
+    for preset in presets:
+        if preset.server.api_keys and preset.server.api_keys != server.api_keys:
             raise SetupError(
-                f"`{one.name}` has other server.api_keys than the gateway, which are those of its "
-                "first member; give both the same"
+                f"`{preset.name}` has other server.api_keys than the gateway, which are those of "
+                "its first member; give both the same"
             )
 
 
@@ -455,4 +463,4 @@ def _service_name(model: str) -> str:
 
 
 def _told(left_out: dict[str, str]) -> str:
-    return "".join(f"\n  {name}: {why}" for name, why in left_out.items())
+    return "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())

@@ -37,15 +37,15 @@ class ModeChange(Struct, frozen=True):
     url: str = ""
 
 
-def difference(running: Mapping[str, bool], wanted: Sequence[str]) -> ModeChange:
+def difference(running: Mapping[str, bool], names: Sequence[str]) -> ModeChange:
     """Minimum change from running to wanted services, in their order.
 
     A running service may stay where it answers and has the settings of the mode.
     """
-    keep = tuple(name for name in wanted if running.get(name))
+    keep = tuple(name for name in names if running.get(name))
     return ModeChange(
         stop=tuple(name for name in running if name not in keep),
-        start=tuple(name for name in wanted if name not in keep),
+        start=tuple(name for name in names if name not in keep),
         keep=keep,
     )
 
@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 class ModeBefore(Struct, frozen=True):
     """Service before the switch, with its preset or gateway."""
 
-    plan: ServiceSpec
+    spec: ServiceSpec
     served: Preset | GatewaySpec
 
 
@@ -66,7 +66,8 @@ def requests_of(name: str, home: Home) -> list[StartRequest]:
     mode = modes.load(name, home)
     folder = source.parent if source is not None else home.presets
     return [
-        StartRequest(from_anywhere(one.preset, folder), one.options, folder) for one in mode.members
+        StartRequest(from_anywhere(member.preset, folder), member.options, folder)
+        for member in mode.members
     ]
 
 
@@ -82,9 +83,9 @@ def switch(name: str, home: Home, say: Say) -> ModeChange:
 def _switch(name: str, home: Home, say: Say) -> ModeChange:
     before = _running(home)
     active = modes.active(home)
-    former = [one.served for one in before if isinstance(one.served, GatewaySpec)]
+    former = [service.served for service in before if isinstance(service.served, GatewaySpec)]
     presets = _presets(former, home)
-    wanted = gateway.plan(
+    planned = gateway.plan(
         name,
         requests_of(name, home),
         home,
@@ -92,17 +93,22 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
         former=presets,
         secret=former[0].secret if former else "",
     )
-    healthy = {one.name for one in survey(home).services if one.state is ServiceHealthLevel.HEALTHY}
-    members = {one.preset.name: one.preset for one in wanted.members}
-    running = {
-        one.plan.name: one.plan.name in healthy and members.get(one.plan.name) == one.served
-        for one in before
-        if not is_gateway(one.plan)
+    healthy = {
+        service.name
+        for service in survey(home).services
+        if service.state is ServiceHealthLevel.HEALTHY
     }
-    change = _on_demand(difference(running, list(members)), wanted)
-    is_kept = name in healthy and any(_is_same(wanted, presets, one) for one in former)
+    members = {member.preset.name: member.preset for member in planned.members}
+    running = {
+        service.spec.name: service.spec.name in healthy
+        and members.get(service.spec.name) == service.served
+        for service in before
+        if not is_gateway(service.spec)
+    }
+    change = _on_demand(difference(running, list(members)), planned)
+    is_kept = name in healthy and any(_is_same(planned, presets, spec) for spec in former)
     try:
-        found = _apply(change, wanted, before, is_kept, home, say)
+        url = _apply(change, planned, before, is_kept, home, say)
     except BaseException as why:
         try:
             _go_back(before, (*change.start, *([] if is_kept else [name])), home, say)
@@ -116,29 +122,29 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
             raise Broken(f"mode `{name}` could not start, all is as before: {why}") from why
         raise
     modes.mark_active(home, Active(name, (name,)))
-    return replace(change, url=found)
+    return replace(change, url=url)
 
 
 def _apply(
-    change: ModeChange, wanted: GatewayPlan, before: list[ModeBefore], is_kept: bool, home: Home,
+    change: ModeChange, planned: GatewayPlan, before: list[ModeBefore], is_kept: bool, home: Home,
     say: Say,
 ) -> str:  # fmt: skip
     """Change the services; returns the address of the mode."""
-    plans = {one.plan.name: one.plan for one in before}
-    for one in before:
-        is_front = is_kept and one.plan.name == wanted.spec.name
-        if isinstance(one.served, GatewaySpec) and not is_front:
-            kept = replace(one.served, handed_over=change.keep)
-            write_json(home.gateway_file(one.plan.name), kept)
-            _stop(one.plan.name, home, say)
+    specs = {service.spec.name: service.spec for service in before}
+    for service in before:
+        is_front = is_kept and service.spec.name == planned.spec.name
+        if isinstance(service.served, GatewaySpec) and not is_front:
+            spec = replace(service.served, handed_over=change.keep)
+            write_json(home.gateway_file(service.spec.name), spec)
+            _stop(service.spec.name, home, say)
     for name in change.stop:
         _stop(name, home, say)
     if is_kept:
-        front = plans[wanted.spec.name]
+        front = specs[planned.spec.name]
     else:
-        start.check_port(wanted.spec.server, home)
-        front = gateway.write(wanted, home, {name: plans[name] for name in change.keep}).service
-    for member in wanted.spec.members:
+        start.check_port(planned.spec.server, home)
+        front = gateway.write(planned, home, {name: specs[name] for name in change.keep}).service
+    for member in planned.spec.members:
         if member.name in change.start:
             _start(member.service, member.startup_timeout_s, home, say)
     if not is_kept:
@@ -146,11 +152,11 @@ def _apply(
     return front.url
 
 
-def _on_demand(change: ModeChange, wanted: GatewayPlan) -> ModeChange:
+def _on_demand(change: ModeChange, planned: GatewayPlan) -> ModeChange:
     """Defer members without room, or non-resident ones, to first use."""
-    members = {one.name: one for one in wanted.spec.members}
-    kinds = {name: one.residency for name, one in members.items()}
-    free = wanted.spec.budget - sum(members[name].n_bytes for name in change.keep)
+    members = {member.name: member for member in planned.spec.members}
+    kinds = {name: member.residency for name, member in members.items()}
+    free = planned.spec.budget - sum(members[name].n_bytes for name in change.keep)
     begun = set()
     for name in sorted(change.start, key=lambda name: kinds[name] is not Residency.ALWAYS):
         if kinds[name] is not Residency.NEVER and members[name].n_bytes <= free:
@@ -166,22 +172,22 @@ def _on_demand(change: ModeChange, wanted: GatewayPlan) -> ModeChange:
 def _go_back(before: list[ModeBefore], begun: Sequence[str], home: Home, say: Say) -> None:
     for name in begun:
         _stop(name, home, say)
-    for one in sorted(before, key=lambda one: not is_gateway(one.plan)):
-        if isinstance(one.served, Preset):
-            timeout_s = one.served.server.startup_timeout_s
-            write_json(home.preset_file(one.plan.name), one.served)
+    for service in sorted(before, key=lambda service: not is_gateway(service.spec)):
+        if isinstance(service.served, Preset):
+            timeout_s = service.served.server.startup_timeout_s
+            write_json(home.preset_file(service.spec.name), service.served)
         else:
             timeout_s = gateway.READY_S
-            write_json(home.gateway_file(one.plan.name), one.served)
-        _start(one.plan, timeout_s, home, say)
+            write_json(home.gateway_file(service.spec.name), service.served)
+        _start(service.spec, timeout_s, home, say)
 
 
-def _start(plan: ServiceSpec, timeout_s: float, home: Home, say: Say) -> None:
+def _start(spec: ServiceSpec, timeout_s: float, home: Home, say: Say) -> None:
     """Start a service unless it runs."""
-    with services.starting(home, plan.name, waits=True) as running:
+    with services.starting(home, spec.name, waits=True) as running:
         if running is None:
-            say(f"starting {plan.name}")
-            start.start(plan, timeout_s, lambda now: say(f"starting {plan.name}: {now}"))
+            say(f"starting {spec.name}")
+            start.start(spec, timeout_s, lambda now: say(f"starting {spec.name}: {now}"))
 
 
 def _stop(name: str, home: Home, say: Say) -> None:
@@ -192,17 +198,17 @@ def _stop(name: str, home: Home, say: Say) -> None:
 
 
 def _running(home: Home) -> list[ModeBefore]:
-    found = []
+    running = []
     for state in services.running(home):
-        name = state.plan.name
+        name = state.spec.name
         served: Preset | GatewaySpec | None = (
             read_json(home.gateway_file(name), GatewaySpec)
-            if is_gateway(state.plan)
+            if is_gateway(state.spec)
             else read_json(home.preset_file(name), Preset)
         )
         if served is not None:
-            found.append(ModeBefore(state.plan, served))
-    return found
+            running.append(ModeBefore(state.spec, served))
+    return running
 
 
 def _presets(former: list[GatewaySpec], home: Home) -> dict[str, Preset]:
@@ -215,12 +221,12 @@ def _presets(former: list[GatewaySpec], home: Home) -> dict[str, Preset]:
     }
 
 
-def _is_same(wanted: GatewayPlan, presets: Mapping[str, Preset], spec: GatewaySpec) -> bool:
+def _is_same(planned: GatewayPlan, presets: Mapping[str, Preset], spec: GatewaySpec) -> bool:
     """Whether a gateway and its members have the wanted settings."""
-    is_same = all(presets.get(one.preset.name) == one.preset for one in wanted.members)
-    return is_same and _shown(wanted.spec) == _shown(spec)
+    is_same = all(presets.get(member.preset.name) == member.preset for member in planned.members)
+    return is_same and _shown(planned.spec) == _shown(spec)
 
 
 def _shown(spec: GatewaySpec) -> tuple[object, ...]:
-    members = [(one.name, one.n_bytes, one.residency) for one in spec.members]
+    members = [(member.name, member.n_bytes, member.residency) for member in spec.members]
     return spec.name, spec.server, spec.budget, members

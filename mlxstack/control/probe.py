@@ -124,17 +124,17 @@ def survey(home: Home, is_recent_only: bool = False) -> SystemStatus:
 
     `is_recent_only` leaves out services that were stopped more than a day ago.
     """
-    here = this_hardware()
+    hardware = this_hardware()
     seen = asyncio.run(_look(home))
     if is_recent_only:
-        seen = [one for one in seen if not _is_old(home, one)]
-    alive = [one.name for one in seen if one.supervisor_pid is not None]
+        seen = [service for service in seen if not _is_old(home, service)]
+    alive = [service.name for service in seen if service.supervisor_pid is not None]
     return SystemStatus(
-        device=here.chip,
-        system=here.system,
-        n_cores=here.n_cores,
-        memory_bytes=here.total_bytes,
-        memory_available_bytes=here.available_bytes,
+        device=hardware.chip,
+        system=hardware.system,
+        n_cores=hardware.n_cores,
+        memory_bytes=hardware.total_bytes,
+        memory_available_bytes=hardware.available_bytes,
         mode=_mode(modes.active(home), alive),
         services=tuple(seen),
     )
@@ -160,13 +160,13 @@ def _mode(active: modes.Active | None, alive: list[str]) -> str:
 
 def processes(home: Home) -> list[ProcessStatus]:
     """The supervisors and workers that are alive."""
-    found = []
+    alive = []
     for state in services.running(home):
         for role, process in (("supervisor", state.supervisor), ("worker", state.worker)):
             if process is not None:
                 with suppress(psutil.Error):
-                    found.append(_process(state.plan.name, role, process.pid))
-    return found
+                    alive.append(_process(state.spec.name, role, process.pid))
+    return alive
 
 
 def classify(
@@ -178,9 +178,9 @@ def classify(
         if state.phase is Phase.STOPPED:
             return ServiceHealthLevel.STOPPED, ""
         if state.phase is Phase.CRASHED:
-            remedy = f"see `mlx-stack logs {state.plan.name}`"
-            told = (f"gave up after {state.n_crashes} crashes", last, remedy)
-            return ServiceHealthLevel.CRASHED, "; ".join(filter(None, told))
+            remedy = f"see `mlx-stack logs {state.spec.name}`"
+            parts = (f"gave up after {state.n_crashes} crashes", last, remedy)
+            return ServiceHealthLevel.CRASHED, "; ".join(filter(None, parts))
         return ServiceHealthLevel.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
     if health is None:
         return ServiceHealthLevel.DOWN, f"no answer ({state.phase})"
@@ -195,29 +195,29 @@ async def _look(home: Home) -> list[ServiceStatus]:
 
 
 async def _see(home: Home, state: ServiceState) -> ServiceStatus:
-    plan = state.plan
-    is_owned = owner(home, plan.name) is not None
-    health = await _ask(plan.url, Client.health) if is_owned else None
+    spec = state.spec
+    is_owned = owner(home, spec.name) is not None
+    health = await _ask(spec.url, Client.health) if is_owned else None
     condition, detail = classify(state, is_owned, health)
     worker = state.worker if is_owned else None
     # What is served may have been changed since the start.
-    served = read_json(home.preset_file(plan.name), Preset)
-    n_slots = plan.n_slots
-    n_ctx = plan.n_ctx
+    served = read_json(home.preset_file(spec.name), Preset)
+    n_slots = spec.n_slots
+    n_ctx = spec.n_ctx
     if served is not None:
         n_slots = served.slots.count
         n_ctx = served.slots.n_ctx
-        serves = f"serves {served.name}" if served.name != plan.name else ""
+        serves = f"serves {served.name}" if served.name != spec.name else ""
         detail = "; ".join(filter(None, (serves, detail)))
     props = NO_PROPS
     if condition is ServiceHealthLevel.HEALTHY and served is not None:
-        props = await running_props(plan.url, served)
+        props = await running_props(spec.url, served)
         detail = "; ".join(filter(None, (*props.remarks, detail)))
     return ServiceStatus(
-        name=plan.name,
-        preset=plan.preset,
+        name=spec.name,
+        preset=spec.preset,
         state=condition,
-        url=plan.url,
+        url=spec.url,
         worker_pid=worker.pid if worker is not None else None,
         supervisor_pid=state.supervisor.pid if is_owned else None,
         detail=detail,
@@ -226,7 +226,7 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
         total_ctx=n_slots * n_ctx,
         n_restarts=state.n_crashes,
         since=state.since,
-        log=str(home.log_file(plan.name)),
+        log=str(home.log_file(spec.name)),
         model=served.model.id if served is not None else "",
         uptime_s=max(0.0, time.time() - state.since) if worker is not None else 0.0,
         memory_bytes=held_bytes(worker.pid) if worker is not None else 0,
@@ -235,16 +235,16 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
         kv_budget_bytes=props.kv_budget_bytes,
         why_not_batching=props.why_not_batching,
         prevents_sleep=props.prevents_sleep,
-        members=await _members(plan) if is_owned else (),
+        members=await _members(spec) if is_owned else (),
     )
 
 
-async def _members(plan: ServiceSpec) -> tuple[MemberStatus, ...]:
+async def _members(spec: ServiceSpec) -> tuple[MemberStatus, ...]:
     """Phases of a gateway's members; empty for another service."""
-    if not is_gateway(plan):
+    if not is_gateway(spec):
         return ()
-    told = await _ask(plan.url, lambda client: client.get("/health", dict[str, Any])) or {}
-    return tuple(MemberStatus(name, phase) for name, phase in told.get("members", {}).items())
+    health = await _ask(spec.url, lambda client: client.get("/health", dict[str, Any])) or {}
+    return tuple(MemberStatus(name, phase) for name, phase in health.get("members", {}).items())
 
 
 async def running_props(url: str, preset: Preset) -> PropsResponse:

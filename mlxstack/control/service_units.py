@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.control.restart_policy import HOPELESS_CODES, LAUNCHD_VARIABLE
+from mlxstack.control.final_exit_codes import HOPELESS_CODES, LAUNCHD_VARIABLE
 from mlxstack.core.errors import SetupError
 from mlxstack.host.descriptors import OPEN_FILES
 
@@ -115,7 +115,7 @@ def systemd(job: LoginJob, config: Path) -> ServiceUnit:
         "",
         "[Service]",
         # There `$` begins a variable too.
-        f"ExecStart={' '.join(_word(one.replace('$', '$$')) for one in job.command)}",
+        f"ExecStart={' '.join(_word(argument.replace('$', '$$')) for argument in job.command)}",
         f"WorkingDirectory={_plain(job.cwd)}",
         *(f"Environment={_word(f'{key}={value}')}" for key, value in job.env.items()),
         "StandardOutput=journal",

@@ -29,9 +29,9 @@ from mlxstack.host.hardware import for_mlx, this_memory
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.log_lines import SUPERVISOR, for_people
 from mlxstack.host.process import free_port, listener, reachable, refusal
+from mlxstack.host.restart_policy import RestartPolicy
 from mlxstack.host.services import (
     Phase,
-    RestartPolicy,
     ServiceSpec,
     ServiceState,
     last_error,
@@ -96,17 +96,17 @@ Wait = Callable[[float, Progress], Started]
 
 
 def request_for(
-    wanted: str, home: Home, given: SlotSizes, sets: tuple[str, ...] = ()
+    source: str, home: Home, fixed: SlotSizes, sets: tuple[str, ...] = ()
 ) -> StartRequest:
     """Request for a preset, listed or derived from a model. Raises SetupError.
 
     A derived preset is written when it starts, and has the name of its service: two models of one
     name have a file each. A model that runs already under its name keeps its preset.
     """
-    if presets.is_known(wanted, home):
-        preset = presets.from_anywhere(wanted)
-        return StartRequest(preset, (*as_sets(given), *sets), Path.cwd())
-    model = reference.resolve(wanted, home)
+    if presets.is_known(source, home):
+        preset = presets.from_anywhere(source)
+        return StartRequest(preset, (*as_sets(fixed), *sets), Path.cwd())
+    model = reference.resolve(source, home)
     name = _name_in(sets) or model.name
     path = home.derived_presets / f"{name}.yaml"
     is_found = presets.listed(home).get(name, path) == path
@@ -114,9 +114,9 @@ def request_for(
     running = services.served(home).get(name)
     if path.is_file() and running is not None and running.model.id == model.id:
         # A restart reads the file.
-        return StartRequest(preset, (*as_sets(given), *sets), Path.cwd())
+        return StartRequest(preset, (*as_sets(fixed), *sets), Path.cwd())
     room = fit.room_in(home, this_memory(os.environ), name)
-    derived = derive(model, home, room, given)
+    derived = derive(model, home, room, fixed)
     derived = replace(derived, preset=replace(derived.preset, name=name))
     text = HEADER.format(id=model.id) + text_of(derived)
     return StartRequest(preset, sets, Path.cwd(), DerivedFile(path, text, derived))
@@ -166,7 +166,7 @@ def spec_of(request: StartRequest, preset: Preset, home: Home) -> ServiceSpec:
         cwd=str(request.cwd),
         n_slots=preset.slots.count,
         n_ctx=preset.slots.n_ctx,
-        patience=RestartPolicy(grace_s=preset.server.drain_s + SAVING_S),
+        policy=RestartPolicy(grace_s=preset.server.drain_s + SAVING_S),
     )
 
 
@@ -179,9 +179,9 @@ def url_of(server: ServerSpec) -> str:
 
 
 def _worker_command() -> tuple[str, ...]:
-    given = os.environ.get(WORKER_VARIABLE)
-    if given:
-        return tuple(shlex.split(given))
+    command = os.environ.get(WORKER_VARIABLE)
+    if command:
+        return tuple(shlex.split(command))
     return (sys.executable, "-m", "mlxstack.cli.main", "serve")
 
 
@@ -197,9 +197,9 @@ def check_files(preset: Preset) -> None:
     Hub ids are checked by their form. Raises SetupError.
     """
     model = preset.model
-    for key, given in (("id", model.id), ("draft", model.draft), ("mtp", model.mtp)):
-        if given is not None:
-            _check_model_id(f"model.{key}", given)
+    for key, model_id in (("id", model.id), ("draft", model.draft), ("mtp", model.mtp)):
+        if model_id is not None:
+            _check_model_id(f"model.{key}", model_id)
     if model.adapter is not None:
         _check_adapter_folder(Path(model.adapter))
     folder = Path(preset.slots.save_path or ".")
@@ -217,19 +217,19 @@ def check_files(preset: Preset) -> None:
 
 def check_port(server: ServerSpec, home: Home) -> None:
     """Check that the port is free, else name process and remedy."""
-    why = refusal(server.host, server.port)
-    if why is None:
+    error = refusal(server.host, server.port)
+    if error is None:
         return
-    if why.errno != errno.EADDRINUSE:
+    if error.errno != errno.EADDRINUSE:
         raise SetupError(
-            f"server: nothing can listen on {server.host}:{server.port} ({why.strerror}); "
+            f"server: nothing can listen on {server.host}:{server.port} ({error.strerror}); "
             "choose another --host or --port"
         )
     for state in services.running(home):
-        if state.plan.url.endswith(f":{server.port}"):
+        if state.spec.url.endswith(f":{server.port}"):
             raise Taken(
-                f"port {server.port} is taken by the service `{state.plan.name}` "
-                f"(pid {state.supervisor.pid}); stop it with `mlx-stack down {state.plan.name}`, "
+                f"port {server.port} is taken by the service `{state.spec.name}` "
+                f"(pid {state.supervisor.pid}); stop it with `mlx-stack down {state.spec.name}`, "
                 "or choose another port with --port"
             )
     who = listener(server.port) or "another program"
@@ -297,84 +297,86 @@ def _check_adapter_folder(folder: Path) -> None:
 def _name_in(sets: tuple[str, ...]) -> str | None:
     """Valid service name that variables or options give."""
     over = presets.given_overrides(os.environ, sets)
-    names = [one.raw for one in over if one.keys == ("name",)]
+    names = [override.raw for override in over if override.keys == ("name",)]
     if names and presets.NAME.fullmatch(names[-1]):
         return names[-1]
     return None
 
 
 @contextmanager
-def worker(plan: ServiceSpec) -> Iterator[Wait]:
+def worker(spec: ServiceSpec) -> Iterator[Wait]:
     """Supervisor that starts a worker, to wait for; a failure, Ctrl-C too, ends it.
 
     The wait raises Broken.
     """
     began = time.monotonic()
-    process = services.start(plan)
+    process = services.start(spec)
 
     def wait(timeout_s: float, progress: Progress) -> Started:
-        why_ended = partial(_why_ended, plan, process)
-        state = asyncio.run(_until_healthy(plan, why_ended, timeout_s, progress))
+        why_ended = partial(_why_ended, spec, process)
+        state = asyncio.run(_until_healthy(spec, why_ended, timeout_s, progress))
         return Started(state, time.monotonic() - began)
 
     try:
         yield wait
     except BaseException:
-        _abandon(plan, process)
+        _abandon(spec, process)
         raise
 
 
-def start(plan: ServiceSpec, timeout_s: float, progress: Progress) -> Started:
+def start(spec: ServiceSpec, timeout_s: float, progress: Progress) -> Started:
     """Start in the background until healthy. Raises Broken, with nothing left running."""
-    with worker(plan) as wait:
+    with worker(spec) as wait:
         return wait(timeout_s, progress)
 
 
 def wait_for(state: ServiceState, timeout_s: float) -> Started:
     """Wait until a service of another start is healthy. Raises Broken."""
-    plan = state.plan
+    spec = state.spec
     began = time.monotonic()
 
     def why_ended() -> str:
-        if owner(plan.home, plan.name) is not None:
+        if owner(spec.home, spec.name) is not None:
             return ""
-        log_file = plan.home.log_file(plan.name)
-        return f"`{plan.name}` ended while it was waited for; see its log {log_file}"
+        log_file = spec.home.log_file(spec.name)
+        return f"`{spec.name}` ended while it was waited for; see its log {log_file}"
 
-    found = asyncio.run(_until_healthy(plan, why_ended, timeout_s, lambda _: None))
-    return Started(found, time.monotonic() - began)
+    healthy = asyncio.run(_until_healthy(spec, why_ended, timeout_s, lambda _: None))
+    return Started(healthy, time.monotonic() - began)
 
 
-def _abandon(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> None:
+def _abandon(spec: ServiceSpec, process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(FAILED_START_PATIENCE_S)
-    state = state_of(plan, process)
+    state = state_of(spec, process)
     if state is not None and state.phase not in {Phase.STOPPED, Phase.CRASHED}:
-        services.finish(plan.home, state)
+        services.finish(spec.home, state)
     process.kill()
     process.wait()
 
 
-def _why_ended(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> str:
+def _why_ended(spec: ServiceSpec, process: "subprocess.Popen[bytes]") -> str:
     """Reason for the end of a start; "" while it goes on."""
     code = process.poll()
-    state = state_of(plan, process)
+    state = state_of(spec, process)
     if state is not None and state.n_crashes:
-        return _why_crashed(plan, state)
+        return _why_crashed(spec, state)
     if state is not None and state.phase is Phase.STOPPED:
-        return f"`{plan.name}` was stopped while it was starting"
+        return f"`{spec.name}` was stopped while it was starting"
     if code is None:
         return ""
-    told = plan.home.supervisor_log(plan.name).read_text(errors="replace").strip()
-    why = told.removeprefix("error: ") or f"exit code {code}; see {plan.home.log_file(plan.name)}"
-    return f"the supervisor of `{plan.name}` ended at once: {why}"
+    output = spec.home.supervisor_log(spec.name).read_text(errors="replace").strip()
+    reason = (
+        output.removeprefix("error: ") or f"exit code {code}; see {spec.home.log_file(spec.name)}"
+    )
+    return f"the supervisor of `{spec.name}` ended at once: {reason}"
 
 
 async def _until_healthy(
-    plan: ServiceSpec, why_ended: Callable[[], str], timeout_s: float, progress: Progress
+    spec: ServiceSpec, why_ended: Callable[[], str], timeout_s: float, progress: Progress
 ) -> ServiceState:
-    async with Client(plan.url, timeout_s=5.0) as client:
+    async with Client(spec.url, timeout_s=5.0) as client:
         health = HealthResponse(is_ready=False, message="")
 
         async def ask() -> ServiceState | None:
@@ -383,24 +385,26 @@ async def _until_healthy(
                 health = await client.health()
             except Unreachable as why:
                 health = HealthResponse(False, str(why))
-            state = owner(plan.home, plan.name)
+            state = owner(spec.home, spec.name)
             is_here = state is not None and state.worker is not None
             return state if is_here and health.is_ready else None
 
         return await until_answered(
-            plan, ask, why_ended, timeout_s, lambda line: progress(line or health.message)
+            spec, ask, why_ended, timeout_s, lambda line: progress(line or health.message)
         )
 
 
-def _why_crashed(plan: ServiceSpec, state: ServiceState) -> str:
+def _why_crashed(spec: ServiceSpec, state: ServiceState) -> str:
     if error := last_error(state):
-        return f"`{plan.name}` did not start: {error}"
+        return f"`{spec.name}` did not start: {error}"
     lines = map(log_lines.read, state.last_log_lines)
-    said = [for_people(one) for one in lines if one.message.strip() and one.source != SUPERVISOR]
-    shown = "\n  ".join(said[-8:]) or "(no output)"
+    messages = [
+        for_people(line) for line in lines if line.message.strip() and line.source != SUPERVISOR
+    ]
+    text = "\n  ".join(messages[-8:]) or "(no output)"
     return (
-        f"`{plan.name}` did not start: its worker {state.exit_summary}; "
-        f"last log lines (full log: {plan.home.log_file(plan.name)}):\n  {shown}"
+        f"`{spec.name}` did not start: its worker {state.exit_summary}; "
+        f"last log lines (full log: {spec.home.log_file(spec.name)}):\n  {text}"
     )
 
 
@@ -409,15 +413,15 @@ def refuse_other_model(state: ServiceState, request: StartRequest, preset: Prese
 
     One that was started from the same preset may have been given another model by a swap.
     """
-    name = state.plan.name
-    if request.file is None and request.preset == state.plan.preset:
+    name = state.spec.name
+    if request.file is None and request.preset == state.spec.preset:
         return
-    served = read_json(state.plan.home.preset_file(name), Preset)
+    served = read_json(state.spec.home.preset_file(name), Preset)
     if served is not None and served.model.id != preset.model.id:
-        wanted = request.preset if request.file is None else preset.model.id
+        new = request.preset if request.file is None else preset.model.id
         raise Taken(
-            f"`{name}` is already running with the model {served.model.id}; start {wanted} under "
-            f"another name (`mlx-stack up {wanted} --name NAME`), or stop the other one "
+            f"`{name}` is already running with the model {served.model.id}; start {new} under "
+            f"another name (`mlx-stack up {new} --name NAME`), or stop the other one "
             f"(`mlx-stack down {name}`)"
         )
 
@@ -425,6 +429,6 @@ def refuse_other_model(state: ServiceState, request: StartRequest, preset: Prese
 def already_running(state: ServiceState) -> Taken:
     """The refusal of a second start, naming the owner."""
     return Taken(
-        f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
-        f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
+        f"`{state.spec.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
+        f"{state.spec.preset}, {state.spec.url}; `mlx-stack down {state.spec.name}` stops it"
     )

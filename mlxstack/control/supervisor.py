@@ -23,9 +23,9 @@ from mlxstack.host.log_lines import LogLine
 from mlxstack.host.logs import RotatingLog
 from mlxstack.host.parent_watchdog import VARIABLE
 from mlxstack.host.process import ProcessId, identify
+from mlxstack.host.restart_policy import RestartPolicy
 from mlxstack.host.services import (
     Phase,
-    RestartPolicy,
     ServiceFiles,
     ServiceSpec,
     ServiceState,
@@ -38,9 +38,9 @@ from mlxstack.host.services import (
 LOADING = "Loading model"
 """Answers of llama-server and ours during loads, which may take hours."""
 
-N_LAST_WORDS = 20
+N_LAST_LINES = 20
 
-DEAF_S = 6.0
+SIGTERM_IGNORED_S = 6.0
 """Seconds after which a worker that still calls itself well ignores SIGTERM."""
 
 PROBE_S = 1.0
@@ -53,13 +53,12 @@ FILES_S = 1.0
 
 
 class HealthProbe(Struct, frozen=True):
-    """Result of /health: `is_well` below status 500, or while loading.
-
-    `said` is its complaint; None when it did not answer at all. Who refuses us is alive too.
-    """
+    """Result of /health."""
 
     is_well: bool = False
-    said: str | None = None
+    """Status below 500, or loading; a worker that refuses this request is alive too."""
+    message: str | None = None
+    """Message of an error, "" without one; None when there was no answer at all."""
 
 
 def probe(url: str, timeout_s: float) -> HealthProbe:
@@ -68,8 +67,8 @@ def probe(url: str, timeout_s: float) -> HealthProbe:
         with closing(HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)) as caller:
             caller.request("GET", "/health")
             answer = caller.getresponse()
-            said = _complaint(answer.read())
-            return HealthProbe(answer.status < 500 or said == LOADING, said)
+            message = _error_message(answer.read())
+            return HealthProbe(answer.status < 500 or message == LOADING, message)
     except (OSError, HTTPException):
         return HealthProbe()
 
@@ -80,28 +79,35 @@ class LivenessMonitor:
     Probes are counted instead of seconds: a computer that sleeps is not stuck.
     """
 
-    def __init__(self, patience: RestartPolicy) -> None:
-        self._patience = patience
-        self._has_spoken = False
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._has_answered = False
         self._n_silent = 0
-        self._n_ill = 0
+        self._n_unhealthy = 0
 
-    def observe(self, beat: HealthProbe) -> str | None:
+    def observe(self, heartbeat: HealthProbe) -> str | None:
         """Reason why the worker now counts as stuck, else None."""
-        is_silent = beat.said is None
-        self._has_spoken = self._has_spoken or not is_silent
-        self._n_silent = self._n_silent + 1 if is_silent else 0
-        self._n_ill = 0 if beat.is_well else self._n_ill + 1
-        patience = self._patience
-        if self._has_spoken and self._n_silent * patience.look_s >= patience.silent_s:
-            return f"has not answered for {patience.silent_s:g} s"
-        if self._n_ill * patience.look_s >= patience.stuck_s:
-            what = "has not answered" if is_silent else f"says `{beat.said}`"
-            return f"has not been healthy for {patience.stuck_s:g} s and {what}"
-        return None
+        policy = self._policy
+        if heartbeat.message is None:
+            self._n_silent += 1
+        else:
+            self._has_answered = True
+            self._n_silent = 0
+        if heartbeat.is_well:
+            self._n_unhealthy = 0
+        else:
+            self._n_unhealthy += 1
+        if self._has_answered and self._n_silent * policy.look_s >= policy.silent_s:
+            return f"has not answered for {policy.silent_s:g} s"
+        if self._n_unhealthy * policy.look_s < policy.stuck_s:
+            return None
+        reason = "no answer"
+        if heartbeat.message is not None:
+            reason = f"last error: {heartbeat.message}"
+        return f"was unhealthy for {policy.stuck_s:g} s ({reason})"
 
 
-def _complaint(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -111,16 +117,16 @@ def _complaint(body: bytes) -> str:
 class Supervisor:
     """One service from start to end; `echo` gets the log lines."""
 
-    def __init__(self, plan: ServiceSpec, echo: Callable[[str], None] | None = None) -> None:
-        me = identify(os.getpid())
-        assert me is not None
-        self._plan = plan
+    def __init__(self, spec: ServiceSpec, echo: Callable[[str], None] | None = None) -> None:
+        process = identify(os.getpid())
+        assert process is not None
+        self._spec = spec
         self._state = ServiceState(
-            plan=plan, phase=Phase.STARTING, supervisor=me, since=time.time()
+            spec=spec, phase=Phase.STARTING, supervisor=process, since=time.time()
         )
         self._echo = echo
         self._stop = asyncio.Event()
-        self._deaths: list[float] = []
+        self._crash_times: list[float] = []
 
     def claim(self) -> None:
         """Claim the service's name. Raises Taken for another supervisor's."""
@@ -132,18 +138,18 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
         try:
-            with closing(RotatingLog(self._plan.home.log_file(self._plan.name))) as self._log:
+            with closing(RotatingLog(self._spec.home.log_file(self._spec.name))) as self._log:
                 keeping = asyncio.create_task(self._keep_files())
                 end = await self._keep_alive()
                 keeping.cancel()
                 self._record_state(phase=end, worker=None)
         finally:
-            release(self._plan.home, self._plan.name)
+            release(self._spec.home, self._spec.name)
         return 0 if end is Phase.STOPPED else 1
 
     async def _keep_alive(self) -> Phase:
         while not self._stop.is_set():
-            code = await self._one_life()
+            code = await self._run_worker()
             if self._stop.is_set() or code == 0:
                 break
             if code == os.EX_CONFIG:
@@ -151,10 +157,10 @@ class Supervisor:
                 return Phase.CRASHED
             delay = self._next_delay(time.monotonic())
             if delay is None:
-                patience = self._plan.patience
+                policy = self._spec.policy
                 self._say(
-                    f"the worker died {patience.max_crashes} times within {patience.window_s:g} s; "
-                    "giving up. Read the lines above, then start it again"
+                    f"the worker died {policy.max_crashes} times within {policy.window_s:g} s; "
+                    "giving up; see the log above"
                 )
                 return Phase.CRASHED
             self._say(f"starting again in {delay:g} s")
@@ -164,15 +170,15 @@ class Supervisor:
 
     async def _keep_files(self) -> None:
         """Restore the record of the service if its folder was deleted."""
-        files = ServiceFiles(self._plan.home, self._plan.name)
+        files = ServiceFiles(self._spec.home, self._spec.name)
         while True:
             await asyncio.sleep(FILES_S)
             with suppress(OSError, StackError):
                 files.keep()
                 if files.restore(self._state):
-                    self._say(f"{self._plan.home.run} was deleted; its files are written again")
+                    self._say(f"{self._spec.home.run} was deleted; its files are written again")
 
-    async def _one_life(self) -> int:
+    async def _run_worker(self) -> int:
         """Start a worker and see it to its end; its exit code."""
         process = await self._start()
         pump = asyncio.create_task(self._pump(process))
@@ -181,39 +187,39 @@ class Supervisor:
         sticking = asyncio.create_task(self._until_stuck())
         watched = {stopping, ending, sticking}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        how = None
+        stuck = None
         if stopping.done() and not ending.done():
             await self._end(process, ending)
         elif sticking.done() and not ending.done():
-            how = sticking.result()
-            self._say(f"worker {process.pid} {how}; killing it")
+            stuck = sticking.result()
+            self._say(f"worker {process.pid} {stuck}; killing it")
             process.kill()
         stopping.cancel()
         sticking.cancel()
         await self._drain(pump)
         code = await ending
         if not self._stop.is_set():
-            self._record_exit(process.pid, code, how)
+            self._record_exit(process.pid, code, stuck)
         return code
 
     async def _until_stuck(self) -> str:
         """Probe until the worker counts as stuck; returns the reason."""
-        every = self._plan.patience.look_s
-        pulse = LivenessMonitor(self._plan.patience)
+        interval_s = self._spec.policy.look_s
+        monitor = LivenessMonitor(self._spec.policy)
         while True:
-            await asyncio.sleep(every)
-            why = pulse.observe(await asyncio.to_thread(probe, self._plan.url, every))
-            if why is not None:
-                return why
+            await asyncio.sleep(interval_s)
+            reason = monitor.observe(await asyncio.to_thread(probe, self._spec.url, interval_s))
+            if reason is not None:
+                return reason
 
     async def _start(self) -> Process:
-        grace = {VARIABLE: str(self._plan.patience.grace_s)}
+        grace = {VARIABLE: str(self._spec.policy.grace_s)}
         process = await asyncio.create_subprocess_exec(
-            *self._plan.worker,
+            *self._spec.worker,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | self._plan.env | grace,
+            env=os.environ | self._spec.env | grace,
             process_group=0,
         )
         self._say(f"worker {process.pid} started")
@@ -225,10 +231,10 @@ class Supervisor:
         self._record_state(phase=Phase.STOPPING)
         self._say(f"stopping worker {process.pid}")
         process.terminate()
-        grace = self._plan.patience.grace_s
-        first = min(DEAF_S, grace)
+        grace = self._spec.policy.grace_s
+        first = min(SIGTERM_IGNORED_S, grace)
         done, _ = await asyncio.wait({ending}, timeout=first)
-        if not done and (await asyncio.to_thread(probe, self._plan.url, PROBE_S)).is_well:
+        if not done and (await asyncio.to_thread(probe, self._spec.url, PROBE_S)).is_well:
             # A worker that drains or saves is unwell or takes no connections.
             grace = first
         elif not done:
@@ -250,37 +256,40 @@ class Supervisor:
             task.cancel()
 
     def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
-        how = _describe_exit(code, was_stuck=stuck is not None)
+        description = _describe_exit(code, was_stuck=stuck is not None)
         lines = tuple(self._log.last_lines)
         # Other ranks and native code may print many lines after an error.
-        errors = [line for line in lines[:-N_LAST_WORDS] if log_lines.read(line).is_error][-1:]
-        self._say(f"worker {pid} {how}")
+        errors = [line for line in lines[:-N_LAST_LINES] if log_lines.read(line).is_error][-1:]
+        self._say(f"worker {pid} {description}")
         self._record_state(
             worker=None,
             exit_code=code,
-            exit_summary=f"{stuck} and {how}" if stuck else how,
-            last_log_lines=(*errors, *lines[-N_LAST_WORDS:]),
+            exit_summary=f"{stuck} and {description}" if stuck else description,
+            last_log_lines=(*errors, *lines[-N_LAST_LINES:]),
             n_crashes=self._state.n_crashes + 1,
         )
 
     def _next_delay(self, now: float) -> float | None:
         """Seconds until the next start; None after too many crashes."""
-        patience = self._plan.patience
-        self._deaths = [at for at in self._deaths if now - at < patience.window_s] + [now]
-        if len(self._deaths) >= patience.max_crashes:
+        policy = self._spec.policy
+        self._crash_times = [
+            time_s for time_s in self._crash_times if now - time_s < policy.window_s
+        ]
+        self._crash_times.append(now)
+        if len(self._crash_times) >= policy.max_crashes:
             return None
-        return min(patience.first_s * 2.0 ** (len(self._deaths) - 1), patience.longest_s)
+        return min(policy.first_s * 2.0 ** (len(self._crash_times) - 1), policy.longest_s)
 
     async def _wait_or_stop(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    def _say(self, what: str) -> None:
+    def _say(self, message: str) -> None:
         line = LogLine(
             time=datetime.now().astimezone(),
             level="INFO",
             source=log_lines.SUPERVISOR,
-            message=what,
+            message=message,
             fields={"pid": os.getpid()},
         )
         self._write(log_lines.text_of(line))
@@ -293,11 +302,11 @@ class Supervisor:
     def _record_state(self, **changes: object) -> None:
         """Write the current state; a disk error only costs the file."""
         self._state = msgspec.structs.replace(self._state, **changes)
-        file = self._plan.home.state_file(self._plan.name)
+        file = self._spec.home.state_file(self._spec.name)
         try:
             write_json(file, self._state)
         except OSError as why:
-            self._say(f"{file} cannot be written ({why.strerror}); `status` tells what was before")
+            self._say(f"{file} cannot be written ({why.strerror}); `status` may be outdated")
 
 
 def _describe_exit(code: int, *, was_stuck: bool) -> str:
@@ -314,24 +323,24 @@ def _describe_exit(code: int, *, was_stuck: bool) -> str:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    rest = b""
+    tail = b""
     while chunk := await stream.read(65536):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, tail = (tail + chunk).split(b"\n")
         for line in lines:
             yield line.rstrip(b"\r").decode(errors="replace")
-    if rest:
-        yield rest.decode(errors="replace")
+    if tail:
+        yield tail.decode(errors="replace")
 
 
 def main() -> int:
-    """`python -m mlxstack.control.supervisor PLAN`: what `up` leaves behind."""
+    """`python -m mlxstack.control.supervisor SPEC`: what `up` leaves behind."""
     os.umask(0o077)
-    plan = read_json(Path(sys.argv[1]), ServiceSpec)
-    if plan is None:
-        sys.stderr.write(f"{sys.argv[1]} is not a plan\n")
+    spec = read_json(Path(sys.argv[1]), ServiceSpec)
+    if spec is None:
+        sys.stderr.write(f"cannot read service spec {sys.argv[1]}\n")
         return 1
     try:
-        supervisor = Supervisor(plan)
+        supervisor = Supervisor(spec)
         supervisor.claim()
         return asyncio.run(supervisor.run())
     except StackError as why:

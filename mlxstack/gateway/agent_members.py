@@ -40,23 +40,23 @@ class AgentMembers:
         self._folder = home.agents
         self._file = home.agent_members_file
         self._names = names_of(spec)
-        own = {one.name for one in spec.members}
-        kept = read_json(self._file, dict[str, str]) or {}
-        self._agents = OrderedDict(item for item in kept.items() if item[1] in own)
+        own = {member.name for member in spec.members}
+        stored = read_json(self._file, dict[str, str]) or {}
+        self._agents = OrderedDict(item for item in stored.items() if item[1] in own)
         self._conversations: OrderedDict[str, str] = OrderedDict()
         self._writing = asyncio.Lock()
 
     async def note(self, agent: str, member: str) -> None:
         """Note that a member serves an agent; a named one on disk."""
-        known = self._known(agent)
-        is_new = known.get(agent) != member
-        known[agent] = member
-        known.move_to_end(agent)
-        while len(known) > MAX_AGENTS:
-            known.popitem(last=False)
-        if is_new and known is self._agents:
+        noted = self._known(agent)
+        is_new = noted.get(agent) != member
+        noted[agent] = member
+        noted.move_to_end(agent)
+        while len(noted) > MAX_AGENTS:
+            noted.popitem(last=False)
+        if is_new and noted is self._agents:
             async with self._writing:
-                now = known.get(agent, member)
+                now = noted.get(agent, member)
                 await asyncio.to_thread(_write, self._file, agent, now)
 
     def find(self, agent: str) -> str | None:
@@ -66,7 +66,7 @@ class AgentMembers:
             folder = self._folder / folder_of(agent)
             files = sorted(folder.glob("*/manifest.json"), key=_age, reverse=True)
             models = (_manifest_model(file) for file in files)
-            name = next((self._names[one] for one in models if one in self._names), None)
+            name = next((self._names[model] for model in models if model in self._names), None)
         return name
 
     def is_new(self, agent: str) -> bool:
@@ -86,10 +86,10 @@ def _write(file: Path, agent: str, member: str) -> None:
     try:
         make_private(file.parent)
         with locked(file.with_suffix(".lock")):
-            found = read_json(file, dict[str, str]) or {}
-            found.pop(agent, None)
-            found[agent] = member
-            write_json(file, dict(list(found.items())[-MAX_AGENTS:]))
+            members = read_json(file, dict[str, str]) or {}
+            members.pop(agent, None)
+            members[agent] = member
+            write_json(file, dict(list(members.items())[-MAX_AGENTS:]))
     except (OSError, SetupError) as why:
         log.warning("a restart may send agent %s to another model: %s", agent, why)
 

@@ -98,12 +98,12 @@ class Gateway:
             holder = self._check_key(headers, path)
             key = self._internal_key(holder)
             require_forwarded(scope["method"], path)
-            sent = await body.read()
-            member = self._choose(scope, sent)
+            data = await body.read()
+            member = self._choose(scope, data)
             guards.check_model(holder, member.spec.all_names)
             if holder is not None and holder.models:
-                self._check_agents(holder, path, sent)
-            app = self._forwarding(member, sent, key)
+                self._check_agents(holder, path, data)
+            app = self._forwarding(member, data, key)
             if scope["method"] in READS or path in READING:
                 await _read(member, app, scope, body.receive, response)
             else:
@@ -169,13 +169,13 @@ class Gateway:
 
     def _choose(self, scope: Scope, body: bytes) -> MemberGate:
         """Member by model, agent, or default. Raises UnknownModel."""
-        wanted = _named(scope) or _model(body)
-        if wanted:
-            name = self._names.get(wanted) or self._names.get(wanted.removesuffix(LATEST))
+        model = _named(scope) or _model(body)
+        if model:
+            name = self._names.get(model) or self._names.get(model.removesuffix(LATEST))
             if name is not None:
                 return self._members.by_name[name]
             if self._is_strict and scope["path"] != PULL:
-                raise UnknownModel(_unknown(wanted, self._names, self._spec))
+                raise UnknownModel(_unknown(model, self._names, self._spec))
         elif scope["path"].startswith(AGENTS):
             agent = scope["path"].removeprefix(AGENTS).partition("/")[0]
             return self._members.by_name[self._agents.find(agent) or self._spec.default]
@@ -223,18 +223,18 @@ def _agents_of(path: str, body: bytes) -> set[str]:
     return named | {name for name in (fields.agent, fields.session_id) if isinstance(name, str)}
 
 
-def _unknown(wanted: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
+def _unknown(model: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
     """Message for an unknown name: near names, and a remedy."""
-    served = ", ".join(one.names[0] for one in spec.members)
+    served = ", ".join(member.names[0] for member in spec.members)
     if not spec.of_disk:
-        return f"model {wanted!r} is not served here; served are {served}"
-    near = get_close_matches(wanted, names, n=1, cutoff=0.4)
+        return f"model {model!r} is not served here; served are {served}"
+    near = get_close_matches(model, names, n=1, cutoff=0.4)
     nearest = f"the nearest is {near[0]!r}" if near else f"on this disk are {served}"
-    if not HUB_ID.fullmatch(wanted):
-        return f"model {wanted!r} is not on this disk; {nearest}, and `mlx-stack models` lists all"
+    if not HUB_ID.fullmatch(model):
+        return f"model {model!r} is not on this disk; {nearest}, and `mlx-stack models` lists all"
     return (
-        f"model {wanted!r} was not on this disk at the start of the gateway; {nearest}; "
-        f"`mlx-stack pull {wanted}` downloads it, then `mlx-stack down {spec.name}` and "
+        f"model {model!r} was not on this disk at the start of the gateway; {nearest}; "
+        f"`mlx-stack pull {model}` downloads it, then `mlx-stack down {spec.name}` and "
         "`mlx-stack up --any-model` serve it"
     )
 
@@ -243,15 +243,15 @@ def _named(scope: Scope) -> str | None:
     """The query's `model`, as llama-server's router has it."""
     if b"model=" not in scope["query_string"]:
         return None
-    found = parse_qs(scope["query_string"].decode("latin-1")).get("model")
-    return found[0] if found else None
+    models = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+    return models[0] if models else None
 
 
 def _model(body: bytes) -> str | None:
     """The body's `model` or `name` (older Ollama); None without JSON."""
     try:
-        found = decode_body(body, ModelField)
+        fields = decode_body(body, ModelField)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    model = found.name if found.model is None else found.model
+    model = fields.name if fields.model is None else fields.model
     return model if isinstance(model, str) else None

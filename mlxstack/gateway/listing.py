@@ -70,14 +70,14 @@ async def probe() -> None:
 @get(["/health", "/v1/health"], opt=PUBLIC)
 async def health(members: TheMembers) -> dict[str, Any]:
     """200 while the gateway serves, whatever its members do."""
-    phases = {name: one.phase.value for name, one in members.by_name.items()}
+    phases = {name: member.phase.value for name, member in members.by_name.items()}
     return {"status": "ok", "members": phases}
 
 
 @get(["/v1/models", "/models"], opt=PUBLIC)
 async def list_models(members: TheMembers, spec: TheSpec) -> dict[str, Any]:
     """List every member, loaded or loadable."""
-    cards = await asyncio.gather(*(model_card(one, spec) for one in members.by_name.values()))
+    cards = await asyncio.gather(*(model_card(member, spec) for member in members.by_name.values()))
     models = [{"name": card["id"], "model": card["id"], "type": "model"} for card in cards]
     return {
         "object": "list",
@@ -125,16 +125,16 @@ async def list_lm_studio_models(members: TheMembers) -> dict[str, Any]:
 @get("/api/v0/models/{name:path}", opt=PUBLIC)
 async def get_lm_studio_model(members: TheMembers, name: FromPath[str]) -> dict[str, Any]:
     """Model with its state by one of its names."""
-    one = _member_of(members, name)
-    (entry,) = await _gathered([one], LM_STUDIO, "data", _lm_studio_model)
+    member = _member_of(members, name)
+    (entry,) = await _gathered([member], LM_STUDIO, "data", _lm_studio_model)
     return dict(entry)
 
 
 @get(LM_STUDIO_V1, opt=PUBLIC)
 async def list_lm_studio_v1_models(members: TheMembers) -> dict[str, Any]:
     """Models of all members with their loaded instances."""
-    every = members.by_name.values()
-    return {"models": await _gathered(every, LM_STUDIO_V1, "models", _listed_model)}
+    gates = members.by_name.values()
+    return {"models": await _gathered(gates, LM_STUDIO_V1, "models", _listed_model)}
 
 
 @get("/v1/agents")
@@ -189,9 +189,9 @@ def _chosen(members: Members, spec: GatewaySpec, model: str) -> MemberGate:
 @get("/metrics", opt=OF_ALL)
 async def metrics(members: TheMembers) -> Response[bytes]:
     """Gateway metrics for Prometheus; `?model=` gives a member's own."""
-    every = members.by_name.values()
-    await asyncio.gather(*(one.look() for one in every))
-    return Response(generate_latest(MemberMetrics(every)), media_type=METRICS_TYPE)
+    gates = members.by_name.values()
+    await asyncio.gather(*(member.look() for member in gates))
+    return Response(generate_latest(MemberMetrics(gates)), media_type=METRICS_TYPE)
 
 
 @post(LOAD, status_code=200, opt=OF_ALL)
@@ -205,14 +205,14 @@ async def load_member(
 
     Raises Unsupported for any other change, and what keeps the member from its start.
     """
-    wanted = model or data.get("model")
-    name = names_of(spec).get(wanted) if isinstance(wanted, str) else None
+    member_name = model or data.get("model")
+    name = names_of(spec).get(member_name) if isinstance(member_name, str) else None
     if name is None or data.keys() - {"model"}:
         raise Unsupported(FIXED)
-    one = members.by_name[name]
-    await one.enter()
-    one.leave()
-    return {"model": name, "status": {"value": one.phase.value}}
+    member = members.by_name[name]
+    await member.enter()
+    member.leave()
+    return {"model": name, "status": {"value": member.phase.value}}
 
 
 @post("/v1/models/unload", opt=OF_ALL)
@@ -245,32 +245,35 @@ class MemberMetrics(Collector):
         for kind, table in kinds:
             for name, (text, value) in table.items():
                 family = kind(f"mlxstack_gateway_{name}", text, labels=("member",))
-                for one in self._members:
-                    family.add_metric((one.spec.name,), value(one))
+                for member in self._members:
+                    family.add_metric((member.spec.name,), value(member))
                 yield family
 
 
 def _member_of(members: Members, name: str) -> MemberGate:
     """Member by one of its names. Raises UnknownModel."""
-    wanted = name.removeprefix("/")
-    for one in members.by_name.values():
-        if wanted in one.spec.names:
-            return one
-    raise UnknownModel(f"model {wanted!r} is not served here; /v1/models lists those that are")
+    member_name = name.removeprefix("/")
+    for member in members.by_name.values():
+        if member_name in member.spec.names:
+            return member
+    raise UnknownModel(f"model {member_name!r} is not served here; /v1/models lists those that are")
 
 
 async def _gathered(
-    members: Iterable[MemberGate], path: str, key: str, known: Callable[[GatewayMember], Any] | None
+    members: Iterable[MemberGate],
+    path: str,
+    key: str,
+    unloaded: Callable[[GatewayMember], Any] | None,
 ) -> list[Any]:
     """Merge the members' lists; unloaded ones give their `known` entry."""
-    every = list(members)
+    gates = list(members)
     entries: list[Any] = []
-    bodies = await asyncio.gather(*(_read(one, path) for one in every))
-    for one, body in zip(every, bodies, strict=True):
+    bodies = await asyncio.gather(*(_read(gate, path) for gate in gates))
+    for gate, body in zip(gates, bodies, strict=True):
         if body is not None:
             entries += _entries(body, key, {})
-        elif known is not None:
-            entries.append(known(one.spec))
+        elif unloaded is not None:
+            entries.append(unloaded(gate.spec))
     return entries
 
 
@@ -332,8 +335,8 @@ def _listed_model(member: GatewayMember) -> LMStudioListedModel:
 async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     """Entry of a running member, else as known before its start."""
     body, phase = await asyncio.gather(_read(member, "/v1/models"), member.look())
-    name, *others = member.spec.names
-    known = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}
+    name, *aliases = member.spec.names
+    basics = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}
     since = {"created": STARTED, "created_at": rfc3339(STARTED), "display_name": name}
     cards = _entries(body, "data", {"id": str})
     own: dict[str, Any] = next((card for card in cards if card["id"] == name), {})
@@ -344,9 +347,9 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
         **since,
         "features": member.spec.model.capabilities,
         "input_modalities": ["text", "image"] if accepts_images else ["text"],
-        **known,
+        **basics,
         **own,
-        "aliases": others,
+        "aliases": aliases,
         "status": {"value": phase.value},
         "resident": member.spec.residency.value,
         "n_bytes": member.spec.n_bytes,

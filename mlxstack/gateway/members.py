@@ -252,8 +252,8 @@ class Members:
         self._changed = asyncio.Event()
         self._changes: set[asyncio.Task[None]] = set()
         self.by_name = {
-            one.name: MemberGate(one, spec.secret, self._changed, self._note_left)
-            for one in spec.members
+            member.name: MemberGate(member, spec.secret, self._changed, self._note_left)
+            for member in spec.members
         }
 
     @property
@@ -273,54 +273,54 @@ class Members:
             for task in self._changes:
                 task.cancel()
             await asyncio.gather(*self._changes, return_exceptions=True)
-            for one in self.by_name.values():
-                one.upstream.close()
+            for member in self.by_name.values():
+                member.upstream.close()
 
     async def stop(self, handed_over: Collection[str] = ()) -> None:
         """Stop all members that no other gateway takes over."""
-        going = (one for name, one in self.by_name.items() if name not in handed_over)
-        await asyncio.gather(*(one.process.stop() for one in going))
+        going = (member for name, member in self.by_name.items() if name not in handed_over)
+        await asyncio.gather(*(member.process.stop() for member in going))
 
     def _resume(self) -> None:
         """Load resident members; take over running ones."""
-        for one in self.by_name.values():
-            if one.process.is_running:
-                self._load(one, one.adopt())
-            elif one.spec.residency is Residency.ALWAYS:
-                self._load(one, one.load())
+        for member in self.by_name.values():
+            if member.process.is_running:
+                self._load(member, member.adopt())
+            elif member.spec.residency is Residency.ALWAYS:
+                self._load(member, member.load())
 
     def _note_left(self, member: MemberGate) -> None:
         """Decide residency again after a request."""
         is_leaving = member.is_closed or member.spec.residency is Residency.NEVER
-        if is_leaving or any(one.n_waiting for one in self.by_name.values()):
+        if is_leaving or any(gate.n_waiting for gate in self.by_name.values()):
             self._changed.set()
 
     async def _watch(self) -> None:
         """Look at the members in turns."""
         while True:
             await asyncio.sleep(WATCH_S)
-            await asyncio.gather(*(one.look() for one in self.by_name.values()))
+            await asyncio.gather(*(member.look() for member in self.by_name.values()))
 
     def _step(self) -> ResidencyStep:
         now = time.monotonic()
-        for one in self.by_name.values():
-            if one.is_lost or one.is_restarted:
-                self._load(one, one.adopt())
-        views = [one.view(now) for one in self.by_name.values()]
+        for member in self.by_name.values():
+            if member.is_lost or member.is_restarted:
+                self._load(member, member.adopt())
+        views = [member.view(now) for member in self.by_name.values()]
         step = residency_step(views, self._spec.budget, self._spec.linger_s, now)
-        for name, one in self.by_name.items():
+        for name, member in self.by_name.items():
             if name in step.closed:
-                one.is_closed = True
-            elif one.is_closed and one.phase is MemberPhase.LOADED:
-                one.reopen()
+                member.is_closed = True
+            elif member.is_closed and member.phase is MemberPhase.LOADED:
+                member.reopen()
         for name in step.unload:
-            one = self.by_name[name]
-            if one.phase is MemberPhase.LOADED:
-                one.phase = MemberPhase.UNLOADING
-                self._begin(one.unload())
+            member = self.by_name[name]
+            if member.phase is MemberPhase.LOADED:
+                member.phase = MemberPhase.UNLOADING
+                self._begin(member.unload())
         for name in step.load:
-            one = self.by_name[name]
-            self._load(one, one.load())
+            member = self.by_name[name]
+            self._load(member, member.load())
         return step
 
     async def _wait(self, look_at: float | None) -> None:
@@ -329,9 +329,9 @@ class Members:
             async with asyncio.timeout(max(0.0, patience_s)):
                 await self._changed.wait()
 
-    def _load(self, one: MemberGate, change: Coroutine[Any, Any, None]) -> None:
-        one.phase = MemberPhase.LOADING
-        one.is_lost = False
+    def _load(self, member: MemberGate, change: Coroutine[Any, Any, None]) -> None:
+        member.phase = MemberPhase.LOADING
+        member.is_lost = False
         self._begin(change)
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:

@@ -39,7 +39,7 @@ class MemberProcess:
 
     def __init__(self, member: GatewayMember, secret: str) -> None:
         self._member = member
-        self._plan = member.service
+        self._spec = member.service
         # No connection is kept: a member may have started again since the last call.
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {internal_key(secret, None)}"},
@@ -50,36 +50,36 @@ class MemberProcess:
         self._secret = secret
         self._preset = self._read_preset()
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self.url = self._plan.url
+        self.url = self._spec.url
         self.adopt()
 
     @property
     def is_running(self) -> bool:
         """Whether its supervisor is alive."""
-        return owner(self._plan.home, self._plan.name) is not None
+        return owner(self._spec.home, self._spec.name) is not None
 
     @property
     def stranger(self) -> str:
         """Address of another service that has the member's name, else ""."""
-        state = owner(self._plan.home, self._plan.name)
+        state = owner(self._spec.home, self._spec.name)
         if state is None or self._read_preset() is not None:
             return ""
-        return state.plan.url
+        return state.spec.url
 
     @property
     def worker_pid(self) -> int | None:
         """Process id of its worker; None without one."""
-        state = owner(self._plan.home, self._plan.name)
+        state = owner(self._spec.home, self._spec.name)
         if state is not None and state.worker is not None:
             return state.worker.pid
         return None
 
     def adopt(self) -> None:
         """Take over the address of a process that runs already."""
-        state = owner(self._plan.home, self._plan.name)
+        state = owner(self._spec.home, self._spec.name)
         if state is not None:
-            self._plan = state.plan
-            self.url = state.plan.url
+            self._spec = state.spec
+            self.url = state.spec.url
 
     async def ensure(self) -> str:
         """Wait until the member answers, started if needed; its status.
@@ -87,7 +87,7 @@ class MemberProcess:
         Raises Broken, and Busy where another service has its name.
         """
         if url := self.stranger:
-            name = self._plan.name
+            name = self._spec.name
             raise Busy(
                 f"`{name}` runs at {url} by itself, beside this gateway; `mlx-stack down {name}` "
                 "stops it, and the next request starts the gateway's own"
@@ -96,7 +96,7 @@ class MemberProcess:
             await asyncio.to_thread(self._start)
         try:
             return await services.until_answered(
-                self._plan, self._ask, self._why_ended, self._member.startup_timeout_s
+                self._spec, self._ask, self._why_ended, self._member.startup_timeout_s
             )
         except Broken:
             await asyncio.to_thread(self._reap)
@@ -114,17 +114,17 @@ class MemberProcess:
 
     def _why_ended(self) -> str:
         """Last error of a process that is not restarted any more."""
-        plan = self._plan
+        spec = self._spec
         own = self._supervisor
         # A supervisor that has just started has not written its state yet.
-        state = read_state(plan.home, plan.name) if own is None else services.state_of(plan, own)
+        state = read_state(spec.home, spec.name) if own is None else services.state_of(spec, own)
         if state is None or state.phase not in {Phase.CRASHED, Phase.STOPPED}:
             return ""
         messages = [log_lines.read(line).message for line in state.last_log_lines]
         errors = [message for message in messages if "error" in message.lower()]
         errors = errors or [state.exit_summary or "it was stopped"]
-        why = services.last_error(state) or errors[-1]
-        return f"`{plan.name}` did not start: {why}; see its log {plan.home.log_file(plan.name)}"
+        reason = services.last_error(state) or errors[-1]
+        return f"`{spec.name}` did not start: {reason}; see its log {spec.home.log_file(spec.name)}"
 
     async def status(self) -> str:
         """Status while it serves or loads; "" without an answer."""
@@ -140,25 +140,25 @@ class MemberProcess:
         A worker that ended meanwhile is started by its supervisor with its model, and asked again.
         """
         deadline = time.monotonic() + self._member.startup_timeout_s
-        why = "it does not answer"
+        reason = "it does not answer"
         while self.is_running and (left_s := deadline - time.monotonic()) > 0:
             with suppress(httpx.TransportError):
                 answer = await self.call("POST", "/v1/models/unload", left_s)
                 if answer.status_code == OK:
                     return
-                why = answer.text
+                reason = answer.text
                 if answer.status_code not in PASSING:
                     break
             await asyncio.sleep(LOOK_S)
-        log.warning("%s is stopped, it did not unload: %s", self._plan.name, why)
+        log.warning("%s is stopped, it did not unload: %s", self._spec.name, reason)
         await self.stop()
 
     async def stop(self) -> None:
         """Stop it; its requests and its KV get their time."""
-        state = owner(self._plan.home, self._plan.name)
+        state = owner(self._spec.home, self._spec.name)
         if state is not None and not self.stranger:
-            patience_s = self._plan.patience.grace_s + STOP_S
-            await asyncio.to_thread(services.stop, self._plan.home, state, patience_s)
+            patience_s = self._spec.policy.grace_s + STOP_S
+            await asyncio.to_thread(services.stop, self._spec.home, state, patience_s)
             await asyncio.to_thread(self._reap)
 
     async def call(
@@ -177,7 +177,7 @@ class MemberProcess:
                 content += part
                 if len(content) > MAX_ANSWER_BYTES:
                     raise httpx.RemoteProtocolError(
-                        f"{path} of {self._plan.name} has more than {MAX_ANSWER_BYTES} bytes"
+                        f"{path} of {self._spec.name} has more than {MAX_ANSWER_BYTES} bytes"
                     )
         return httpx.Response(answer.status_code, content=bytes(content))
 
@@ -189,8 +189,8 @@ class MemberProcess:
 
     def _start(self) -> None:
         """Start the supervisor, on another port where this one was taken meanwhile."""
-        home = self._plan.home
-        name = self._plan.name
+        home = self._spec.home
+        name = self._spec.name
         try:
             with services.starting(home, name, waits=True) as state:
                 self.adopt()
@@ -198,7 +198,7 @@ class MemberProcess:
                     return
                 self._place()
                 self._reap()
-                self._supervisor = services.start(self._plan)
+                self._supervisor = services.start(self._spec)
         except OSError as why:
             raise Broken(f"{name} cannot be started: {why}") from why
         deadline = time.monotonic() + CALL_S
@@ -207,11 +207,11 @@ class MemberProcess:
 
     def _read_preset(self) -> Preset | None:
         """Preset of the member; None where another service has overwritten it."""
-        return own_preset(self._plan.home, self._plan.name, self._secret)
+        return own_preset(self._spec.home, self._spec.name, self._secret)
 
     def _place(self) -> None:
-        port = int(self._plan.url.rpartition(":")[2])
-        file = self._plan.home.preset_file(self._plan.name)
+        port = int(self._spec.url.rpartition(":")[2])
+        file = self._spec.home.preset_file(self._spec.name)
         preset = self._preset = self._read_preset() or self._preset
         if preset is None:
             raise Broken(f"{file} cannot be read; start the gateway again")
@@ -220,7 +220,7 @@ class MemberProcess:
         server = structs.replace(preset.server, host=HOST, port=port)
         write_json(file, structs.replace(preset, server=server))
         self.url = f"http://{HOST}:{port}"
-        self._plan = structs.replace(self._plan, url=self.url)
+        self._spec = structs.replace(self._spec, url=self.url)
 
 
 def object_of(answer: httpx.Response) -> dict[str, Any]:

@@ -44,9 +44,9 @@ async def return_memory(members: Members) -> None:
     n_before = 0
     while True:
         await asyncio.sleep(REST_S)
-        every = members.by_name.values()
-        n_requests = sum(one.n_requests for one in every)
-        if n_requests != n_before and not any(one.n_active for one in every):
+        gates = members.by_name.values()
+        n_requests = sum(gate.n_requests for gate in gates)
+        if n_requests != n_before and not any(gate.n_active for gate in gates):
             n_before = n_requests
             await asyncio.to_thread(trim_heap)
 

@@ -78,7 +78,7 @@ def internal_key(secret: str, key: ApiKey | None) -> str:
 def own_preset(home: Home, name: str, secret: str) -> Preset | None:
     """Preset of a member; None where another service has overwritten it."""
     preset = read_json(home.preset_file(name), Preset)
-    keys = {as_key(one).key for one in preset.server.api_keys} if preset is not None else set()
+    keys = {as_key(key).key for key in preset.server.api_keys} if preset is not None else set()
     if digest_of(internal_key(secret, None)) in keys:
         return preset
     return None
@@ -91,11 +91,11 @@ def home_of(spec: GatewaySpec) -> Home:
 
 def names_of(spec: GatewaySpec) -> dict[str, str]:
     """Members by name: services, then models, then ids; first wins."""
-    found: dict[str, str] = {}
-    for one in spec.members:
-        found.setdefault(one.name, one.name)
-    for at in range(max(len(one.names) for one in spec.members)):
-        for one in spec.members:
-            for name in one.names[at : at + 1]:
-                found.setdefault(name, one.name)
-    return found
+    members: dict[str, str] = {}
+    for member in spec.members:
+        members.setdefault(member.name, member.name)
+    for position in range(max(len(member.names) for member in spec.members)):
+        for member in spec.members:
+            for name in member.names[position : position + 1]:
+                members.setdefault(name, member.name)
+    return members

@@ -43,8 +43,8 @@ class MemberLost(Exception):
     `is_sent` tells that it may have read the request.
     """
 
-    def __init__(self, why: str, *, is_sent: bool = True) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *, is_sent: bool = True) -> None:
+        super().__init__(reason)
         self.is_sent = is_sent
 
 
@@ -79,8 +79,8 @@ class ResponseReader:
     def is_last(self) -> bool:
         """Whether the member closes the connection after it."""
         # The parser itself knows this only before the end of the response.
-        found = (value.lower() for name, value in self.headers if name == b"connection")
-        return b"close" in found
+        options = (value.lower() for name, value in self.headers if name == b"connection")
+        return b"close" in options
 
     def take(self) -> bytes:
         """The pieces that came since the last call, as one."""
@@ -147,7 +147,7 @@ class MemberConnection(asyncio.Protocol):
             self._news.clear()
             if response.is_headed and not is_begun:
                 is_begun = True
-                headers = [one for one in response.headers if one[0] not in NOT_RETURNED]
+                headers = [header for header in response.headers if header[0] not in NOT_RETURNED]
                 status = self._parser.get_status_code()
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 if not has_body:
@@ -215,8 +215,8 @@ class Upstream:
     def close(self) -> None:
         """Close the idle connections, and those of running requests at their end."""
         self._is_closed = True
-        for one in self._kept:
-            one.transport.close()
+        for connection in self._kept:
+            connection.transport.close()
         self._kept.clear()
 
     async def _connect(self) -> MemberConnection:
@@ -228,11 +228,11 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, made = await loop.create_connection(MemberConnection, self._host, self._port)
+                _, opened = await loop.create_connection(MemberConnection, self._host, self._port)
         except (OSError, TimeoutError) as why:
-            told = f"{str(why) or 'no connection'}{local_network_hint(why)}"
-            raise MemberLost(told, is_sent=False) from why
-        return made
+            reason = f"{str(why) or 'no connection'}{local_network_hint(why)}"
+            raise MemberLost(reason, is_sent=False) from why
+        return opened
 
     def _keep(self, connection: MemberConnection) -> None:
         connection.idle_at = time.monotonic()

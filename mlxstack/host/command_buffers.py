@@ -53,8 +53,8 @@ class BufferLimit(Struct, frozen=True):
     source: LimitSource
 
     def __str__(self) -> str:
-        shown = f"{self.variable}={self.value}" if self.value else f"{self.variable} unset"
-        return f"{shown} ({self.source})"
+        text = f"{self.variable}={self.value}" if self.value else f"{self.variable} unset"
+        return f"{text} ({self.source})"
 
 
 def mac_limits(chip: str, total_bytes: int) -> dict[str, str]:

@@ -57,8 +57,8 @@ def raise_soft_limit() -> int:
     Returns the limit in force.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in WANTED:
-        target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    for limit in WANTED:
+        target = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         if soft != resource.RLIM_INFINITY and target > soft:
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

@@ -85,8 +85,8 @@ def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     if platform.system() == "Darwin":
         return sysctl_text(CHIP_NAME) or platform.machine()
     text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
-    found = MODEL_NAME.search(text)
-    return found[1].strip() if found else platform.machine()
+    match = MODEL_NAME.search(text)
+    return match[1].strip() if match else platform.machine()
 
 
 def version_of(package: str) -> str | None:
@@ -143,10 +143,10 @@ def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
     if system != "Linux":
         return {}
     before = env.get("GLIBC_TUNABLES", "")
-    set_by_user = {one.partition("=")[0] for one in before.split(":")}
+    set_by_user = {tunable.partition("=")[0] for tunable in before.split(":")}
     if ARENAS in env:
         set_by_user.add("glibc.malloc.arena_max")
-    added = [one for one in TUNABLES if one.partition("=")[0] not in set_by_user]
+    added = [tunable for tunable in TUNABLES if tunable.partition("=")[0] not in set_by_user]
     if added:
         return {"GLIBC_TUNABLES": ":".join([before, *added] if before else added)}
     return {}
@@ -188,10 +188,10 @@ def ask_mlx(
     return msgspec.json.decode(done.stdout, type=kind)
 
 
-def last_line(why: Exception) -> str:
+def last_line(error: Exception) -> str:
     """Last line of a child's error output, else the error itself."""
-    lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else str(why)
+    lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else str(error)
 
 
 class MemoryBudget(Struct, frozen=True):
@@ -212,10 +212,10 @@ class MemoryBudget(Struct, frozen=True):
 
 def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     """Budget of this computer; `MLX_STACK_MEMORY=24GB` overrides its total. Raises SetupError."""
-    given = env.get(MEMORY_VARIABLE)
-    if given:
+    amount = env.get(MEMORY_VARIABLE)
+    if amount:
         return replace(
-            memory_of(bytes_of(given)), owner=f"this machine ({MEMORY_VARIABLE}={given})"
+            memory_of(bytes_of(amount)), owner=f"this machine ({MEMORY_VARIABLE}={amount})"
         )
     memory = memory_of(psutil.virtual_memory().total)
     is_metal = sys.platform == "darwin" and memory.half_bytes == 2
@@ -248,8 +248,8 @@ def _buffer_settings() -> dict[str, str]:
 
 def _of_mac(total: int, working_set: int, owner: str, variables: Mapping[str, str]) -> MemoryBudget:
     # MLX drops cached buffers where memory is short, so that kept arrays take their place first.
-    kept = max(0, buffered_bytes(variables) - buffer_cache_limit(working_set))
-    return MemoryBudget(total, memory_limit(working_set), 2, owner, working_set, kept)
+    excess = max(0, buffered_bytes(variables) - buffer_cache_limit(working_set))
+    return MemoryBudget(total, memory_limit(working_set), 2, owner, working_set, excess)
 
 
 def mac_share(total: int) -> int:
@@ -278,8 +278,8 @@ def bytes_of(text: str) -> int:
 
     Raises SetupError for nonsense, and for less than a MiB or more than 1,024 TiB.
     """
-    found = AMOUNT.fullmatch(text.strip())
-    amount = float(found[1]) * 1024 ** POWERS[(found[2] or "G").upper()] if found else 0
+    match = AMOUNT.fullmatch(text.strip())
+    amount = float(match[1]) * 1024 ** POWERS[(match[2] or "G").upper()] if match else 0
     if not MIN_BYTES <= amount <= MAX_BYTES:
         raise SetupError(
             f"`{text}` is not an amount of memory; write it as 24GB or 512MB (a bare number means "

@@ -17,7 +17,7 @@ class Home(Struct, frozen=True):
 
     @property
     def run(self) -> Path:
-        """PID files, states and plans of the services."""
+        """PID files, states and specs of the services."""
         return self.root / "run"
 
     @property
@@ -68,7 +68,7 @@ class Home(Struct, frozen=True):
         """State of the service, written by its supervisor."""
         return self.run / f"{name}.json"
 
-    def plan_file(self, name: str) -> Path:
+    def spec_file(self, name: str) -> Path:
         """Spec of the service for its supervisor."""
         return self.run / "plans" / f"{name}.json"
 
@@ -109,21 +109,21 @@ class Home(Struct, frozen=True):
 
 def home_from(env: Mapping[str, str]) -> Home:
     """`$MLX_STACK_HOME`, or `~/.mlx-stack`; nothing is created. Raises SetupError."""
-    given = env.get(HOME_VARIABLE) or "~/.mlx-stack"
+    place = env.get(HOME_VARIABLE) or "~/.mlx-stack"
     try:
-        return Home(Path(given).expanduser().absolute())
+        return Home(Path(place).expanduser().absolute())
     except RuntimeError as why:
         raise SetupError(
-            f"cannot expand {given}: no such user; set {HOME_VARIABLE} to another folder"
+            f"cannot expand {place}: no such user; set {HOME_VARIABLE} to another folder"
         ) from why
 
 
 def make_private(folder: Path) -> None:
     """Create a folder and its parents with 0700. Raises SetupError."""
     try:
-        missing = [one for one in (folder, *folder.parents) if not one.exists()]
-        for one in reversed(missing):
-            one.mkdir(mode=0o700, exist_ok=True)
+        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        for parent in reversed(missing):
+            parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as why:
         raise SetupError(
             f"the folder {folder} cannot be created ({why.strerror}: {why.filename}); "

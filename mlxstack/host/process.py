@@ -136,8 +136,12 @@ def listener(port: int) -> str | None:
             connections = process.net_connections(kind="tcp")
         except psutil.Error:
             continue
-        for one in connections:
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port:
+        for connection in connections:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr[1] == port
+            ):
                 return f"{process.info['name']} (pid {process.info['pid']})"
     return None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.formatting import short_time
@@ -24,6 +24,7 @@ from mlxstack.host import log_lines
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.logs import tail
 from mlxstack.host.process import ProcessId, ask_to_stop, end, is_alive, kill, wait_gone
+from mlxstack.host.restart_policy import RestartPolicy
 
 T = TypeVar("T")
 
@@ -51,27 +52,6 @@ class Phase(StrEnum):
     CRASHED = "crashed"
 
 
-class RestartPolicy(Struct, frozen=True):
-    """Limits of a worker: crashes, and time stuck. Times in seconds.
-
-    A dead worker starts again after `first_s`, doubling up to `longest_s`. `max_crashes` within
-    `window_s` are too many. A worker asked to stop is killed after `grace_s`.
-
-    Health is polled every `look_s` seconds. A worker is killed when it does not answer for
-    `silent_s`, or is neither healthy nor loading for `stuck_s`: by then it has failed every
-    request that waits.
-    """
-
-    first_s: float = 0.5
-    longest_s: float = 30.0
-    max_crashes: int = 5
-    window_s: float = 600.0
-    grace_s: float = 12.0
-    look_s: float = 5.0
-    silent_s: float = 30.0
-    stuck_s: float = 150.0
-
-
 class ServiceSpec(Struct, frozen=True):
     """Supervisor's spec: the `worker` command, and additions to `env`.
 
@@ -89,7 +69,8 @@ class ServiceSpec(Struct, frozen=True):
     cwd: str = ""
     n_slots: int = 0
     n_ctx: int = 0
-    patience: RestartPolicy = RestartPolicy()
+    policy: RestartPolicy = field(default=RestartPolicy(), name="patience")
+    """In files under its earlier name, so that an update finds running services."""
 
     @property
     def home(self) -> Home:
@@ -99,7 +80,7 @@ class ServiceSpec(Struct, frozen=True):
     @property
     def stop_s(self) -> float:
         """Seconds in which its supervisor ends."""
-        return self.patience.grace_s + 1.0
+        return self.policy.grace_s + 1.0
 
 
 class ServiceState(Struct, frozen=True):
@@ -109,7 +90,8 @@ class ServiceState(Struct, frozen=True):
     `exit_summary` describes its end: "was killed by SIGKILL".
     """
 
-    plan: ServiceSpec
+    spec: ServiceSpec = field(name="plan")
+    """In files under its earlier name, as `ServiceSpec.policy` is."""
     phase: Phase
     supervisor: ProcessId
     worker: ProcessId | None = None
@@ -162,7 +144,7 @@ def read_state(home: Home, name: str) -> ServiceState | None:
 
 def _is_of(home: Home, state: ServiceState) -> bool:
     with suppress(OSError):
-        return home.root.samefile(state.plan.root)
+        return home.root.samefile(state.spec.root)
     return False
 
 
@@ -184,23 +166,23 @@ def owner(home: Home, name: str) -> ServiceState | None:
 
 def claim(state: ServiceState) -> None:
     """Claim a service name for the supervisor in `state`. Raises Taken."""
-    home = state.plan.home
-    name = state.plan.name
+    home = state.spec.home
+    name = state.spec.name
     with _ours(home):
         refuse_other_case(home, name)
-        other = owner(home, name)
-        if other is not None:
+        holder = owner(home, name)
+        if holder is not None:
             raise Taken(
-                f"`{name}` is already running: pid {other.supervisor.pid}, "
-                f"preset {other.plan.preset}, {other.plan.url}"
+                f"`{name}` is already running: pid {holder.supervisor.pid}, "
+                f"preset {holder.spec.preset}, {holder.spec.url}"
             )
         _write_claim(state)
 
 
 def _write_claim(state: ServiceState) -> None:
     """Write state and PID file of a service."""
-    home = state.plan.home
-    name = state.plan.name
+    home = state.spec.home
+    name = state.spec.name
     write_json(home.state_file(name), state)
     write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
 
@@ -224,7 +206,7 @@ class ServiceFiles:
     def keep(self) -> None:
         """Read the files that have changed."""
         home = self._home
-        for file_of in (home.plan_file, home.preset_file, home.gateway_file):
+        for file_of in (home.spec_file, home.preset_file, home.gateway_file):
             path = file_of(self._name)
             with suppress(OSError):
                 changed_at_ns = path.stat().st_mtime_ns
@@ -261,12 +243,12 @@ def refuse_other_case(home: Home, name: str) -> None:
     """
     for file in home.run.glob("*.json"):
         state = read_json(file, ServiceState)
-        other = file.stem if state is None else state.plan.name
-        is_same_file = other != name and other.casefold() == name.casefold()
-        if is_same_file and owner(home, other) is not None:
+        holder = file.stem if state is None else state.spec.name
+        is_same_file = holder != name and holder.casefold() == name.casefold()
+        if is_same_file and owner(home, holder) is not None:
             raise Taken(
-                f"`{other}` is running, and its name differs from `{name}` by case only: on a Mac "
-                f"they have the same files; stop it with `mlx-stack down {other}`, or choose "
+                f"`{holder}` is running, and its name differs from `{name}` by case only: on a "
+                f"Mac they have the same files; stop it with `mlx-stack down {holder}`, or choose "
                 "another --name"
             )
 
@@ -278,7 +260,7 @@ def release(home: Home, name: str) -> None:
 
 def mark_stopped(home: Home, state: ServiceState) -> None:
     """Mark a dead supervisor as stopped, unless it has a successor."""
-    name = state.plan.name
+    name = state.spec.name
     with _ours(home):
         if owner(home, name) is None:
             ended = msgspec.structs.replace(state, phase=Phase.STOPPED, worker=None)
@@ -308,9 +290,9 @@ class ServedAt(Struct, frozen=True):
     server: ServerSpec = ServerSpec()
 
 
-def is_gateway(plan: ServiceSpec) -> bool:
+def is_gateway(spec: ServiceSpec) -> bool:
     """Whether this service is a gateway."""
-    return GATEWAY in plan.worker
+    return GATEWAY in spec.worker
 
 
 def usable_key(server: ServerSpec) -> str | None:
@@ -331,9 +313,9 @@ def running(home: Home) -> list[ServiceState]:
 
 def served(home: Home) -> dict[str, Preset]:
     """Preset that each running service serves, by name."""
-    named = [state.plan.name for state in running(home)]
-    found = {name: read_json(home.preset_file(name), Preset) for name in named}
-    return {name: preset for name, preset in found.items() if preset is not None}
+    named = [state.spec.name for state in running(home)]
+    served_presets = {name: read_json(home.preset_file(name), Preset) for name in named}
+    return {name: preset for name, preset in served_presets.items() if preset is not None}
 
 
 def sweep(home: Home, name: str) -> str | None:
@@ -346,7 +328,7 @@ def sweep(home: Home, name: str) -> str | None:
         return None
     state = read_state(home, name)
     if state is not None and state.worker is not None and is_alive(state.worker):
-        end(state.worker, state.plan.patience.grace_s)
+        end(state.worker, state.spec.policy.grace_s)
     with _ours(home):
         if owner(home, name) is not None or not pid_file.exists():
             return None
@@ -371,22 +353,22 @@ def starting(home: Home, name: str, waits: bool) -> Iterator[ServiceState | None
         state = owner(home, name)
         if state is not None and state.phase is Phase.STOPPING:
             log.warning("waiting until %s has stopped", name)
-            wait_gone(state.supervisor, state.plan.stop_s)
+            wait_gone(state.supervisor, state.spec.stop_s)
         if (cleared := sweep(home, name)) is not None:
             log.warning("%s", cleared)
         yield owner(home, name)
 
 
-def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
+def start(spec: ServiceSpec) -> "subprocess.Popen[bytes]":
     """Start a supervisor in the background, in a session of its own."""
-    home = plan.home
-    write_json(home.plan_file(plan.name), plan)
-    log = home.supervisor_log(plan.name)
+    home = spec.home
+    write_json(home.spec_file(spec.name), spec)
+    log = home.supervisor_log(spec.name)
     log.unlink(missing_ok=True)
     log.touch(mode=0o600)
     with log.open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "mlxstack.control.supervisor", str(home.plan_file(plan.name))],
+            [sys.executable, "-m", "mlxstack.control.supervisor", str(home.spec_file(spec.name))],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -396,7 +378,7 @@ def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
 
 
 async def until_answered(
-    plan: ServiceSpec,
+    spec: ServiceSpec,
     ask: Callable[[], Awaitable[T | None]],
     why_ended: Callable[[], str],
     timeout_s: float,
@@ -411,10 +393,10 @@ async def until_answered(
     deadline = began_at + timeout_s
     last_line = ""
     message = ""
-    log_file = plan.home.log_file(plan.name)
+    log_file = spec.home.log_file(spec.name)
     while time.monotonic() < deadline:
-        if why := why_ended():
-            raise Broken(why)
+        if reason := why_ended():
+            raise Broken(reason)
         if (answer := await ask()) is not None:
             return answer
         line = next(iter(tail(log_file, 1)), "").strip()
@@ -426,16 +408,16 @@ async def until_answered(
         await asyncio.sleep(PROBE_S)
     elapsed = short_time(time.monotonic() - began_at)
     raise Broken(
-        f"`{plan.name}` was not healthy after {elapsed}, {timeout_s:g} s of them "
+        f"`{spec.name}` was not healthy after {elapsed}, {timeout_s:g} s of them "
         f"(server.startup_timeout_s) after the last line of its log: {message or '(none)'}. If "
         "that takes longer here, add `--set server.startup_timeout_s="
         f"{timeout_s * LONGER:g}`; its log is {log_file}"
     )
 
 
-def state_of(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceState | None:
+def state_of(spec: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceState | None:
     """State that this supervisor wrote, not an earlier one."""
-    state = read_state(plan.home, plan.name)
+    state = read_state(spec.home, spec.name)
     if state is not None and state.supervisor.pid == process.pid:
         return state
     return None
@@ -455,9 +437,9 @@ def stop(home: Home, state: ServiceState, patience_s: float | None = None) -> bo
     those of its spec, both are killed.
     """
     ask_to_stop(state.supervisor)
-    if wait_gone(state.supervisor, state.plan.stop_s if patience_s is None else patience_s):
+    if wait_gone(state.supervisor, state.spec.stop_s if patience_s is None else patience_s):
         return False
-    finish(home, read_state(home, state.plan.name) or state)
+    finish(home, read_state(home, state.spec.name) or state)
     return True
 
 

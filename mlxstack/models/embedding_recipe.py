@@ -216,11 +216,11 @@ def _refuse_both_ways(config: Mapping[str, Any]) -> None:
         listed = part.get("architectures")
         names = [str(name) for name in listed] if isinstance(listed, list) else [str(listed or "")]
         name = next((name for name in names if BOTH_WAYS_NAME.search(name)), "")
-        if why := key_on or key_off or name:
+        if evidence := key_on or key_off or name:
             raise SetupError(
-                f"this model attends in both directions ({why} in config.json: bidirectional), and "
-                "mlx-lm computes causal attention alone, so its vectors would be wrong; choose "
-                "another embedding model"
+                f"this model attends in both directions ({evidence} in config.json: "
+                "bidirectional), and mlx-lm computes causal attention alone, so its vectors would "
+                "be wrong; choose another embedding model"
             )
 
 

@@ -116,13 +116,13 @@ def _refuse_other_weights(folder: Path) -> None:
         return
     if any(folder.glob("*.gguf")):
         raise gguf_refusal(folder)
-    others = sorted(file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern))
-    others = [name for name in others if not name.startswith((".", "training_args"))]
-    others += [file.name for file in weight_files(folder)]
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    names = sorted(file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern))
+    names = [name for name in names if not name.startswith((".", "training_args"))]
+    names += [file.name for file in weight_files(folder)]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise SetupError(
-            f"{folder} holds {others[0]}{more}, but no model*.safetensors, which mlx-lm reads; "
+            f"{folder} holds {names[0]}{more}, but no model*.safetensors, which mlx-lm reads; "
             "convert it with `mlx_lm.convert`, or take an MLX version of this model, such as one "
             "of mlx-community on the hub"
         )

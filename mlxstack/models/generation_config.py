@@ -41,8 +41,8 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
         try:
             usable[name] = _converted(name, value)
         except (msgspec.ValidationError, TypeError, OverflowError):
-            shown = reprlib.repr(value)
-            log.warning("%s: %s cannot be %s, which is left out", FILE, name, shown)
+            text = reprlib.repr(value)
+            log.warning("%s: %s cannot be %s, which is left out", FILE, name, text)
     return SamplingDefaults(**usable)
 
 

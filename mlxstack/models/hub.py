@@ -81,7 +81,7 @@ def plan(model: str, revision: str | None = None, patterns: Sequence[str] = PATT
     with _refusals(model):
         files = _files(model, revision, patterns)
         if any(blobs_folder(model).glob(f"*{PART}")):
-            n_begun = sum(one.n_here for one in missing_weights(model, revision, _missing(files)))
+            n_begun = sum(file.n_here for file in missing_weights(model, revision, _missing(files)))
     if not any(file.filename.endswith(WEIGHTS) for file in files):
         raise _without_weights(model)
     return Download(
@@ -95,8 +95,8 @@ def plan(model: str, revision: str | None = None, patterns: Sequence[str] = PATT
 def check_disk(download: Download) -> None:
     """Raise SetupError where the cache's disk is too small."""
     folder = cache_folder()
-    there = next(one for one in (folder, *folder.parents) if one.is_dir())
-    free = shutil.disk_usage(there).free
+    existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    free = shutil.disk_usage(existing).free
     if download.n_missing + DISK_RESERVE > free:
         raise SetupError(
             f"{download.model} needs {size(download.n_missing)} more in {folder}, and that disk "
@@ -120,7 +120,7 @@ def download(
             model,
             revision=revision,
             allow_patterns=list(patterns),
-            ignore_patterns=[] if any(one.filename == SINGLE for one in files) else [SINGLE],
+            ignore_patterns=[] if any(file.filename == SINGLE for file in files) else [SINGLE],
             tqdm_class=meter(report, BYTES_BAR),
         )
         if names := _missing(files):
@@ -159,13 +159,15 @@ def _files(model: str, revision: str | None, patterns: Sequence[str]) -> Any:
         dry_run=True,
         tqdm_class=meter(lambda _: None),
     )
-    has_shards = any(SHARD.fullmatch(one.filename) for one in files)
-    return [one for one in files if not (has_shards and one.filename == SINGLE)]
+    has_shards = any(SHARD.fullmatch(file.filename) for file in files)
+    return [file for file in files if not (has_shards and file.filename == SINGLE)]
 
 
 def _missing(files: Any) -> list[str]:
     """Names of the weight files that are not in the cache."""
-    return [one.filename for one in files if one.will_download and one.filename.endswith(WEIGHTS)]
+    return [
+        file.filename for file in files if file.will_download and file.filename.endswith(WEIGHTS)
+    ]
 
 
 def _delete_abandoned(model: str, before: float) -> None:
@@ -253,7 +255,9 @@ def _is_offline(error: BaseException) -> bool:
 def _offline(model: str) -> SetupError:
     # The newest commit is here in part, or unknown, as in a copied cache.
     snapshots = blobs_folder(model).with_name("snapshots").glob("*")
-    if earlier := sorted(filter(is_whole, snapshots), key=lambda one: one.stat().st_mtime):
+    if earlier := sorted(
+        filter(is_whole, snapshots), key=lambda snapshot: snapshot.stat().st_mtime
+    ):
         return SetupError(
             f"the newest {model} is not on this machine, and {constants.ENDPOINT} cannot be asked; "
             f"an earlier one is: `mlx-stack up {earlier[-1]}`"
@@ -295,13 +299,13 @@ def _near(model: str) -> str:
     """Suggest hub models with similar names: `; did you mean ...?`"""
     name = model.rpartition("/")[2]
     try:
-        ids = [one.id for one in HfApi().list_models(search=name, limit=N_NEAR)]
+        ids = [hit.id for hit in HfApi().list_models(search=name, limit=N_NEAR)]
         if not ids:
             stem = name.replace("_", "-").rsplit("-", 2)[0]
-            ids = [one.id for one in HfApi().list_models(search=stem, limit=N_NEAR)]
+            ids = [hit.id for hit in HfApi().list_models(search=stem, limit=N_NEAR)]
     except Exception:  # As above.
         return ""
-    names = [one for one in ids if one != model]
+    names = [hub_id for hub_id in ids if hub_id != model]
     return f"; did you mean {', '.join(names)}?" if names else ""
 
 

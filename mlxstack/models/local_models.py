@@ -45,15 +45,15 @@ class LocalModel(Struct, frozen=True):
 
 def local_models() -> list[LocalModel]:
     """Every model on this machine, by name."""
-    found = [*_cached(), *_of_lm_studio()]
-    return sorted(found, key=lambda one: (one.name.lower(), one.where))
+    models = [*_cached(), *_of_lm_studio()]
+    return sorted(models, key=lambda model: (model.name.lower(), model.where))
 
 
 def all_models(home: Home) -> list[LocalModel]:
     """Every model on this machine, with folders that were served from `home`."""
-    found = local_models()
-    known = {one.path for one in found}
-    return [*found, *(one for one in _served(home) if one.path not in known)]
+    models = local_models()
+    paths = {model.path for model in models}
+    return [*models, *(model for model in _served(home) if model.path not in paths)]
 
 
 def delete(model: LocalModel) -> int:
@@ -64,7 +64,7 @@ def delete(model: LocalModel) -> int:
     folder = Path(model.path)
     cache = cache_folder().resolve()
     repository = cache / folder.relative_to(cache).parts[0]
-    sizes = {file: one.st_size for file, one in _stats(_files(repository)).items()}
+    sizes = {file: stats.st_size for file, stats in _stats(_files(repository)).items()}
     none: frozenset[Path] = frozenset()
     # It also sweeps files that no other repository shares, and only logs what it cannot delete.
     DeleteCacheStrategy(
@@ -85,7 +85,9 @@ def quantization_of(folder: str) -> str:
 def _cached() -> Iterator[LocalModel]:
     """Repositories in the hub's cache by their newest snapshots."""
     for folder in cache_folder().resolve().glob("models--*"):
-        snapshots = sorted(folder.glob("snapshots/[!.]*"), key=lambda one: one.stat().st_mtime)
+        snapshots = sorted(
+            folder.glob("snapshots/[!.]*"), key=lambda snapshot: snapshot.stat().st_mtime
+        )
         # A download that has just begun holds nothing.
         if files := _files(folder):
             name = folder.name.removeprefix("models--").replace("--", "/")
@@ -137,13 +139,13 @@ def _model(name: str, path: Path, where: str, files: Iterable[Path]) -> LocalMod
 
 def _stats(files: Iterable[Path]) -> dict[Path, os.stat_result]:
     """Stats of files and targets of links, each once."""
-    return {file: file.stat() for file in {one.resolve() for one in files if one.is_file()}}
+    return {file: file.stat() for file in {path.resolve() for path in files if path.is_file()}}
 
 
 def _state(path: Path) -> tuple[bool, str]:
     """Whether all files are there, and the fault of one."""
     try:
-        if broken := next((one for one in path.rglob("*") if not one.exists()), None):
+        if broken := next((file for file in path.rglob("*") if not file.exists()), None):
             return False, f"{broken} is a link to no file"
         if not (path / CONFIG).is_file():
             return False, ""

@@ -121,14 +121,14 @@ def read_config_object(file: Path) -> dict[str, Any]:
 def parse_object(data: bytes, file: Path) -> dict[str, Any]:
     """The JSON object that came from `file`. Raises SetupError."""
     try:
-        found = json.loads(data)
+        parsed = json.loads(data)
     except RecursionError:
         raise too_deep(file) from None
     except ValueError as why:
         raise SetupError(f"{file} is not what it should be: {why}") from why
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise SetupError(f"{file} holds no JSON object")
-    return found
+    return parsed
 
 
 def read_bytes(file: Path, max_bytes: int) -> bytes:
@@ -289,9 +289,9 @@ def is_whole(folder: Path) -> bool:
 
 def gguf_refusal(path: Path) -> SetupError:
     """Refusal of a GGUF file or folder, with the remedy."""
-    what = "is a GGUF file" if path.is_file() else "holds GGUF files"
+    state = "is a GGUF file" if path.is_file() else "holds GGUF files"
     return SetupError(
-        f"{path} {what}, which llama.cpp reads; get the MLX version of this model, "
+        f"{path} {state}, which llama.cpp reads; get the MLX version of this model, "
         "such as one of mlx-community on the hub"
     )
 
@@ -364,7 +364,7 @@ def vision_files(folder: Path) -> VisionFiles | None:
 
 def _vision_tensors(file: Path, digest: Any) -> list[tuple[str, str]]:
     """Vision tensors of a file, our names and its own; digested."""
-    found = []
+    tensors = []
     with _reading(file):
         header, start = _header(file)
         with file.open("rb") as stream:
@@ -377,8 +377,8 @@ def _vision_tensors(file: Path, digest: Any) -> list[tuple[str, str]]:
                 digest.update(f"{own} {tensor['dtype']} {tensor['shape']}\0".encode())
                 digest.update(stream.read(min(end - begin, READ_PER_TENSOR)))
                 part = match[1] if match[1] in PROJECTORS else "vision_tower"
-                found.append((f"{part}.{match[2]}", own))
-    return found
+                tensors.append((f"{part}.{match[2]}", own))
+    return tensors
 
 
 def _preprocessor(folder: Path) -> bytes:
@@ -439,16 +439,16 @@ def missing_weights(folder: Path) -> list[str]:
 
     An index that names no file of the folder was left by a conversion, and counts for nothing.
     """
-    here = {file.name for file in weight_files(folder, "model")}
-    return sorted(_named_weights(folder, here) - here)
+    present = {file.name for file in weight_files(folder, "model")}
+    return sorted(_named_weights(folder, present) - present)
 
 
-def _named_weights(folder: Path, here: set[str]) -> set[str]:
+def _named_weights(folder: Path, present: set[str]) -> set[str]:
     """Files by the index, else by the numbers in file names."""
     named = _names(folder)
-    if named & here:
+    if named & present:
         return named
-    matches = (SHARD.fullmatch(name) for name in here)
+    matches = (SHARD.fullmatch(name) for name in present)
     rows = {(match[1], match[2]) for match in matches if match}
     return {
         f"{beginning}{number:0{len(total)}}-of-{total}.safetensors"
@@ -463,9 +463,9 @@ def refuse_two_models(folder: Path) -> None:
     mlx_lm.utils.load_model reads all files, in the order of the directory: of two tensors of one
     name either may be taken.
     """
-    here = {file.name for file in weight_files(folder, "model")}
-    shards = sorted(_named_weights(folder, here) & here)
-    if SINGLE in here and shards and SINGLE not in shards:
+    present = {file.name for file in weight_files(folder, "model")}
+    shards = sorted(_named_weights(folder, present) & present)
+    if SINGLE in present and shards and SINGLE not in shards:
         raise SetupError(
             f"{folder} holds {SINGLE} beside {shards[0]}, and mlx-lm would mix their tensors; keep "
             "one of the two (of a model of the hub `mlx-stack rm` and `pull` keep the shards)"
@@ -504,10 +504,10 @@ def _folder(spec: ModelSpec) -> Path | None:
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
     try:
-        found = try_to_load_from_cache(spec.id, CONFIG, revision=spec.revision)
+        config = try_to_load_from_cache(spec.id, CONFIG, revision=spec.revision)
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _names(folder: Path) -> set[str]:

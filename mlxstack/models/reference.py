@@ -42,24 +42,24 @@ class Reference(Struct, frozen=True):
     name: str
 
 
-def resolve(given: str, home: Home) -> Reference:
+def resolve(text: str, home: Home) -> Reference:
     """Find the model that is meant. Raises SetupError with near names.
 
     The name of a preset is none: `presets.is_known` tells.
     """
-    folder = _folder(given)
+    folder = _folder(text)
     if folder is not None:
         return _of_folder(folder)
-    if given == BUILTIN_MODEL or not HUB_ID.fullmatch(given):
-        _refuse_file(expanded(given))
-        if is_folder(given):
+    if text == BUILTIN_MODEL or not HUB_ID.fullmatch(text):
+        _refuse_file(expanded(text))
+        if is_folder(text):
             raise SetupError(
-                f"there is no folder {expanded(given)}; give a preset, a hub id or a model folder"
+                f"there is no folder {expanded(text)}; give a preset, a hub id or a model folder"
             )
-        _refuse_foreign(given, home)
-        presets.find(given, home)
-    local = lm_studio_model(given)
-    return Reference(str(local or given), service_name(given.rpartition("/")[2]))
+        _refuse_foreign(text, home)
+        presets.find(text, home)
+    local = lm_studio_model(text)
+    return Reference(str(local or text), service_name(text.rpartition("/")[2]))
 
 
 def _refuse_file(path: Path) -> None:
@@ -73,19 +73,19 @@ def _refuse_file(path: Path) -> None:
 
 def lm_studio_folders() -> list[Path]:
     """The folders in which LM Studio keeps models here."""
-    folders = [Path(one).expanduser() for one in LM_STUDIO_FOLDERS]
-    return [one for one in folders if one.is_dir()]
+    folders = [Path(name).expanduser() for name in LM_STUDIO_FOLDERS]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def lm_studio_model(model: str) -> Path | None:
     """Folder of a model that LM Studio downloaded; None without one."""
     folders = (folder / model for folder in lm_studio_folders())
-    return next((one for one in folders if (one / CONFIG).is_file()), None)
+    return next((folder for folder in folders if (folder / CONFIG).is_file()), None)
 
 
-def _refuse_foreign(given: str, home: Home) -> None:
+def _refuse_foreign(text: str, home: Home) -> None:
     """Raise SetupError, with a hub id, for Ollama's spelling or a bare repository name."""
-    if match := OLLAMA_NAME.fullmatch(given):
+    if match := OLLAMA_NAME.fullmatch(text):
         family = match[1].lower()
         tag = match[2].lower()
         if (preset := f"{family}-{tag}") in presets.listed(home):
@@ -94,13 +94,13 @@ def _refuse_foreign(given: str, home: Home) -> None:
             near = f"try `{PUBLISHER}/{pattern.format(tag if family == 'gemma3' else tag.upper())}`"
         else:
             near = f"look for one at https://huggingface.co/{PUBLISHER}"
-        raise SetupError(f"`{given}` is Ollama's name for a model, not a hub id; {near}")
-    if QUANTIZED_NAME.fullmatch(given):
-        raise SetupError(f"`{given}` is a hub id without its owner; try `{PUBLISHER}/{given}`")
+        raise SetupError(f"`{text}` is Ollama's name for a model, not a hub id; {near}")
+    if QUANTIZED_NAME.fullmatch(text):
+        raise SetupError(f"`{text}` is a hub id without its owner; try `{PUBLISHER}/{text}`")
 
 
-def _folder(given: str) -> Path | None:
-    path = expanded(given)
+def _folder(text: str) -> Path | None:
+    path = expanded(text)
     if path.name == CONFIG and path.is_file():
         path = path.parent
     return path.absolute() if path.is_dir() else None
@@ -108,8 +108,10 @@ def _folder(given: str) -> Path | None:
 
 def _of_folder(folder: Path) -> Reference:
     """Model folder, hub cache repository, or a snapshot in one."""
-    above = (one for one in (folder, *folder.parents[:2]) if REPOSITORY.fullmatch(one.name))
-    repository = next((one for one in above if (one / "snapshots").is_dir()), None)
+    above = (
+        parent for parent in (folder, *folder.parents[:2]) if REPOSITORY.fullmatch(parent.name)
+    )
+    repository = next((parent for parent in above if (parent / "snapshots").is_dir()), None)
     if repository is None:
         check_startable(folder)
         return Reference(str(folder), service_name(folder.name))
@@ -132,7 +134,9 @@ def _newest(repository: Path) -> Path:
         named = repository / "snapshots" / reference.read_text().strip()
         if named.is_dir():
             return named
-    snapshots = sorted((repository / "snapshots").iterdir(), key=lambda one: one.stat().st_mtime)
+    snapshots = sorted(
+        (repository / "snapshots").iterdir(), key=lambda snapshot: snapshot.stat().st_mtime
+    )
     if not snapshots:
         raise SetupError(f"{repository} holds no downloaded files; `mlx-stack pull` gets them")
     return snapshots[-1]

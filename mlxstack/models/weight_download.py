@@ -65,17 +65,17 @@ def missing_weights(model: str, revision: str | None, names: Sequence[str]) -> l
     locks = Path(constants.HF_HUB_CACHE) / ".locks" / _folder_name(model)
     files = [
         WeightFile(
-            hf_hub_url(model, one.rfilename, revision=info.sha),
-            one.lfs.size,
-            blobs_folder(model) / _checked(one.lfs.sha256, one.rfilename),
-            locks / f"{one.lfs.sha256}.lock",
+            hf_hub_url(model, sibling.rfilename, revision=info.sha),
+            sibling.lfs.size,
+            blobs_folder(model) / _checked(sibling.lfs.sha256, sibling.rfilename),
+            locks / f"{sibling.lfs.sha256}.lock",
         )
-        for one in info.siblings or ()
-        if one.rfilename in names
-        and one.lfs is not None
-        and one.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
+        for sibling in info.siblings or ()
+        if sibling.rfilename in names
+        and sibling.lfs is not None
+        and sibling.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
     ]
-    return [one for one in files if not one.blob.exists()]
+    return [file for file in files if not file.blob.exists()]
 
 
 def fetch_weights(files: Sequence[WeightFile], report: Report) -> None:

@@ -70,7 +70,7 @@ class WrittenPreset(Struct, frozen=True):
     derived: DerivedPreset | None = None
 
 
-def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes) -> DerivedPreset:
+def derive(reference: Reference, home: Home, room: MemoryRoom, fixed: SlotSizes) -> DerivedPreset:
     """Choose a preset; only the config is downloaded. Raises SetupError."""
     base = _listed_for(reference.id, home)
     alias = reference.name if is_folder(reference.id) else None
@@ -82,21 +82,21 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes)
     if candidate.reply.param in NOT_LOADED:
         advice = NOT_LOADED[candidate.reply.param]
         raise SetupError(f"{reference.id} cannot be served: {candidate.reply.refusal}{advice}")
-    chosen = _choose(candidate, room, given)
+    chosen = _choose(candidate, room, fixed)
     sizes = chosen or CapacityOption(
-        given.n_slots or start.slots.count,
-        given.n_ctx or start.slots.n_ctx,
-        given.bits or start.kv.bits,
+        fixed.n_slots or start.slots.count,
+        fixed.n_ctx or start.slots.n_ctx,
+        fixed.bits or start.kv.bits,
     )
     description = f"{reference.id}, sized for this machine"
     preset = replace(sized(start, sizes), description=description)
     candidate = replace(candidate, preset=preset)
     origin = base.name if base is not None else ""
-    reasons = _reasons(candidate, room, given, is_planned=chosen is not None, base=origin)
+    reasons = _reasons(candidate, room, fixed, is_planned=chosen is not None, base=origin)
     return DerivedPreset(preset, reasons, candidate, origin)
 
 
-def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> WrittenPreset:
+def write_preset(name: str, source: str, home: Home, fixed: SlotSizes) -> WrittenPreset:
     """Write a user's preset. Raises SetupError, Taken if it exists."""
     path = home.presets / f"{name}.yaml"
     if not presets.NAME.fullmatch(name):
@@ -105,13 +105,13 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Writte
         raise Taken(f"{path} exists already; remove it, or choose another name")
     derived = None
     if presets.is_known(source, home):
-        over = [presets.from_option(one) for one in as_sets(given)]
+        over = [presets.from_option(setting) for setting in as_sets(fixed)]
         presets.load(source, home, over)
         document = {"extends": presets.from_anywhere(source), "name": name}
         text = _yaml(document | presets.document_of(over, path.parent).values)
     else:
         room = room_in(home, this_memory(os.environ), name)
-        derived = derive(replace(resolve(source, home), name=name), home, room, given)
+        derived = derive(replace(resolve(source, home), name=name), home, room, fixed)
         presets.overridden(derived.preset, (), home)
         text = text_of(derived)
     make_private(path.parent)
@@ -120,17 +120,17 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Writte
 
 
 def candidate_for(
-    wanted: str, home: Home, memory: MemoryBudget, sets: tuple[str, ...] = ()
+    model: str, home: Home, memory: MemoryBudget, sets: tuple[str, ...] = ()
 ) -> Candidate:
     """Planner input of a preset, model or config. Raises SetupError."""
     over = presets.given_overrides(os.environ, sets)
-    file = expanded(wanted)
+    file = expanded(model)
     if file.suffix == ".json" and file.is_file():
         files = model_files.read_config(file)
         return of_files(presets.overridden(alone(file.absolute()), over, home), files)
-    if presets.is_known(wanted, home):
-        return of_preset(presets.load(wanted, home, over).preset)
-    derived = derive(resolve(wanted, home), home, MemoryRoom(memory), SlotSizes())
+    if presets.is_known(model, home):
+        return of_preset(presets.load(model, home, over).preset)
+    derived = derive(resolve(model, home), home, MemoryRoom(memory), SlotSizes())
     changed = presets.overridden(derived.preset, over, home)
     return of_files(changed, derived.candidate.files)
 
@@ -167,16 +167,16 @@ def _listed_for(model: str, home: Home) -> Preset | None:
     return None
 
 
-def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> CapacityOption | None:
+def _choose(candidate: Candidate, room: MemoryRoom, fixed: SlotSizes) -> CapacityOption | None:
     """Best sizes that fit; None if nothing fits or caches are unknown."""
-    may_quantize = given.bits is not None or _can_quantize(candidate)
+    may_quantize = fixed.bits is not None or _can_quantize(candidate)
 
     def is_fitting(sizes: CapacityOption) -> bool:
         return (sizes.bits == 16 or may_quantize) and fits_with(candidate, sizes, room)
 
     batch = candidate.preset.batch
     n_rows = batch.max_size if batch.enabled else 1
-    return choose_sizes(is_fitting, candidate.n_trained, given, n_rows)
+    return choose_sizes(is_fitting, candidate.n_trained, fixed, n_rows)
 
 
 def _can_quantize(candidate: Candidate) -> bool:
@@ -191,7 +191,7 @@ def _can_quantize(candidate: Candidate) -> bool:
 
 
 def _reasons(
-    candidate: Candidate, room: MemoryRoom, given: SlotSizes, is_planned: bool, base: str
+    candidate: Candidate, room: MemoryRoom, fixed: SlotSizes, is_planned: bool, base: str
 ) -> tuple[Reason, ...]:
     preset = candidate.preset
     files = candidate.files
@@ -205,10 +205,10 @@ def _reasons(
     trained = f"trained for {candidate.n_trained}" if candidate.n_trained else planned
     precision = "the model's own" if preset.kv.bits == 16 else planned
     values = (preset.slots.count, preset.slots.n_ctx, preset.kv.bits)
-    wished = (given.n_slots, given.n_ctx, given.bits)
+    wished = (fixed.n_slots, fixed.n_ctx, fixed.bits)
     whys = (f"{planned} {size(room.free)}", trained, precision)
-    for key, value, wish, why in zip(SIZES, values, wished, whys, strict=True):
-        rows.append(Reason(key, str(value), why if wish is None else "given"))
+    for key, value, wish, reason in zip(SIZES, values, wished, whys, strict=True):
+        rows.append(Reason(key, str(value), reason if wish is None else "given"))
     rows.append(_budget(candidate, room, weights))
     rows.append(_sampling(candidate, base))
     return tuple(rows)
@@ -230,6 +230,6 @@ def _sampling(candidate: Candidate, base: str) -> Reason:
     card = sampling_defaults(candidate.files.source.parent)
     sources = [f"preset {base}"] if is_chosen(preset.sampling) else []
     sources += [FILE] if is_chosen(card) else []
-    why = ", ".join(sources) or "the model recommends none; llama-server's defaults"
+    reason = ", ".join(sources) or "the model recommends none; llama-server's defaults"
     params = default_sampling(preset.sampling, card)
-    return Reason("sampling", described(params), why)
+    return Reason("sampling", described(params), reason)

@@ -172,9 +172,9 @@ def spec_of(candidate: Candidate) -> Spec:
 def forecast(
     candidate: Candidate,
     memory: MemoryBudget,
-    wanted: ServiceLoad,
+    load: ServiceLoad,
     contexts: Sequence[int],
-    others: Sequence[MemoryClaim] = (),
+    claims: Sequence[MemoryClaim] = (),
 ) -> Forecast:
     """The forecast for `wanted`, which is `candidate.load` with other slots or context.
 
@@ -188,13 +188,13 @@ def forecast(
         spec=spec_of(candidate),
         here=_in_memory(candidate, memory.half_bytes),
         memory=memory,
-        workspace_bytes=wanted.workspace,
-        kv_budget_bytes=_kv_budget(wanted, memory.usable, others) if keeps_kv else 0,
-        wanted=fit(wanted, memory.usable),
-        disk_bytes_50k=disk_bytes(wanted.geometry, DISK_TOKENS) if keeps_kv else 0,
-        contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
+        workspace_bytes=load.workspace,
+        kv_budget_bytes=_kv_budget(load, memory.usable, claims) if keeps_kv else 0,
+        wanted=fit(load, memory.usable),
+        disk_bytes_50k=disk_bytes(load.geometry, DISK_TOKENS) if keeps_kv else 0,
+        contexts=tuple(_row(load, memory.usable, n_ctx) for n_ctx in contexts),
         matrix=tuple(
-            _cell(replace(wanted, n_slots=n, n_ctx=n_ctx), memory.usable)
+            _cell(replace(load, n_slots=n, n_ctx=n_ctx), memory.usable)
             for n in SLOTS
             for n_ctx in contexts
         ),
@@ -211,7 +211,9 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
     """Fit of a load, or advice to make it fit."""
     parts = need(load)
     is_fitting = fits(load, usable)
-    others = () if is_fitting else tuple(settings(one, load) for one in nearest(load, usable))
+    remedies = (
+        () if is_fitting else tuple(settings(option, load) for option in nearest(load, usable))
+    )
     return Fit(
         n_slots=load.n_slots,
         n_ctx=load.n_ctx,
@@ -220,15 +222,15 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
         kv_bytes=parts.kv,
         fits=is_fitting,
         over_budget=over_budget(load),
-        nearest=others,
+        nearest=remedies,
         max_ctx=max_ctx(load, usable),
         max_agents=max_agents(load, usable),
     )
 
 
-def _kv_budget(load: ServiceLoad, usable: int, others: Sequence[MemoryClaim]) -> int:
+def _kv_budget(load: ServiceLoad, usable: int, claims: Sequence[MemoryClaim]) -> int:
     left = max(0, kv_budget(usable, load.weights, load.workspace))
-    return min(left, kv_budgets((claim(load), *others), usable)[""])
+    return min(left, kv_budgets((claim(load), *claims), usable)[""])
 
 
 def _kinds(geometry: Geometry) -> list[KindRow]:
@@ -261,17 +263,17 @@ def _row(load: ServiceLoad, usable: int, n_ctx: int) -> ContextRow:
 
 
 def _precisions(load: ServiceLoad, usable: int) -> list[PrecisionFit]:
-    found: list[PrecisionFit] = []
+    rows: list[PrecisionFit] = []
     for bits in BITS:
         try:
             geometry = quantized(load.geometry, bits, load.geometry.group_size)
         except Unsupported:
             break
-        if found and geometry.n_bytes(load.n_ctx) == found[0].kv_bytes:
+        if rows and geometry.n_bytes(load.n_ctx) == rows[0].kv_bytes:
             break  # Latent KV stays as it is.
-        one = replace(load, geometry=geometry)
-        found.append(PrecisionFit(bits, geometry.n_bytes(load.n_ctx), max_agents(one, usable)))
-    return found
+        option = replace(load, geometry=geometry)
+        rows.append(PrecisionFit(bits, geometry.n_bytes(load.n_ctx), max_agents(option, usable)))
+    return rows
 
 
 def _cell(load: ServiceLoad, usable: int) -> CapacityCell:

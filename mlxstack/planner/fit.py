@@ -120,10 +120,10 @@ def vision_plan(preset: Preset, files: ModelFiles) -> VisionPlan:
         n_half = n_tower_parameters(files.config)
         expected = VisionFiles(files.config, b"{}", {}, "") if n_half else None
         return _served(preset, expected, Weights(n_half=n_half))
-    found = vision_files(files.source.parent)
-    if found is not None and found.config.get("model_type") in FAMILIES:
-        found = None if family_of(found) is None else found
-    return _served(preset, found, Weights() if found is None else tower_weights(found))
+    tensors = vision_files(files.source.parent)
+    if tensors is not None and tensors.config.get("model_type") in FAMILIES:
+        tensors = None if family_of(tensors) is None else tensors
+    return _served(preset, tensors, Weights() if tensors is None else tower_weights(tensors))
 
 
 def _served(preset: Preset, files: VisionFiles | None, tower: Weights) -> VisionPlan:
@@ -294,18 +294,18 @@ def of_files(preset: Preset, files: ModelFiles) -> Candidate:
 def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
     """Candidates of presets with their models' files, by one child process."""
     drafts = [_draft_of(preset) for preset, _ in pairs]
-    every = [*pairs, *filter(None, drafts)]
-    replies = shapes_of([_config(*one) for one in every])
-    found = [Candidate(*one, reply) for one, reply in zip(every, replies, strict=True)]
-    of_drafts = iter(found[len(pairs) :])
+    all_pairs = [*pairs, *filter(None, drafts)]
+    replies = shapes_of([_config(*pair) for pair in all_pairs])
+    candidates = [Candidate(*pair, reply) for pair, reply in zip(all_pairs, replies, strict=True)]
+    of_drafts = iter(candidates[len(pairs) :])
     return [
         replace(
-            one,
+            candidate,
             draft=None if draft is None else next(of_drafts),
-            vision=vision_plan(one.preset, one.files),
-            head=_head(one.preset, one.files, one.reply.shape),
+            vision=vision_plan(candidate.preset, candidate.files),
+            head=_head(candidate.preset, candidate.files, candidate.reply.shape),
         )
-        for one, draft in zip(found, drafts, strict=False)
+        for candidate, draft in zip(candidates, drafts, strict=False)
     ]
 
 
@@ -365,18 +365,21 @@ def shipped(home: Home) -> list[Candidate]:
     """
     files = presets.listed(home)
     models: dict[str, tuple[Preset, ModelFiles]] = {}
-    for name in sorted(files, key=lambda one: (files[one].parent == home.derived_presets, one)):
+    for name in sorted(
+        files,
+        key=lambda preset_name: (files[preset_name].parent == home.derived_presets, preset_name),
+    ):
         try:
             preset = presets.load(name, home).preset
             if preset.kind is ServiceKind.CHAT and preset.model.id not in {*models, BUILTIN_MODEL}:
-                found = model_files.find_model(preset.model, excerpts())
-                models[preset.model.id] = preset, found
+                model = model_files.find_model(preset.model, excerpts())
+                models[preset.model.id] = preset, model
         except (SetupError, BadRequest):
             continue
-    known = of_many(list(models.values()))
-    if known and all(one.reply.shape is None for one in known):
-        raise SetupError(f"{known[0].reply.refusal}; see `mlx-stack doctor`")
-    return [one for one in known if one.reply.shape is not None]
+    candidates = of_many(list(models.values()))
+    if candidates and all(candidate.reply.shape is None for candidate in candidates):
+        raise SetupError(f"{candidates[0].reply.refusal}; see `mlx-stack doctor`")
+    return [candidate for candidate in candidates if candidate.reply.shape is not None]
 
 
 OPTION = "--set "
@@ -386,15 +389,15 @@ SIZES = ("slots.count", "slots.n_ctx", "kv.bits")
 
 
 class MemoryRoom(Struct, frozen=True):
-    """Memory of this computer, and bytes that `others` may take."""
+    """Memory of this computer, and bytes that each running service may take."""
 
     memory: MemoryBudget
-    others: dict[str, int] = {}
+    claims: dict[str, int] = {}
 
     @property
     def free(self) -> int:
         """Bytes that one more service may take."""
-        return self.memory.usable - sum(self.others.values())
+        return self.memory.usable - sum(self.claims.values())
 
 
 class MemberService(Struct, frozen=True):
@@ -412,9 +415,11 @@ class GatewayMemory(Struct, frozen=True):
 
 def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
     """Memory next to all running services but `but` and this process itself."""
-    taken = {one.name: one.least for one in claims_in(home, memory, but)}
-    for name, one in gateways_in(home).items():
-        for member in one.members:
+    taken = {
+        service_claim.name: service_claim.least for service_claim in claims_in(home, memory, but)
+    }
+    for name, gateway in gateways_in(home).items():
+        for member in gateway.members:
             taken[name] = taken.get(name, 0) + taken.pop(member.service.name, 0)
     return MemoryRoom(memory, taken)
 
@@ -464,9 +469,9 @@ def sized(preset: Preset, option: CapacityOption) -> Preset:
     )
 
 
-def as_sets(given: SlotSizes) -> tuple[str, ...]:
+def as_sets(fixed: SlotSizes) -> tuple[str, ...]:
     """The sizes that are given, as `--set` takes them."""
-    sizes = zip(SIZES, (given.n_slots, given.n_ctx, given.bits), strict=True)
+    sizes = zip(SIZES, (fixed.n_slots, fixed.n_ctx, fixed.bits), strict=True)
     return tuple(f"{key}={value}" for key, value in sizes if value is not None)
 
 
@@ -488,18 +493,18 @@ def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str
 def _refusal(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
     memory = room.memory
     lines = _breakdown(load, candidate.is_measured)
-    lines += [(f"`{name}`", n, "runs beside it") for name, n in room.others.items()]
+    lines += [(f"`{name}`", n, "runs beside it") for name, n in room.claims.items()]
     total = sum(n_bytes for _, n_bytes, _ in lines)
     rows = [f"  {name:<11} {size(n_bytes):>9}  {word}" for name, n_bytes, word in lines if n_bytes]
-    why = (
+    reason = (
         f"{size(total)} are needed, {memory.owner} has {size(memory.usable)} for models "
         f"(of {size(memory.total)})"
     )
     if total <= memory.usable:
-        why = over_budget(load)
+        reason = over_budget(load)
     return "\n".join(
         [
-            f"`{candidate.preset.name}` does not fit: {why}",
+            f"`{candidate.preset.name}` does not fit: {reason}",
             *rows,
             _way_out(candidate, load, room, option),
         ]
@@ -523,9 +528,9 @@ def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
     """Settings and stops with which the service fits, each one computed."""
     ways = [
         way
-        for one in nearest(load, room.free)
-        if fits_with(candidate, one, room, has_kv_share=True)
-        if (way := settings(one, load, option))
+        for change in nearest(load, room.free)
+        if fits_with(candidate, change, room, has_kv_share=True)
+        if (way := settings(change, load, option))
     ]
     ways += [f"mlx-stack down {' '.join(names)}" for names in _stops(load, room)]
     if ways:
@@ -550,11 +555,11 @@ def fits_with(
 def _stops(load: ServiceLoad, room: MemoryRoom) -> list[tuple[str, ...]]:
     """Services to stop so that the load fits: one, else all."""
     single: list[tuple[str, ...]] = [
-        (name,) for name, n_bytes in room.others.items() if fits(load, room.free + n_bytes)
+        (name,) for name, n_bytes in room.claims.items() if fits(load, room.free + n_bytes)
     ]
-    if single or len(room.others) < 2 or not fits(load, room.memory.usable):
+    if single or len(room.claims) < 2 or not fits(load, room.memory.usable):
         return single
-    return [tuple(room.others)]
+    return [tuple(room.claims)]
 
 
 def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
@@ -575,9 +580,9 @@ def claim(load: ServiceLoad, name: str = "") -> MemoryClaim:
 
 def gateways_in(home: Home) -> dict[str, GatewayMemory]:
     """Memory of each running gateway, by its name."""
-    names = [one.plan.name for one in services.running(home) if services.is_gateway(one.plan)]
-    found = {name: read_json(home.gateway_file(name), GatewayMemory) for name in names}
-    return {name: one for name, one in found.items() if one is not None}
+    names = [state.spec.name for state in services.running(home) if services.is_gateway(state.spec)]
+    memories = {name: read_json(home.gateway_file(name), GatewayMemory) for name in names}
+    return {name: gateway for name, gateway in memories.items() if gateway is not None}
 
 
 def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[MemoryClaim, ...]:
@@ -585,12 +590,12 @@ def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[Memory
 
     Members of a gateway take turns: its own claim is negative where theirs exceed its budget.
     """
-    running = [state for state in services.running(home) if state.plan.name != but]
-    others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
-    claims = {one.plan.name: _claim(home, one, memory) for one in others}
-    for name, one in gateways_in(home).items():
-        members = [claims[m.service.name] for m in one.members if m.service.name in claims]
-        excess = max(0, sum(member.least for member in members) - one.budget)
+    running = [state for state in services.running(home) if state.spec.name != but]
+    counted = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
+    claims = {state.spec.name: _claim(home, state, memory) for state in counted}
+    for name, gateway in gateways_in(home).items():
+        members = [claims[m.service.name] for m in gateway.members if m.service.name in claims]
+        excess = max(0, sum(member.least for member in members) - gateway.budget)
         if name in claims:
             claims[name] = MemoryClaim(name, -excess, share=0)
     return tuple(claims.values())
@@ -598,8 +603,8 @@ def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[Memory
 
 def _claim(home: Home, state: ServiceState, memory: MemoryBudget) -> MemoryClaim:
     """Claim of a running service; its footprint where its model is unknown."""
-    name = state.plan.name
-    if services.is_gateway(state.plan):
+    name = state.spec.name
+    if services.is_gateway(state.spec):
         # Its plan leaves nothing for its own process, which the system's reserve covers.
         return MemoryClaim(name, 0, share=0)
     preset = read_json(home.preset_file(name), Preset)

@@ -86,20 +86,27 @@ def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
 
 def preset_fits(home: Home, names: Iterable[str], memory: MemoryBudget) -> dict[str, PresetFit]:
     """Fit of each readable preset on an otherwise idle machine."""
-    known = {}
+    models = {}
     for name in names:
         with suppress(SetupError, BadRequest):
             preset = presets.load(name, home).preset
-            known[name] = preset, find_model(preset.model, excerpts())
+            models[name] = preset, find_model(preset.model, excerpts())
     room = MemoryRoom(memory)
-    found = of_many(list(known.values()))
-    return {name: preset_fit(one, room) for name, one in zip(known, found, strict=True)}
+    candidates = of_many(list(models.values()))
+    return {
+        name: preset_fit(candidate, room)
+        for name, candidate in zip(models, candidates, strict=True)
+    }
 
 
 def agent_presets(home: Home) -> list[Candidate]:
     """Chat presets with the models' shapes, without those derived from a served model."""
     files = presets.listed(home)
-    return [one for one in shipped(home) if files[one.preset.name].parent != home.derived_presets]
+    return [
+        candidate
+        for candidate in shipped(home)
+        if files[candidate.preset.name].parent != home.derived_presets
+    ]
 
 
 def with_reserve(memory: MemoryBudget) -> MemoryBudget:
@@ -118,8 +125,10 @@ def recommendation(
 ) -> tuple[Advice, ...]:
     """Candidates, best first, with the reserve kept free."""
     wishes = [
-        CapacityRequest(one.preset.name, _wish(one, memory, n_agents, n_ctx), one.n_trained)
-        for one in candidates
+        CapacityRequest(
+            candidate.preset.name, _wish(candidate, memory, n_agents, n_ctx), candidate.n_trained
+        )
+        for candidate in candidates
     ]
     return advise(wishes, with_reserve(memory).usable)
 
@@ -128,10 +137,10 @@ def ranked(
     candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
 ) -> list[AdviceRow]:
     """The ranking with commands and reasons."""
-    by_name = {one.preset.name: one for one in candidates}
+    by_name = {candidate.preset.name: candidate for candidate in candidates}
     return [
-        _row(by_name[one.name], one, with_reserve(memory))
-        for one in recommendation(candidates, memory, n_agents, n_ctx)
+        _row(by_name[advice.name], advice, with_reserve(memory))
+        for advice in recommendation(candidates, memory, n_agents, n_ctx)
     ]
 
 
@@ -140,11 +149,11 @@ def proposal(home: Home, memory: MemoryBudget) -> str:
     candidates = agent_presets(home)
     for n_agents in (N_AGENTS, 1):
         rows = ranked(candidates, memory, n_agents, AGENT_TOKENS)
-        fitting = [one for one in rows if one.command][:N_PROPOSED]
+        fitting = [row for row in rows if row.command][:N_PROPOSED]
         if fitting:
             load = f"{n_agents} x {tokens(AGENT_TOKENS)}"
-            dense = (f", {one.kv_bits}-bit KV" if one.kv_bits < 16 else "" for one in fitting)
-            names = (f"{one.preset} ({load}{kv})" for one, kv in zip(fitting, dense, strict=True))
+            dense = (f", {row.kv_bits}-bit KV" if row.kv_bits < 16 else "" for row in fitting)
+            names = (f"{row.preset} ({load}{kv})" for row, kv in zip(fitting, dense, strict=True))
             return f"presets that fit here: {', '.join(names)}; all: `mlx-stack plan`"
     return (
         f"no preset with {tokens(AGENT_TOKENS)} of context fits here; all: `mlx-stack plan --all`"
@@ -202,5 +211,5 @@ def _why(advice: Advice, memory: MemoryBudget) -> str:
             return "fits only with 4-bit KV, which costs quality"
         case FitLevel.NOT_TRAINED:
             return "fits, but was not trained for so long a context"
-    helps = [settings(other, advice.load) for other in nearest(advice.load, memory.usable)]
+    helps = [settings(change, advice.load) for change in nearest(advice.load, memory.usable)]
     return f"{size(-free)} too large" + (f"; {' or '.join(helps)} would fit" if helps else "")

@@ -13,7 +13,8 @@ import httpx
 from mlxstack.core.preset import ModelSpec, Preset, QueueSpec, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.services import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
+from mlxstack.host.restart_policy import RestartPolicy
+from mlxstack.host.services import ServiceSpec, ServiceState, read_state, write_json
 from tests import models
 from tests.ports import unused_port
 
@@ -56,7 +57,7 @@ class Household:
             url=self.url,
             worker=(sys.executable, "-m", "mlxstack.cli.main", "serve", str(source)),
             env={"MLX_STACK_HOME": str(self.home.root), "PYTHONUNBUFFERED": "1"},
-            patience=TIRELESS,
+            policy=TIRELESS,
         )
 
     def start(self) -> None:

@@ -21,7 +21,8 @@ from mlxstack.host import services
 from mlxstack.host.hardware import for_mlx
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import is_alive
-from mlxstack.host.services import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
+from mlxstack.host.restart_policy import RestartPolicy
+from mlxstack.host.services import ServiceSpec, ServiceState, read_state, write_json
 from mlxstack.store.agent_history import folder_of
 from tests.endurance.talkers import Talk, Talkers, answer
 from tests.ports import unused_port
@@ -66,7 +67,7 @@ class House:
             worker=(sys.executable, "-m", "mlxstack.cli.main", "serve",
                     str(self.home.preset_file(NAME))),
             env=for_mlx(os.environ) | {"MLX_STACK_HOME": str(self.home.root)},
-            patience=RestartPolicy(0.1, 0.5, n_deaths, 600.0, 4.0, look_s=0.5, silent_s=silent_s),
+            policy=RestartPolicy(0.1, 0.5, n_deaths, 600.0, 4.0, look_s=0.5, silent_s=silent_s),
         )  # fmt: skip
 
     def start(self) -> None:

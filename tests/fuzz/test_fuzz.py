@@ -112,9 +112,9 @@ def test_a_stream_can_be_cut_into_lines_by_anybody() -> None:
     [
         ("model: {id: \x00}", "this is not YAML"),
         ("model: " + "[" * 5000, "deeper"),
-        ("model: {id: !!int soon}", "makes no sense"),
-        ('model: {id: !!int ""}', "makes no sense"),
-        ("model: {id: !!bool maybe}", "makes no sense"),
+        ("model: {id: !!int soon}", "invalid value"),
+        ('model: {id: !!int ""}', "invalid value"),
+        ("model: {id: !!bool maybe}", "invalid value"),
         ("model: {id: !!timestamp soon}", "without a tag"),
         ("model: &a {id: *a}", "deeper"),
         ("model: {id: ~nobody-at-all/x}", "model.id is no path"),

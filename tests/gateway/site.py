@@ -79,7 +79,7 @@ def serving(
         finally:
             state = owner(home, "front")
             if state is not None:
-                services.stop(home, state, state.plan.patience.grace_s)
+                services.stop(home, state, state.spec.policy.grace_s)
             process.wait(PATIENCE_S)
             kill_all(home)
 

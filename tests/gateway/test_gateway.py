@@ -150,7 +150,7 @@ def test_the_model_chooses_the_member(site: Site, http: httpx.Client) -> None:
         refused = http.post(path, json={**HELLO, "model": "gpt-5-mini"})
         assert refused.status_code == 404
         assert "served are demo, tiny, demo-embedding" in refused.text
-    direct = site.state("demo").plan.url + ADDRESS
+    direct = site.state("demo").spec.url + ADDRESS
     assert httpx.post(direct, json=HELLO, timeout=PATIENCE_S).status_code == 401
     vectors = http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
     assert len(vectors.raise_for_status().json()["data"][0]["embedding"]) > 8

@@ -16,7 +16,8 @@ from mlxstack.gateway import members as members_module
 from mlxstack.gateway.members import MemberPhase, Members
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, names_of
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.services import RestartPolicy, ServiceSpec, write_json
+from mlxstack.host.restart_policy import RestartPolicy
+from mlxstack.host.services import ServiceSpec, write_json
 from tests.gateway.site import until
 from tests.ports import unused_port
 
@@ -46,7 +47,7 @@ def member(home: Home, name: str, *names: str, command: str = "", port: int = 1)
         preset=name,
         url=f"http://127.0.0.1:{port}",
         worker=(sys.executable, "-c", command, str(home.preset_file(name))),
-        patience=RestartPolicy(max_crashes=1),
+        policy=RestartPolicy(max_crashes=1),
     )
     return GatewayMember(names or (name,), service, 10, Residency.AUTO, 60.0)
 

@@ -7,13 +7,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mlxstack.control.supervisor import HealthProbe, LivenessMonitor, probe
-from mlxstack.host.services import RestartPolicy
+from mlxstack.host.restart_policy import RestartPolicy
 from tests.ports import unused_port
 
 PATIENCE = RestartPolicy(look_s=5.0, silent_s=20.0, stuck_s=40.0)
-WELL = HealthProbe(is_well=True, said="")
-LOADING = HealthProbe(is_well=True, said="Loading model")
-STALLED = HealthProbe(said="the engine has work but finishes no turn")
+WELL = HealthProbe(is_well=True, message="")
+LOADING = HealthProbe(is_well=True, message="Loading model")
+STALLED = HealthProbe(message="the engine has work but finishes no turn")
 SILENT = HealthProbe()
 
 
@@ -46,8 +46,8 @@ def server() -> Iterator[ThreadingHTTPServer]:
         (200, b'{"status": "ok"}', WELL),
         (403, b"no", WELL),
         (503, b'{"error": {"message": "Loading model"}}', LOADING),
-        (503, b'{"error": {"message": "stuck"}}', HealthProbe(said="stuck")),
-        (500, b"oops", HealthProbe(said="")),
+        (503, b'{"error": {"message": "stuck"}}', HealthProbe(message="stuck")),
+        (500, b"oops", HealthProbe(message="")),
     ],
 )
 def test_a9_what_an_answer_tells(
@@ -63,8 +63,8 @@ def test_a9_nobody_there_is_silence() -> None:
 
 
 def felt(*beats: HealthProbe) -> list[str | None]:
-    pulse = LivenessMonitor(PATIENCE)
-    return [pulse.observe(beat) for beat in beats]
+    monitor = LivenessMonitor(PATIENCE)
+    return [monitor.observe(beat) for beat in beats]
 
 
 def test_a9_loading_may_last() -> None:
@@ -82,13 +82,13 @@ def test_a9_one_answer_breaks_a_silence() -> None:
 
 def test_a9_at_first_silence_may_last_longer() -> None:
     found = felt(*[SILENT] * 8)
-    assert found == [None] * 7 + ["has not been healthy for 40 s and has not answered"]
+    assert found == [None] * 7 + ["was unhealthy for 40 s (no answer)"]
 
 
 def test_a9_a_stalled_engine_has_the_time_to_recover() -> None:
     assert set(felt(WELL, *[STALLED] * 7, WELL, *[STALLED] * 7)) == {None}
     assert felt(*[STALLED] * 8)[-1] == (
-        "has not been healthy for 40 s and says `the engine has work but finishes no turn`"
+        "was unhealthy for 40 s (last error: the engine has work but finishes no turn)"
     )
 
 

@@ -19,9 +19,9 @@ from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.log_lines import read
 from mlxstack.host.process import ProcessId, identify, is_alive, kill, refusal
+from mlxstack.host.restart_policy import RestartPolicy
 from mlxstack.host.services import (
     Phase,
-    RestartPolicy,
     ServiceSpec,
     ServiceState,
     claim,
@@ -71,16 +71,16 @@ class Started:
             server=ServerSpec(port=self.port),
         )
         write_json(home.preset_file("one"), preset)
-        self.plan = ServiceSpec(
+        self.spec = ServiceSpec(
             name="one",
             root=str(home.root),
             preset="one",
             url=f"http://127.0.0.1:{self.port}",
             worker=(sys.executable, str(WORKER), str(home.preset_file("one"))),
             env={"WORKER_MODE": mode},
-            patience=policy,
+            policy=policy,
         )
-        self.process = services.start(self.plan)
+        self.process = services.start(self.spec)
 
     def state(self) -> ServiceState | None:
         state = read_state(self.home, "one")
@@ -148,7 +148,7 @@ def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) 
     ("policy", "how", "why"),
     [
         (SILENT, signal.SIGSTOP, "has not answered"),
-        (QUICK, signal.SIGUSR1, "has not been healthy for 4 s and says `no turn ends`"),
+        (QUICK, signal.SIGUSR1, "was unhealthy for 4 s (last error: no turn ends)"),
     ],
 )
 def test_a9_a_stuck_worker_is_killed_and_started_again(
@@ -167,7 +167,7 @@ def test_a9_a_stuck_worker_is_killed_and_started_again(
     messages = [read(line).message for line in one.log().splitlines()]
     killed = [message for message in messages if f"worker {first.pid} " in message]
     assert any(why in message and message.endswith("; killing it") for message in killed)
-    assert supervisor.probe(one.plan.url, PATIENCE_S).is_well
+    assert supervisor.probe(one.spec.url, PATIENCE_S).is_well
 
 
 def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> None:
@@ -201,7 +201,7 @@ def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> 
     for n_deaths in (1, 2, 3):
         worker = one.listening().worker
         assert worker is not None
-        until(lambda: supervisor.probe(one.plan.url, PATIENCE_S).is_well)
+        until(lambda: supervisor.probe(one.spec.url, PATIENCE_S).is_well)
         os.kill(worker.pid, signal.SIGUSR1)
         until(lambda n=n_deaths: (s := one.state()) and s.n_crashes == n)
     assert one.process.wait(PATIENCE_S) == 1
@@ -280,10 +280,10 @@ def test_a15_a_second_supervisor_is_refused_by_name(started: Callable[[str], Sta
     one = started("ok")
     one.listening()
     before = one.home.state_file("one").read_bytes()
-    second = services.start(one.plan)
+    second = services.start(one.spec)
     assert second.wait(PATIENCE_S) == 1
     told = one.home.supervisor_log("one").read_text()
-    assert f"already running: pid {one.process.pid}, preset one, {one.plan.url}" in told
+    assert f"already running: pid {one.process.pid}, preset one, {one.spec.url}" in told
     assert one.home.state_file("one").read_bytes() == before
     assert owner(one.home, "one") is not None
 
@@ -333,7 +333,7 @@ def test_a15_who_clears_after_the_dead_takes_no_name_from_the_living(home: Home)
         assert worker.stdout is not None and worker.stdout.readline() == b"deaf\n"
         slow = msgspec.structs.replace(QUICK, grace_s=3.0)
         plan = ServiceSpec(
-            "one", str(home.root), "one", "http://127.0.0.1:1", ("true",), patience=slow
+            "one", str(home.root), "one", "http://127.0.0.1:1", ("true",), policy=slow
         )
         dead = ServiceState(plan, Phase.RUNNING, ProcessId(me.pid, 1.0), identify(worker.pid))
         write_json(home.state_file("one"), dead)
@@ -355,7 +355,7 @@ async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
     plan = ServiceSpec(
         "one", str(home.root), "one", "http://127.0.0.1:1", (sys.executable, "-c", "1")
     )
-    write_json(home.plan_file("one"), plan)
+    write_json(home.spec_file("one"), plan)
     code = (
         "import sys; from pathlib import Path; "
         "from mlxstack.host.services import *; from mlxstack.host.process import identify; "
@@ -368,7 +368,7 @@ async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
             sys.executable,
             "-c",
             code,
-            str(home.plan_file("one")),
+            str(home.spec_file("one")),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

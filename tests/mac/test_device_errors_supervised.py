@@ -14,14 +14,8 @@ from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import kill
-from mlxstack.host.services import (
-    Phase,
-    RestartPolicy,
-    ServiceSpec,
-    ServiceState,
-    read_state,
-    write_json,
-)
+from mlxstack.host.restart_policy import RestartPolicy
+from mlxstack.host.services import Phase, ServiceSpec, ServiceState, read_state, write_json
 from tests.api.running import tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_agents import history, turn, user
@@ -54,7 +48,7 @@ class Supervised:
             url=self.url,
             worker=command,
             env=env if sys.platform == "linux" else {**env, "PYTHONPATH": str(ROOT)},
-            patience=QUICK,
+            policy=QUICK,
         )
         self.process = services.start(spec)
 
@@ -117,4 +111,4 @@ def test_a_supervisor_gives_up_on_a_device_that_fails_at_every_start(tmp_path: P
         assert one.state.phase is Phase.CRASHED
         assert one.state.n_crashes == 2
         assert "SubmissionsIgnored" in one.log
-        assert "giving up. Read the lines above" in one.log
+        assert "giving up; see the log above" in one.log

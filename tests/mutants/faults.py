@@ -20,7 +20,7 @@ FAULTS = (
     ),
     Mutant(
         "a flapping worker is given up", "control/supervisor.py",
-        "if len(self._deaths) >= patience.max_crashes:", "if not self._deaths:",
+        "if len(self._crash_times) >= policy.max_crashes:", "if not self._crash_times:",
         HOST + "test_a_flapping_worker_is_given_up_loudly",
     ),
     Mutant(

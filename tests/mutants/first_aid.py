@@ -97,7 +97,7 @@ FIRST_AID = (
     ),
     Mutant(
         "a bare amount of memory is in GB", "host/hardware.py",
-        'POWERS[(found[2] or "G").upper()]', 'POWERS.get((found[2] or "B").upper(), 0)',
+        'POWERS[(match[2] or "G").upper()]', 'POWERS.get((match[2] or "B").upper(), 0)',
         "tests/cli/test_plan.py::test_a_bare_number_of_memory_means_gigabytes",
     ),
     Mutant(

@@ -238,7 +238,7 @@ MAC = (
         AHEAD + "test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot",
     ),
     Mutant(
-        "launchd does not restart what cannot heal", "control/restart_policy.py",
+        "launchd does not restart what cannot heal", "control/final_exit_codes.py",
         "return 0 if code in HOPELESS_CODES else code", "return code",
         LAUNCHD + "test_an_end_that_cannot_heal_is_a_success_under_launchd_only",
     ),
@@ -380,7 +380,7 @@ MAC = (
     ),
     Mutant(
         "a gateway takes no room beside its members", "planner/fit.py",
-        "if services.is_gateway(state.plan):", "if False:",
+        "if services.is_gateway(state.spec):", "if False:",
         "tests/mac/test_neighbors.py::test_a_gateway_leaves_a_running_service_the_kv_of_its_slots",
     ),
     Mutant(

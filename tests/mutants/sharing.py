@@ -129,7 +129,7 @@ SHARING = (
     ),
     Mutant(
         "members have to fit", "control/gateway.py",
-        "if kept + largest > budget:", "if False:",
+        "if resident + largest > budget:", "if False:",
         "tests/cli/test_gateway.py::test_members_that_never_fit_are_refused",
     ),
     Mutant(
@@ -208,7 +208,7 @@ SHARING = (
     ),
     Mutant(
         "tensors of two models are not mixed", "models/model_files.py",
-        "if SINGLE in here and shards and SINGLE not in shards:", "if False:",
+        "if SINGLE in present and shards and SINGLE not in shards:", "if False:",
         "tests/host/test_models.py::test_a_whole_file_beside_shards_is_refused",
     ),
     Mutant(

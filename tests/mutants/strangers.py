@@ -29,8 +29,8 @@ STRANGERS = (
     ),
     Mutant(
         "depth of a model's JSON is a sentence", "models/model_files.py",
-        "found = json.loads(data)\n    except RecursionError:",
-        "found = json.loads(data)\n    except ZeroDivisionError:",
+        "parsed = json.loads(data)\n    except RecursionError:",
+        "parsed = json.loads(data)\n    except ZeroDivisionError:",
         FILES + "test_a_file_that_cannot_be_read_is_named",
     ),
     Mutant(
@@ -133,7 +133,7 @@ STRANGERS = (
     ),
     Mutant(
         "attention in both directions does not embed", "models/embedding_recipe.py",
-        "if why := key_on or key_off or name:", "if why := key_on and key_off and name:",
+        "if evidence := key_on or key_off or name:", "if evidence := key_on and key_off and name:",
         "tests/engine/test_embedding_recipe.py::"
         "test_attention_in_both_directions_is_refused",
     ),

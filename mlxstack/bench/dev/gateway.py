@@ -190,7 +190,7 @@ async def _served(
             raise Broken("the member of the gateway does not run")
         first = preset.server.api_keys[0]
         key = first if isinstance(first, str) else first.key
-        yield through, ServerUnderTest("direct", state.plan.url, "bench", key), told["worker_pid"]
+        yield through, ServerUnderTest("direct", state.spec.url, "bench", key), told["worker_pid"]
     finally:
         await asyncio.to_thread(_command, env, "down", "--json")
 

@@ -66,7 +66,7 @@ def chat(
     """
     from mlxstack.cli.chat_images import read_image
     from mlxstack.cli.chat_session import ChatSession
-    from mlxstack.cli.member_start import start_member
+    from mlxstack.cli.gateway_member import start_member
     from mlxstack.cli.target import one_name
 
     images = [read_image(file) for file in image or ()]

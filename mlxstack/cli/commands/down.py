@@ -39,7 +39,7 @@ def down(
     home = home_from(os.environ)
     names = [*(names or ()), *(named or ())]
     chosen = _chosen(home, names)
-    alive = {state.plan.name for state in services.running(home)}
+    alive = {state.spec.name for state in services.running(home)}
     if not (chosen or json):
         say("nothing is running")
     ends = {}
@@ -71,10 +71,10 @@ def _chosen(home: "Home", names: list[str]) -> list[str]:
             for name in services.names(home)
             if home.pid_file(name).exists() and services.read_state(home, name) is not None
         ]
-        return sorted(running, key=lambda name: not is_gateway(known_service(home, name).plan))
+        return sorted(running, key=lambda name: not is_gateway(known_service(home, name).spec))
     from mlxstack.control.gateway import running_members
 
-    full_names = [known_service(home, name).plan.name for name in names]
+    full_names = [known_service(home, name).spec.name for name in names]
     with_members = (
         service for name in full_names for service in (name, *running_members(home, name))
     )
@@ -95,7 +95,7 @@ def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
         if left is None and last.phase is Phase.STOPPED:
             return None
         return "crashed"
-    patience = state.plan.stop_s if timeout is None else timeout
+    patience = state.spec.stop_s if timeout is None else timeout
     if services.stop(home, state, patience):
         note(f"{name} did not stop within {patience:g} s and was killed")
         return "killed"

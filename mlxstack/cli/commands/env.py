@@ -67,7 +67,7 @@ def run(
     What follows `--` is for the client: mlx-stack run claude -- -p "hello"
     After `openai` comes the program: mlx-stack run openai -- python script.py
     """
-    from mlxstack.cli.member_start import start_member
+    from mlxstack.cli.gateway_member import start_member
 
     where = _running_or_started(client, service, model)
     endpoint = _endpoint(where)

@@ -64,9 +64,9 @@ def _keeper(home: "Home") -> str | None:
     from mlxstack.host.services import read_json
 
     for state in services.running(home):
-        preset = read_json(home.preset_file(state.plan.name), Preset)
+        preset = read_json(home.preset_file(state.spec.name), Preset)
         if preset is None or preset.kind is ServiceKind.CHAT:
-            return state.plan.name
+            return state.spec.name
     return None
 
 

@@ -39,9 +39,9 @@ def logs(
 
     home = home_from(os.environ)
     state = known_service(home, one_name(name, named))
-    path = home.log_file(state.plan.name)
+    path = home.log_file(state.spec.name)
     ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
-    names = {} if json or verbose else _labels(home, state.plan.name)
+    names = {} if json or verbose else _labels(home, state.spec.name)
     for text in chain(files.tail(path, n_lines), ahead):
         line = log_lines.with_name(log_lines.read(text), names)
         say(log_lines.text_of(line) if json else log_lines.for_people(line, is_whole=verbose))

@@ -48,7 +48,7 @@ def bench(service: ServiceOptions, model: Model = None, seconds: Seconds = 60.0)
 
     from mlxstack.bench.environment import conditions, ended
     from mlxstack.bench.my_service import measure
-    from mlxstack.cli.member_start import start_member
+    from mlxstack.cli.gateway_member import start_member
     from mlxstack.cli.start_offer import name_of
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from

@@ -96,7 +96,7 @@ def remove_preset(name: Annotated[str, preset_argument("Its name.")]) -> VerbRes
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    if any(state.plan.name == name for state in services.running(home)):
+    if any(state.spec.name == name for state in services.running(home)):
         raise Taken(f"{name} is running; `mlx-stack down {name}` stops it first")
     path = delete(name, home)
     return VerbResult({"preset": name, "path": path}, f"{path} is deleted")

@@ -100,7 +100,7 @@ def surveyed(name: str | None, show_all: bool) -> "SystemStatus":
     system = survey(home, is_recent_only=name is None and not show_all)
     if name is None:
         return system
-    full_name = known_service(home, name).plan.name
+    full_name = known_service(home, name).spec.name
     return replace(
         system, services=tuple(service for service in system.services if service.name == full_name)
     )

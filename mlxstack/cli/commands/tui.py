@@ -120,7 +120,7 @@ def watch(url: str | None, key: str | None, name: str | None, every_s: float) ->
 def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarget":
     from msgspec.structs import replace
 
-    from mlxstack.cli.member_start import start_member
+    from mlxstack.cli.gateway_member import start_member
     from mlxstack.cli.target import key_of, target
     from mlxstack.host.home import home_from
 

@@ -114,8 +114,8 @@ def _is_member(home: "Home", request: "StartRequest", loaded: "LoadedPreset", js
     if json:
         as_json(_facts(Started(owner.gateway, 0.0)))
     else:
-        plan = owner.gateway.plan
-        say(f"{owner.member} is a member of `{plan.name}` at {plan.url}, started on request")
+        spec = owner.gateway.spec
+        say(f"{owner.member} is a member of `{spec.name}` at {spec.url}, started on request")
     return True
 
 
@@ -136,13 +136,13 @@ def _up_one(
         _report(outcome, preset, options.json)
         return
     start.refuse_other_model(outcome, request, preset)
-    if not options.accepts_running or (port and not outcome.plan.url.endswith(f":{port}")):
+    if not options.accepts_running or (port and not outcome.spec.url.endswith(f":{port}")):
         raise start.already_running(outcome)
     ready = start.wait_for(outcome, timeout_s)
     if options.json:
         as_json(_facts(ready))
     else:
-        say(f"{outcome.plan.name} is already running at {outcome.plan.url}")
+        say(f"{outcome.spec.name} is already running at {outcome.spec.url}")
     if remedy := _difference(outcome, preset, request.sets):
         note(f"warning: its settings differ; {remedy}")
 
@@ -162,22 +162,22 @@ def _start(
     with services.starting(home, name, waits=options.accepts_running) as running:
         if running is not None:
             return running
-        plan = prepare()
+        spec = prepare()
         if not options.foreground:
-            return _started(plan, timeout_s)
-        supervisor = _claimed(plan)
+            return _started(spec, timeout_s)
+        supervisor = _claimed(spec)
     raise typer.Exit(asyncio.run(supervisor.run()))
 
 
-def _started(plan: "ServiceSpec", timeout_s: float) -> "Started":
+def _started(spec: "ServiceSpec", timeout_s: float) -> "Started":
     """Start in the background; what takes its time is told."""
     from mlxstack.control.start import worker
 
     try:
-        with worker(plan) as wait, spinner(f"starting {plan.name}") as advance:
+        with worker(spec) as wait, spinner(f"starting {spec.name}") as advance:
             return wait(timeout_s, advance)
     except KeyboardInterrupt:
-        note(f"interrupted; {plan.name} is stopped")
+        note(f"interrupted; {spec.name} is stopped")
         raise
 
 
@@ -192,10 +192,12 @@ def _up_gateway(choice: StartChoice, options: StartOptions) -> None:
 
     def prepare() -> "ServiceSpec":
         start.warn_of_variables()
-        plan = gateway.prepare(name, requests, home, of_disk=choice.any_model, **choice.listening)
+        planned = gateway.prepare(
+            name, requests, home, of_disk=choice.any_model, **choice.listening
+        )
         if choice.mode is not None:
             modes.mark_active(home, modes.Active(choice.mode, (name,)))
-        return plan.service
+        return planned.service
 
     outcome = _start(home, name, prepare, gateway.READY_S, options)
     if isinstance(outcome, start.Started):
@@ -205,17 +207,17 @@ def _up_gateway(choice: StartChoice, options: StartOptions) -> None:
         raise start.already_running(outcome)
     _tell_gateway(start.wait_for(outcome, gateway.READY_S), options.json)
     names = ", ".join(start.resolve(request, home).preset.name for request in requests)
-    if outcome.plan.preset != names:
+    if outcome.spec.preset != names:
         note(f"warning: its members differ; `mlx-stack down {name}` first")
 
 
 def _tell_gateway(started: "Started", json: bool) -> None:
-    plan = started.state.plan
+    spec = started.state.spec
     if json:
         as_json(_facts(started))
         return
-    first, *further = plan.preset.split(", ")
-    say(f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s")
+    first, *further = spec.preset.split(", ")
+    say(f"{spec.name} is ready at {spec.url} after {started.seconds:.1f} s")
     say(f"  {first} answers requests without a model; others: {', '.join(further) or 'none'}")
 
 
@@ -232,22 +234,22 @@ def restart(
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    plan = known_service(home, one_name(name, named)).plan
-    if services.is_gateway(plan):
-        with services.starting(home, plan.name, waits=True) as former:
+    spec = known_service(home, one_name(name, named)).spec
+    if services.is_gateway(spec):
+        with services.starting(home, spec.name, waits=True) as former:
             if former is not None:
                 services.stop(home, former)
-            _tell_gateway(_started(plan, gateway.READY_S), json)
+            _tell_gateway(_started(spec, gateway.READY_S), json)
         return
-    request = start.StartRequest(plan.preset, plan.overrides, Path(plan.cwd))
+    request = start.StartRequest(spec.preset, spec.overrides, Path(spec.cwd))
     loaded = start.resolve(request, home)
     start.check_memory(loaded.preset, home)
     start.check_files(loaded.preset)
-    with services.starting(home, plan.name, waits=True) as former:
+    with services.starting(home, spec.name, waits=True) as former:
         if former is not None:
             services.stop(home, former)
-        plan = start.prepare(request, loaded, home)
-        _report(_started(plan, loaded.preset.server.startup_timeout_s), loaded.preset, json)
+        spec = start.prepare(request, loaded, home)
+        _report(_started(spec, loaded.preset.server.startup_timeout_s), loaded.preset, json)
 
 
 def _report(started: "Started", preset: "Preset", json: bool) -> None:
@@ -258,18 +260,18 @@ def _report(started: "Started", preset: "Preset", json: bool) -> None:
     from mlxstack.core.formatting import tokens
     from mlxstack.core.preset import ServiceKind
 
-    plan = started.state.plan
-    props = asyncio.run(running_props(plan.url, preset))
+    spec = started.state.spec
+    props = asyncio.run(running_props(spec.url, preset))
     if json:
         notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
         as_json(_facts(started) | notes)
         return
-    agents = "1 agent" if plan.n_slots == 1 else f"{plan.n_slots} agents"
+    agents = "1 agent" if spec.n_slots == 1 else f"{spec.n_slots} agents"
     say(
-        f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s "
-        f"({agents} at once, {tokens(plan.n_ctx)} tokens of context each)"
+        f"{spec.name} is ready at {spec.url} after {started.seconds:.1f} s "
+        f"({agents} at once, {tokens(spec.n_ctx)} tokens of context each)"
     )
-    if 0 < props.n_ctx_train < plan.n_ctx:
+    if 0 < props.n_ctx_train < spec.n_ctx:
         note(f"warning: trained for {props.n_ctx_train} tokens; answers beyond them get worse")
     for remark in props.remarks:
         note(f"note: {remark}")
@@ -280,22 +282,22 @@ def _report(started: "Started", preset: "Preset", json: bool) -> None:
         note("warning: a base model: it continues text and answers no chat (no chat template)")
     say("Next:")
     if preset.kind is ServiceKind.CHAT and not is_base:
-        _show_next(plan)
-    say(f"  {_curl(plan, preset, is_base)}")
+        _show_next(spec)
+    say(f"  {_curl(spec, preset, is_base)}")
 
 
-def _show_next(plan: "ServiceSpec") -> None:
+def _show_next(spec: "ServiceSpec") -> None:
     """Print the commands that use a service; named where several run."""
     from mlxstack.host import services
     from mlxstack.host.coding_clients import is_large_enough
 
-    is_alone = len(services.running(plan.home)) == 1
-    option = "" if is_alone else f" --name {plan.name}"
-    commands = [(f"mlx-stack chat{'' if is_alone else f' {plan.name}'}", "talk to the model")]
-    if is_large_enough("claude", plan.n_ctx):
+    is_alone = len(services.running(spec.home)) == 1
+    option = "" if is_alone else f" --name {spec.name}"
+    commands = [(f"mlx-stack chat{'' if is_alone else f' {spec.name}'}", "talk to the model")]
+    if is_large_enough("claude", spec.n_ctx):
         commands.append((f"mlx-stack run claude{option}", "or codex, opencode, aider, pi, qwen"))
     commands.append((f"mlx-stack tui{option}", "watch agents, cache and memory"))
-    commands.append((f"{plan.url}/", "a chat and snippets in a browser"))
+    commands.append((f"{spec.url}/", "a chat and snippets in a browser"))
     width = max(len(command) for command, _ in commands)
     for command, description in commands:
         say(f"  {command:<{width}}  {description}")
@@ -306,27 +308,27 @@ def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) 
     from mlxstack.core.preset import Preset
     from mlxstack.host.services import read_json
 
-    plan = owner.plan
-    served = read_json(plan.home.preset_file(plan.name), Preset)
+    spec = owner.spec
+    served = read_json(spec.home.preset_file(spec.name), Preset)
     if served is None or all(
         getattr(served, section) == getattr(preset, section) for section in COMPARED
     ):
         return ""
-    if sets == plan.overrides:
-        return f"`mlx-stack restart {plan.name}` reads them again"
-    return f"`mlx-stack down {plan.name}`, then `up` again, takes these"
+    if sets == spec.overrides:
+        return f"`mlx-stack restart {spec.name}` reads them again"
+    return f"`mlx-stack down {spec.name}`, then `up` again, takes these"
 
 
-def _claimed(plan: "ServiceSpec") -> "Supervisor":
+def _claimed(spec: "ServiceSpec") -> "Supervisor":
     """A supervisor in this process that has the name already."""
     from mlxstack.control.supervisor import Supervisor
     from mlxstack.host.logs import rotate
 
     # Only units write there in the foreground, and they append for ever.
-    rotate(plan.home.supervisor_log(plan.name))
-    note(f"{plan.name} will be at {plan.url}; Ctrl-C stops it")
+    rotate(spec.home.supervisor_log(spec.name))
+    note(f"{spec.name} will be at {spec.url}; Ctrl-C stops it")
     os.umask(0o077)
-    supervisor = Supervisor(plan, echo=_echo)
+    supervisor = Supervisor(spec, echo=_echo)
     supervisor.claim()
     return supervisor
 
@@ -343,19 +345,19 @@ def _echo(line: str) -> None:
 
 def _facts(started: "Started") -> dict[str, object]:
     state = started.state
-    plan = started.state.plan
+    spec = started.state.spec
     return {
-        "name": plan.name,
-        "preset": plan.preset,
-        "url": plan.url,
+        "name": spec.name,
+        "preset": spec.preset,
+        "url": spec.url,
         "supervisor_pid": state.supervisor.pid,
         "worker_pid": state.worker.pid if state.worker is not None else None,
-        "log": str(plan.home.log_file(plan.name)),
+        "log": str(spec.home.log_file(spec.name)),
         "seconds": round(started.seconds, 3),
     }
 
 
-def _curl(plan: "ServiceSpec", preset: "Preset", is_base: bool) -> str:
+def _curl(spec: "ServiceSpec", preset: "Preset", is_base: bool) -> str:
     key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
     from mlxstack.core.preset import ServiceKind
 
@@ -368,7 +370,7 @@ def _curl(plan: "ServiceSpec", preset: "Preset", is_base: bool) -> str:
         path = "completions"
         body = TEXT
     return (
-        f"curl {plan.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
+        f"curl {spec.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
     )
 
 
