@@ -20,7 +20,8 @@ from mlxstack.cli.preset_list import catalog, with_fits
 from mlxstack.cli.verification.mac_report import interrupted_run
 from mlxstack.cli.verification.soak_record import interrupted_soak
 from mlxstack.config import presets
-from mlxstack.config.presets import BUILTIN_MODEL, unknown_variables, unread_variables
+from mlxstack.config.overrides import unknown_variables, unread_variables
+from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServerSpec, Wired
@@ -45,7 +46,7 @@ from mlxstack.host.process import listener, refusal
 from mlxstack.host.services import owner, read_json, write_json
 from mlxstack.models import model_files
 from mlxstack.models.model_files import vision_files, why_text_only
-from mlxstack.planner import fit
+from mlxstack.planner.candidate import excerpts, of_preset
 from mlxstack.text.images.families import has_pillow
 
 REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
@@ -344,7 +345,7 @@ def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
     """Presets whose downloaded weights fill the GPU's working set of `limit_bytes`."""
     for name, preset in _loadable(home):
         with suppress(StackError):
-            candidate = fit.of_preset(preset)
+            candidate = of_preset(preset)
             n_bytes = candidate.weights.n_bytes()
             if candidate.is_measured and n_bytes > WEIGHTS_SHARE * limit_bytes:
                 detail = (
@@ -398,7 +399,7 @@ def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
     """Folders of downloaded models with their presets and names of these."""
     for name, preset in _loadable(home):
         with suppress(StackError):
-            files = model_files.find_model(preset.model, fit.excerpts())
+            files = model_files.find_model(preset.model, excerpts())
             if files.weights is not None and preset.model.id != BUILTIN_MODEL:
                 yield files.source.parent, preset, name
 

@@ -9,9 +9,9 @@ from mlxstack.cli.units import size
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import MemoryBudget
+from mlxstack.planner.candidate import Candidate
 from mlxstack.planner.derived_preset import DerivedPreset
 from mlxstack.planner.estimate import DISK_TOKENS, SCREENSHOT, Forecast, KindRow, Spec, spec_of
-from mlxstack.planner.fit import Candidate
 from mlxstack.planner.ranking import RESERVE, AdviceRow
 from mlxstack.policy.memory.capacity import PLAIN_BITS
 

@@ -1,26 +1,30 @@
-"""Presets as files: YAML with source lines, layers, overrides, absolute paths."""
+"""Presets as files: found by name or path, layered, checked, their paths absolute."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import msgspec.inspect as mi
-import yaml
 from msgspec import Struct
 
 from mlxstack.config import preset_schema as schema
-from mlxstack.config.preset_schema import PLAIN, TAG, Keys, PlainYamlLoader
+from mlxstack.config.overrides import Override, document_of
+from mlxstack.config.preset_schema import Keys
+from mlxstack.config.yaml_source import (
+    SourcedDocument,
+    SourceLocation,
+    dotted,
+    merge,
+    parsed_yaml,
+    read_yaml,
+)
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home
 
 T = TypeVar("T")
-
-MAX_VALUES = 100_000
-"""A few aliases of aliases make more than any memory holds."""
 
 ENDINGS = (".yaml", ".yml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -32,157 +36,6 @@ FOLDER_SIGNS = ("/", "./", "../", "~")
 MODELS: tuple[Keys, ...] = (("model", "id"), ("model", "draft"), ("model", "mtp"))
 FOLDERS: tuple[Keys, ...] = (("model", "adapter"), ("slots", "save_path"))
 """Keys of models, which may be folders, and of folders."""
-
-PREFIX = "MLX_STACK_"
-OTHERS = (
-    "API_KEY", "CLIENT_KEY", "CPU", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY",
-    "WORKER",
-    "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD", "TEST_DEVICE",
-)  # fmt: skip
-"""Variables of the package and, in the last line, of its tests that are no keys of presets."""
-
-
-class SourceLocation(Struct, frozen=True):
-    """Source of a value: file and line, option, or variable.
-
-    Relative paths in the value are meant from `folder`.
-    """
-
-    source: str
-    folder: Path
-    line: int | None = None
-
-    def __str__(self) -> str:
-        if self.line is None:
-            return self.source
-        return f"{self.source}:{self.line}"
-
-
-class SourcedDocument(Struct, frozen=True):
-    """Mapping of values, and the source of every key path."""
-
-    values: dict[str, Any]
-    locations: dict[Keys, SourceLocation]
-
-    def location(self, keys: Keys) -> SourceLocation:
-        """The mark of `keys`, or of its nearest parent that has one."""
-        while keys not in self.locations:
-            keys = keys[:-1]
-        return self.locations[keys]
-
-
-def dotted(keys: Keys) -> str:
-    """`("slots", "count")` as `slots.count`, list positions in brackets."""
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
-    return text.removeprefix(".")
-
-
-def read_yaml(path: Path) -> SourcedDocument:
-    """Document of a file. Raises SetupError with file and line."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as why:
-        raise SetupError(f"{path} cannot be read: {why}") from why
-    return parsed_yaml(text, path)
-
-
-def parsed_yaml(text: str, path: Path) -> SourcedDocument:
-    """Document of a file's text. Raises SetupError with the line."""
-    top = SourceLocation(str(path), path.parent, None)
-    try:
-        return _document(text, top)
-    except yaml.YAMLError as why:
-        problem = getattr(why, "problem", None) or str(why).splitlines()[0]
-        raise SetupError(f"{path}{_place(why)}: this is not YAML: {problem}") from why
-    except RecursionError:
-        raise SetupError(f"{path}: this is nested deeper than a preset can be") from None
-    except schema.UNBUILT as why:
-        raise SetupError(f"{path}: invalid value: {why}") from why
-
-
-def _document(text: str, top: SourceLocation) -> SourcedDocument:
-    loader = PlainYamlLoader(text)
-    try:
-        node = loader.get_single_node()
-        if not isinstance(node, yaml.MappingNode):
-            raise SetupError(f"{top}: a preset is a mapping such as `model: {{id: demo}}`")
-        locations = {(): top} | dict(islice(_state(node, (), top), MAX_VALUES + 1))
-        if len(locations) > MAX_VALUES:
-            raise SetupError(f"{top}: there are too many values, more than {MAX_VALUES}")
-        return SourcedDocument(loader.construct_document(node), locations)
-    finally:
-        loader.dispose()
-
-
-def merge(below: SourcedDocument, above: SourcedDocument) -> SourcedDocument:
-    """`above` wins; mappings are merged, lists are replaced."""
-    locations = {
-        keys: mark for keys, mark in below.locations.items() if _survives(above.values, keys)
-    }
-    return SourcedDocument(_merged(below.values, above.values), locations | above.locations)
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    out = dict(below)
-    for key, value in above.items():
-        old = out.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        out[key] = _merged(old, value) if both and old is not None else value
-    return out
-
-
-def _survives(above: dict[str, Any], keys: Keys) -> bool:
-    value: Any = above
-    for key in keys:
-        if not isinstance(value, dict):
-            return False
-        if key not in value:
-            return True
-        value = value[key]
-    return isinstance(value, dict)
-
-
-def _state(
-    node: yaml.Node, keys: Keys, top: SourceLocation
-) -> Iterator[tuple[Keys, SourceLocation]]:
-    if node.tag not in PLAIN:
-        raise SetupError(
-            f"{top.source}:{node.start_mark.line + 1}: `{dotted(keys)}` is tagged as "
-            f"`{node.tag.removeprefix(TAG)}`; write it without a tag"
-        )
-    if isinstance(node, yaml.MappingNode):
-        yield from _walk_mapping(node, keys, top)
-    elif isinstance(node, yaml.SequenceNode):
-        for position, item in enumerate(node.value):
-            yield (
-                (*keys, position),
-                SourceLocation(top.source, top.folder, item.start_mark.line + 1),
-            )
-            yield from _state(item, (*keys, position), top)
-
-
-def _walk_mapping(
-    node: yaml.MappingNode, keys: Keys, top: SourceLocation
-) -> Iterator[tuple[Keys, SourceLocation]]:
-    seen: dict[str, int] = {}
-    for name, value in node.value:
-        line = name.start_mark.line + 1
-        key = str(name.value) if isinstance(name, yaml.ScalarNode) else "?"
-        path = dotted((*keys, key))
-        if not isinstance(name, yaml.ScalarNode) or name.tag != "tag:yaml.org,2002:str":
-            raise SetupError(f"{top.source}:{line}: the key `{path}` must be a plain text")
-        if key in seen:
-            raise SetupError(
-                f"{top.source}:{line}: `{path}` is given twice, first in line {seen[key]}; keep one"
-            )
-        seen[key] = line
-        yield (*keys, key), SourceLocation(top.source, top.folder, line)
-        yield from _state(value, (*keys, key), top)
-
-
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f":{mark.line + 1}" if mark is not None else ""
 
 
 def is_folder(model_id: str) -> bool:
@@ -226,97 +79,6 @@ def _from(document: SourcedDocument, keys: Keys, path: str) -> str:
         return str((mark.folder / expanded(path)).resolve())
     except (SetupError, ValueError, OSError) as why:
         raise SetupError(f"{mark}: {dotted(keys)} is no path: {why}") from why
-
-
-class Override(Struct, frozen=True):
-    """Override of the key path `keys`: `raw` text, and its `label`.
-
-    The label is the option or variable that it came from.
-    """
-
-    keys: tuple[str, ...]
-    raw: str
-    label: str
-
-
-def from_option(text: str) -> Override:
-    """`slots.count=5`. Raises SetupError when there is no `=`."""
-    key, equals, raw = text.partition("=")
-    key = "model.id" if key.strip() == "model" else key
-    if not equals or not key.strip():
-        raise SetupError(f"--set {text}: write it as key=value, such as --set slots.count=5")
-    return Override(tuple(key.strip().split(".")), raw, f"--set {key.strip()}")
-
-
-def variables() -> dict[str, tuple[str, ...]]:
-    """Every variable that overrides a key: `MLX_STACK_BATCH_MAX_SIZE` and so on."""
-    return {PREFIX + "_".join(keys).upper(): keys for keys in schema.leaves()}
-
-
-def from_environment(env: Mapping[str, str]) -> list[Override]:
-    """Overrides in `env`; misspelt keys of known sections are refused."""
-    keys = variables()
-    for name in unknown_variables(env):
-        raise SetupError(f"{name}: no preset has this key{schema.suggestion(name, keys)}")
-    return [Override(keys[name], env[name], name) for name in sorted(env) if name in keys]
-
-
-def unknown_variables(env: Mapping[str, str]) -> list[str]:
-    """Variables that resemble preset keys but name none."""
-    shapes = schema.children(schema.PRESET).items()
-    sections = [name for name, shape in shapes if isinstance(shape, mi.StructType)]
-    prefixes = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
-    keys = variables()
-    return sorted(name for name in env if name.startswith(prefixes) and name not in keys)
-
-
-def unread_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """`MLX_STACK_` variables that nothing reads, each with a warning."""
-    candidates = [*variables(), *(PREFIX + name for name in OTHERS)]
-    read = {*candidates, *unknown_variables(env)}
-    names = sorted(name for name in env if name.startswith(PREFIX) and name not in read)
-    return {name: f"{name} is set, but nothing reads it{_near(name, candidates)}" for name in names}
-
-
-def _near(name: str, candidates: list[str]) -> str:
-    """Suggestion of the key without its section, else of a similar word."""
-    word = name.removeprefix(PREFIX)
-    rests = [candidate.removeprefix(PREFIX) for candidate in candidates]
-    near = next((key for key in rests if key.endswith(f"_{word}")), None)
-    near = near or schema.nearest(word, rests)
-    return f"; did you mean `{PREFIX}{near}`?" if near else ""
-
-
-def given_overrides(env: Mapping[str, str], sets: Iterable[str]) -> list[Override]:
-    """Overrides in `env`, then those of `--set`. Raises SetupError."""
-    return [*from_environment(env), *map(from_option, sets)]
-
-
-def document_of(overrides: Iterable[Override], folder: Path) -> SourcedDocument:
-    """Overrides as a document; later ones win. Raises SetupError."""
-    values: dict[str, Any] = {}
-    locations: dict[Keys, SourceLocation] = {}
-    for override in overrides:
-        shape = schema.at(override.keys)
-        if shape is None or isinstance(shape, mi.StructType):
-            raise SetupError(f"{override.label}: {_why_not(override.keys)}")
-        section = values
-        for key in override.keys[:-1]:
-            section = section.setdefault(key, {})
-        section[override.keys[-1]] = schema.parse(override.raw, shape)
-        locations[override.keys] = SourceLocation(override.label, folder)
-    return SourcedDocument(values, locations)
-
-
-def _why_not(keys: tuple[str, ...]) -> str:
-    name = ".".join(keys)
-    shape = schema.at(keys)
-    if shape is not None:
-        return f"{name} is a section; set one of its keys: {', '.join(schema.children(shape))}"
-    if reason := schema.why_unknown(keys):
-        return reason
-    near = schema.suggestion(name, map(".".join, schema.leaves()))
-    return f"no preset has the key `{name}`{near}"
 
 
 class LoadedPreset(Struct, frozen=True):

@@ -33,18 +33,14 @@ from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.process import free_port
 from mlxstack.host.restart_policy import RestartPolicy
 from mlxstack.host.services import Phase, ServiceSpec, owner, read_json, read_state, write_json
+from mlxstack.models.bounded_json import read_config_object
 from mlxstack.models.chat_capabilities import capabilities
-from mlxstack.models.model_files import CONFIG, ModelFiles, quantization_in, read_config_object
+from mlxstack.models.model_files import CONFIG, ModelFiles, quantization_in
 from mlxstack.models.reference import service_name
-from mlxstack.planner.fit import (
-    Candidate,
-    MemoryRoom,
-    files_of,
-    of_many,
-    refuse_if_too_big,
-    room_in,
-    shapes_of,
-)
+from mlxstack.planner.candidate import Candidate, files_of, of_many
+from mlxstack.planner.fit import refuse_if_too_big
+from mlxstack.planner.memory_room import MemoryRoom, room_in
+from mlxstack.planner.model_shapes import shapes_of
 from mlxstack.policy.memory.capacity import need
 from mlxstack.policy.memory.capacity_advice import SlotSizes
 

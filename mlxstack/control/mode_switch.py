@@ -20,7 +20,7 @@ from mlxstack.host import services
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.host.services import ServiceSpec, is_gateway, owner, read_json, write_json
-from mlxstack.planner.fit import MemoryRoom
+from mlxstack.planner.memory_room import MemoryRoom
 
 
 class ModeChange(Struct, frozen=True):

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from mlxstack.client.client import Client
 from mlxstack.client.errors import Unreachable
 from mlxstack.client.types import HealthResponse
-from mlxstack.config import presets
+from mlxstack.config import overrides, presets
 from mlxstack.config.presets import BUILTIN_MODEL, LoadedPreset, is_folder
 from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Taken
 from mlxstack.core.preset import PARKING_S, Preset, ServerSpec
@@ -45,8 +45,10 @@ from mlxstack.host.services import (
 from mlxstack.models import reference
 from mlxstack.models.folder_check import check_startable, check_weights
 from mlxstack.planner import fit
+from mlxstack.planner.candidate import Candidate, of_preset
 from mlxstack.planner.derived_preset import DerivedPreset, derive, text_of
-from mlxstack.planner.fit import Candidate, MemoryRoom, as_sets
+from mlxstack.planner.fit import as_sets
+from mlxstack.planner.memory_room import MemoryRoom, room_in
 from mlxstack.planner.ranking import proposal
 from mlxstack.policy.memory.capacity_advice import SlotSizes
 
@@ -115,7 +117,7 @@ def request_for(
     if path.is_file() and running is not None and running.model.id == model.id:
         # A restart reads the file.
         return StartRequest(preset, (*as_sets(fixed), *sets), Path.cwd())
-    room = fit.room_in(home, this_memory(os.environ), name)
+    room = room_in(home, this_memory(os.environ), name)
     derived = derive(model, home, room, fixed)
     derived = replace(derived, preset=replace(derived.preset, name=name))
     text = HEADER.format(id=model.id) + text_of(derived)
@@ -124,7 +126,7 @@ def request_for(
 
 def resolve(request: StartRequest, home: Home) -> LoadedPreset:
     """The preset after the environment and the command line. Raises SetupError."""
-    over = presets.given_overrides(os.environ, request.sets)
+    over = overrides.given_overrides(os.environ, request.sets)
     if request.file is not None:
         return presets.load_text(request.file.text, request.file.path, home, over, request.cwd)
     return presets.load(request.preset, home, over, request.cwd)
@@ -187,7 +189,7 @@ def _worker_command() -> tuple[str, ...]:
 
 def warn_of_variables() -> None:
     """Name `MLX_STACK_` variables that nothing reads, on stderr."""
-    for warning in presets.unread_variables(os.environ).values():
+    for warning in overrides.unread_variables(os.environ).values():
         log.warning("warning: %s", warning)
 
 
@@ -244,9 +246,9 @@ def check_memory(preset: Preset, home: Home) -> None:
 
     Raises SetupError, naming presets that fit. A model of unknown needs passes, with a warning.
     """
-    room = fit.room_in(home, this_memory(os.environ), preset.name)
+    room = room_in(home, this_memory(os.environ), preset.name)
     try:
-        candidate = fit.of_preset(preset)
+        candidate = of_preset(preset)
     except (SetupError, BadRequest) as why:
         unknown: str | None = why.message
     else:
@@ -296,7 +298,7 @@ def _check_adapter_folder(folder: Path) -> None:
 
 def _name_in(sets: tuple[str, ...]) -> str | None:
     """Valid service name that variables or options give."""
-    over = presets.given_overrides(os.environ, sets)
+    over = overrides.given_overrides(os.environ, sets)
     names = [override.raw for override in over if override.keys == ("name",)]
     if names and presets.NAME.fullmatch(names[-1]):
         return names[-1]

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.models.model_files import CONFIG, LONGEST, read_bytes, read_object
+from mlxstack.models.bounded_json import LONGEST, read_bytes, read_object
+from mlxstack.models.model_files import CONFIG
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"

@@ -12,18 +12,20 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.models.model_files import (
-    CONFIG,
-    gguf_refusal,
+from mlxstack.models.bounded_json import (
     is_lfs_pointer,
     pointer_refusal,
     read_bytes,
     read_config_object,
     read_object,
-    refuse_gguf,
     refuse_special,
-    refuse_two_models,
     too_deep,
+)
+from mlxstack.models.model_files import (
+    CONFIG,
+    gguf_refusal,
+    refuse_gguf,
+    refuse_two_models,
     weight_files,
 )
 

@@ -11,7 +11,7 @@ import msgspec
 from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
-from mlxstack.models.model_files import LARGEST, read_object
+from mlxstack.models.bounded_json import LARGEST, read_object
 
 log = logging.getLogger(__name__)
 

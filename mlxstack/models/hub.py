@@ -25,7 +25,8 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.host.installer import install_command
 from mlxstack.models import hub_answers
-from mlxstack.models.model_files import CONFIG, INDEX, SHARD, SINGLE, is_whole, read_object
+from mlxstack.models.bounded_json import read_object
+from mlxstack.models.model_files import CONFIG, INDEX, SHARD, SINGLE, is_whole
 from mlxstack.models.weight_download import (
     PART,
     WEIGHTS,

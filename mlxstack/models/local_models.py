@@ -13,14 +13,9 @@ from msgspec.structs import replace
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
 from mlxstack.host.home import Home
+from mlxstack.models.bounded_json import read_config_object
 from mlxstack.models.hub import cache_folder
-from mlxstack.models.model_files import (
-    CONFIG,
-    measured,
-    n_trained_in,
-    quantization_in,
-    read_config_object,
-)
+from mlxstack.models.model_files import CONFIG, measured, n_trained_in, quantization_in
 from mlxstack.models.reference import lm_studio_folders
 
 

@@ -1,14 +1,7 @@
-"""Files of a model folder: JSON, config, weights, MTP and vision tensors.
-
-Numbers of their JSON become loops, lists and sizes, so they are bounded before anything is built of
-them. A fault is a SetupError.
-"""
+"""Files of a model folder: config, weights, MTP and vision tensors. A fault is a SetupError."""
 
 import hashlib
-import json
 import re
-import reprlib
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +15,18 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor
 from mlxstack.core.preset import ModelSpec, VisionSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.models.bounded_json import (
+    CONTEXT_KEYS,
+    LONGEST,
+    is_lfs_pointer,
+    parse_object,
+    pointer_refusal,
+    read_bytes,
+    read_config_object,
+    read_object,
+    refuse_special,
+)
+from mlxstack.models.mtp_layouts import HeadTensors, head_tensors
 from mlxstack.policy.memory.capacity import Weights
 from mlxstack.text.images.checkpoint import TOWER, VisionFiles
 from mlxstack.text.images.families import (
@@ -31,178 +36,6 @@ from mlxstack.text.images.families import (
     has_pillow,
     why_not_served,
 )
-
-LONGEST = 32 * 1024 * 1024
-"""Maximum bytes of a file; an index of 140,000 tensors takes 13 MB."""
-LFS_BEGINNING = b"version https://git-lfs"
-SPECIAL_FILES: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
-MAX_LAYERS = 10_000
-LARGEST = 2**31 - 1
-"""Largest value of any other size: the shapes of MLX have 32 bits."""
-LAYERS = re.compile(r"\w*(layers?|blocks)")
-SIZES = re.compile(r"dim|d_model|n_embd|\w*_(size|dim|rank|window|heads|experts|embeddings)")
-OBJECTS = frozenset({"text_config", "quantization", "quantization_config"})
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
-"""Names of the trained context; GPT-2 and its kin have the second."""
-WHOLE = frozenset({"num_hidden_layers", "vocab_size", *CONTEXT_KEYS})
-N_HEADS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""Keys of config.json for the number of heads."""
-SHARED = ("embed_tokens.", "shared_head.head.")
-"""Tensors beside a head of GLM or DeepSeek: copies of the model's own, which the head uses.
-
-Qwen's would be embeddings of its own, which are not known here.
-"""
-
-
-class HeadLayout(Struct, frozen=True):
-    """Tensor names of a head below `prefix`; by default those of GLM.
-
-    In it, {n} is the number of the model's layers. `is_normed`: drafting goes on from states after
-    the last norm, not before it. Latent attention takes its mask as an array.
-    """
-
-    prefix: str = "model.layers.{n}."
-    layer: str = ""
-    embedding_norm: str = "enorm"
-    hidden_norm: str = "hnorm"
-    projection: str = "eh_proj"
-    norm: str = "shared_head.norm"
-    shared: tuple[str, ...] = SHARED
-    is_normed: bool = False
-    is_mask_array: bool = False
-
-
-NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
-QWEN = HeadLayout("mtp.", "layers.0.", *NORMS, "fc", "norm", (), is_normed=True)
-LATENT = HeadLayout(is_mask_array=True)
-LAYOUTS = {
-    **dict.fromkeys(("llama", "qwen3_next", "qwen3_5", "qwen3_5_moe"), QWEN),
-    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), LATENT),
-    "glm4_moe": HeadLayout(),
-}
-"""Layouts by the model type of config.json; our demo model has a head in Qwen's."""
-
-
-class HeadTensors(Struct, frozen=True):
-    """Names of a head's tensors, which begin with `prefix`.
-
-    `is_expected`: the checkpoint should have them. Conversions keep the number of heads in
-    config.json and drop their tensors.
-    """
-
-    layout: HeadLayout
-    prefix: str
-    is_expected: bool
-
-    def is_of_head(self, name: str) -> bool:
-        """Whether a tensor belongs to the head, and is no copy."""
-        inside = name.removeprefix("language_model.")
-        is_below = inside.startswith(self.prefix)
-        return is_below and not inside.removeprefix(self.prefix).startswith(self.layout.shared)
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises SetupError."""
-    return parse_object(read_bytes(file, LONGEST), file)
-
-
-def read_config_object(file: Path) -> dict[str, Any]:
-    """The object of a config.json, its numbers within bounds. Raises SetupError."""
-    config = read_object(file)
-    _check_numbers(config, file)
-    return config
-
-
-def parse_object(data: bytes, file: Path) -> dict[str, Any]:
-    """The JSON object that came from `file`. Raises SetupError."""
-    try:
-        parsed = json.loads(data)
-    except RecursionError:
-        raise too_deep(file) from None
-    except ValueError as why:
-        raise SetupError(f"{file} is not what it should be: {why}") from why
-    if not isinstance(parsed, dict):
-        raise SetupError(f"{file} holds no JSON object")
-    return parsed
-
-
-def read_bytes(file: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file. Raises SetupError."""
-    refuse_special(file)
-    try:
-        if (size := file.stat().st_size) > max_bytes:
-            raise SetupError(
-                f"{file} has {size >> 20} MiB, at most {max_bytes >> 20} are taken; choose another "
-                "model"
-            )
-        return file.read_bytes()
-    except OSError as why:
-        raise SetupError(f"{file} cannot be read: {why.strerror}") from why
-
-
-def refuse_special(file: Path) -> None:
-    """Raise SetupError for a named pipe, a device or a socket.
-
-    Its reader may wait for ever.
-    """
-    try:
-        mode = file.stat().st_mode
-    except OSError:
-        return
-    kind = next((name for is_kind, name in SPECIAL_FILES if is_kind(mode)), "")
-    if kind:
-        raise SetupError(f"{file} is {kind}, not a file; remove it, or get the model again")
-
-
-def is_lfs_pointer(file: Path) -> bool:
-    """Whether a regular file is a pointer of Git LFS."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(len(LFS_BEGINNING)) == LFS_BEGINNING
-    except OSError:
-        return False
-
-
-def pointer_refusal(file: Path) -> SetupError:
-    """Refusal of a pointer of Git LFS, with the remedy."""
-    return SetupError(
-        f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` in "
-        f"{file.parent}, or get the model with `mlx-stack pull`"
-    )
-
-
-def _check_numbers(config: dict[str, Any], file: Path) -> None:
-    """Raise SetupError for a number that no model has."""
-    for key, value in config.items():
-        if key in OBJECTS and not isinstance(value, dict | None):
-            raise SetupError(f"{file}: {key} is no object, but {reprlib.repr(value)}")
-        if isinstance(value, dict):
-            _check_numbers(value, file)
-            continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if key in WHOLE and value is not None and not is_number:
-            raise SetupError(f"{file}: {key} is no number, but {reprlib.repr(value)}")
-        most = _most(key)
-        # Written so that NaN is refused too.
-        if is_number and most is not None and not -LARGEST <= value <= most:
-            raise SetupError(f"{file}: {key} is {reprlib.repr(value)}, at most {most} is taken")
-
-
-def _most(key: str) -> int | None:
-    if LAYERS.fullmatch(key):
-        return MAX_LAYERS
-    return LARGEST if SIZES.fullmatch(key) else None
-
-
-def too_deep(file: Path) -> SetupError:
-    """Refusal of JSON beyond the parser's depth."""
-    return SetupError(f"{file} is nested too deeply to be read")
-
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -563,14 +396,3 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         if length > LONGEST:
             raise ValueError(f"it has {length >> 20} MiB, at most {LONGEST >> 20} are taken")
         return parse_object(stream.read(length), file), 8 + length
-
-
-def head_tensors(config: Mapping[str, Any]) -> HeadTensors | None:
-    """Tensors of a head by config.json, None for unknown types."""
-    layout = LAYOUTS.get(str(config.get("model_type", "")).removesuffix("_text"))
-    if layout is None:
-        return None
-    text = config.get("text_config") or config
-    is_expected = "quantization" not in config and any(text.get(key) for key in N_HEADS)
-    prefix = layout.prefix.format(n=text.get("num_hidden_layers"))
-    return HeadTensors(layout, prefix, is_expected)

@@ -8,7 +8,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.config import presets
+from mlxstack.config import overrides, presets
 from mlxstack.config.presets import expanded, is_folder
 from mlxstack.core.errors import BadRequest, SetupError, Taken
 from mlxstack.core.formatting import size
@@ -19,19 +19,9 @@ from mlxstack.host.services import write_atomic
 from mlxstack.models import model_files
 from mlxstack.models.generation_config import FILE, sampling_defaults
 from mlxstack.models.reference import Reference, resolve
-from mlxstack.planner.fit import (
-    SIZES,
-    Candidate,
-    MemoryRoom,
-    alone,
-    as_sets,
-    files_of,
-    fits_with,
-    of_files,
-    of_preset,
-    room_in,
-    sized,
-)
+from mlxstack.planner.candidate import Candidate, alone, files_of, of_files, of_preset
+from mlxstack.planner.fit import SIZES, as_sets, fits_with, sized
+from mlxstack.planner.memory_room import MemoryRoom, room_in
 from mlxstack.policy.memory.capacity import LayerKind, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
 from mlxstack.policy.sampling import default_sampling, described, is_chosen
@@ -105,10 +95,10 @@ def write_preset(name: str, source: str, home: Home, fixed: SlotSizes) -> Writte
         raise Taken(f"{path} exists already; remove it, or choose another name")
     derived = None
     if presets.is_known(source, home):
-        over = [presets.from_option(setting) for setting in as_sets(fixed)]
+        over = [overrides.from_option(setting) for setting in as_sets(fixed)]
         presets.load(source, home, over)
         document = {"extends": presets.from_anywhere(source), "name": name}
-        text = _yaml(document | presets.document_of(over, path.parent).values)
+        text = _yaml(document | overrides.document_of(over, path.parent).values)
     else:
         room = room_in(home, this_memory(os.environ), name)
         derived = derive(replace(resolve(source, home), name=name), home, room, fixed)
@@ -123,7 +113,7 @@ def candidate_for(
     model: str, home: Home, memory: MemoryBudget, sets: tuple[str, ...] = ()
 ) -> Candidate:
     """Planner input of a preset, model or config. Raises SetupError."""
-    over = presets.given_overrides(os.environ, sets)
+    over = overrides.given_overrides(os.environ, sets)
     file = expanded(model)
     if file.suffix == ".json" and file.is_file():
         files = model_files.read_config(file)

@@ -8,7 +8,9 @@ from msgspec.structs import replace
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import MemoryBudget
-from mlxstack.planner.fit import Candidate, claim, over_budget, settings
+from mlxstack.planner.candidate import Candidate
+from mlxstack.planner.fit import over_budget, settings
+from mlxstack.planner.memory_room import claim
 from mlxstack.policy.memory.capacity import (
     Geometry,
     Layer,

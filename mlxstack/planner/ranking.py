@@ -12,16 +12,9 @@ from mlxstack.core.formatting import size, tokens
 from mlxstack.host.hardware import MemoryBudget, buffer_cache_limit
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import find_model
-from mlxstack.planner.fit import (
-    BUDGET_KEY,
-    Candidate,
-    MemoryRoom,
-    excerpts,
-    of_many,
-    refuse_if_too_big,
-    settings,
-    shipped,
-)
+from mlxstack.planner.candidate import Candidate, excerpts, of_many, shipped
+from mlxstack.planner.fit import BUDGET_KEY, refuse_if_too_big, settings
+from mlxstack.planner.memory_room import MemoryRoom
 from mlxstack.policy.memory.capacity import ServiceLoad, fits, need
 from mlxstack.policy.memory.capacity_advice import (
     AGENT_TOKENS,

@@ -25,7 +25,9 @@ from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import read_config
 from mlxstack.models.reference import HUB_ID
-from mlxstack.planner.fit import of_files, refuse_if_too_big, room_in
+from mlxstack.planner.candidate import of_files
+from mlxstack.planner.fit import refuse_if_too_big
+from mlxstack.planner.memory_room import room_in
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher

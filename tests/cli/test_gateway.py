@@ -14,7 +14,7 @@ from mlxstack.gateway.spec import GatewaySpec, names_of
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.host.services import read_json
-from mlxstack.planner.fit import room_in
+from mlxstack.planner.memory_room import room_in
 from tests import hub, models
 from tests.cli.terminal import Shell
 from tests.patience import PATIENCE_S

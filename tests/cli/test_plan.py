@@ -139,7 +139,7 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
     tmp_path: Path, model_of: ModelOf
 ) -> None:
     from mlxstack.core.commands import SaveSlot
-    from mlxstack.planner.fit import of_preset
+    from mlxstack.planner.candidate import of_preset
     from mlxstack.policy.memory.capacity import disk_bytes
     from mlxstack.store.slot_files import SlotFileFolder
     from tests.engine.harness import preset_of, prompt, running
@@ -294,12 +294,12 @@ def test_f9_an_unknown_architecture_gets_no_number(tmp_path: Path) -> None:
 def test_an_mlx_that_builds_no_model_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxstack.planner import fit
+    from mlxstack.planner import candidate
 
     none = ShapeReply(refusal="MLX cannot build this model here: no GPU")
-    monkeypatch.setattr(fit, "shapes_of", lambda configs: [none for _ in configs])
+    monkeypatch.setattr(candidate, "shapes_of", lambda configs: [none for _ in configs])
     with pytest.raises(SetupError, match="no GPU; see `mlx-stack doctor`"):
-        fit.shipped(Home(tmp_path))
+        candidate.shipped(Home(tmp_path))
 
 
 def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_planning_needs_no_model_code(tmp_path: Path) -> None:
 
 
 def test_a_draft_model_is_planned_with_its_weights_and_contexts(model_of: ModelOf) -> None:
-    from mlxstack.planner.fit import of_preset
+    from mlxstack.planner.candidate import of_preset
 
     target, draft = (ModelSpec(id=str(model_of(kind))) for kind in ("tiny", "tiny-swa"))
     cpu = MemoryBudget(0, 0, 4, "a CPU")

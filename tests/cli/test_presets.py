@@ -9,13 +9,13 @@ import jsonschema
 import pytest
 import yaml
 
-from mlxstack.config import modes, presets
+from mlxstack.config import modes, overrides, presets
 from mlxstack.config.preset_schema import json_schema, leaves
 from mlxstack.config.presets import builtin_folder
 from mlxstack.control.gateway import _with_shares
 from mlxstack.core.preset import AUTO
 from mlxstack.host.home import Home
-from mlxstack.planner.fit import of_many
+from mlxstack.planner.candidate import of_many
 from mlxstack.policy.memory.capacity import kv_budget, need
 from tests.cli.test_words import run
 from tests.pages.preset_page import files_of, smallest_mac
@@ -123,7 +123,7 @@ def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
 
 def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Path) -> None:
     members = [
-        presets.load(one.preset, Home(tmp_path), map(presets.from_option, one.options)).preset
+        presets.load(one.preset, Home(tmp_path), map(overrides.from_option, one.options)).preset
         for one in modes.load("coding", Home(tmp_path)).members
     ]
     found = of_many([(preset, files_of(preset)) for preset in members])

@@ -29,7 +29,7 @@ from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.preset import ModelSpec, Preset
 from mlxstack.engine.decode import attention_patch
 from mlxstack.host.hardware import mac_memory, memory_of
-from mlxstack.planner.fit import of_preset
+from mlxstack.planner.candidate import of_preset
 from tests import models
 from tests.endurance.planted import DEMO, FAULTS, SCENES, demo_engine, faulty, faulty_restart
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from mlxstack.models.model_files import LAYOUTS
+from mlxstack.models.mtp_layouts import LAYOUTS
 from tests.models import _spread
 
 FILE = "mtp.safetensors"

@@ -27,7 +27,7 @@ from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import load_head, parts_of
 from mlxstack.models.model_files import measured, read_config
-from mlxstack.planner.fit import Candidate, of_files
+from mlxstack.planner.candidate import Candidate, of_files
 from mlxstack.policy.memory.capacity import Weights
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running

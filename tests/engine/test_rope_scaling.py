@@ -12,7 +12,7 @@ from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, RopeSpec, RopeType
 from mlxstack.engine.loading import loader
 from mlxstack.models.model_files import ModelFiles
-from mlxstack.planner import fit
+from mlxstack.planner.candidate import of_files
 from tests import models
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
@@ -73,7 +73,7 @@ def test_the_planner_refuses_it_before_a_download(tmp_path: Path) -> None:
     for config, is_scaled in ((models.CONFIGS["tiny"], True), (GEMMA, False)):
         files = ModelFiles(config, tmp_path / "config.json")
         preset = Preset(model=ModelSpec("org/model", rope=YARN))
-        found = fit.of_files(preset, files)
+        found = of_files(preset, files)
         assert found.n_trained == 4 * 8192
         if is_scaled:
             assert found.shape.has_scaled_rope

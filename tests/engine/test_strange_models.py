@@ -11,8 +11,8 @@ from mlxstack.demo import MODEL_DIR
 from mlxstack.engine import template_check
 from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 from mlxstack.engine.template_check import check_template
-from mlxstack.planner import fit
-from mlxstack.planner.fit import shapes_of
+from mlxstack.planner import model_shapes
+from mlxstack.planner.model_shapes import shapes_of
 from tests.models import LLAMA
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -51,12 +51,12 @@ def test_a_sound_folder_is_taken(folder: Path) -> None:
 
 
 def test_building_a_shape_ends_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "LIMIT_S", 1.0)
+    monkeypatch.setattr(model_shapes, "LIMIT_S", 1.0)
     (reply,) = shapes_of([LLAMA | {"num_hidden_layers": 10**8}])
     assert reply.shape is None and "SIGXCPU" in reply.refusal
 
 
 def test_building_a_shape_ends_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "MAX_BYTES", 2**27)
+    monkeypatch.setattr(model_shapes, "MAX_BYTES", 2**27)
     (reply,) = shapes_of([LLAMA | {"num_hidden_layers": 10**8}])
     assert reply.shape is None and "MemoryError" in reply.refusal

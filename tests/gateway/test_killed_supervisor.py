@@ -13,7 +13,7 @@ from mlxstack.gateway.processes import MemberProcess
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.host.services import owner
-from mlxstack.planner.fit import room_in
+from mlxstack.planner.memory_room import room_in
 from tests.patience import until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import SetupError
+from mlxstack.models.bounded_json import read_object
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.folder_check import check_adapter, check_folder, check_startable, check_weights
 from mlxstack.models.local_models import _state
-from mlxstack.models.model_files import measured, missing_weights, read_config, read_object
+from mlxstack.models.model_files import measured, missing_weights, read_config
 from tests.host.test_foreign_json import header
 from tests.models import LLAMA
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import SetupError
+from mlxstack.models.bounded_json import LONGEST
 from mlxstack.models.folder_check import check_folder
 from mlxstack.models.local_models import _config
-from mlxstack.models.model_files import INDEX, LONGEST, measured, read_config
+from mlxstack.models.model_files import INDEX, measured, read_config
 from tests.models import LLAMA
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000

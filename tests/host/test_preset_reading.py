@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from mlxstack.config import presets
-from mlxstack.config.preset_schema import leaves
-from mlxstack.config.presets import (
-    BUILTIN_MODEL,
+from mlxstack.config.overrides import (
     document_of,
     from_environment,
     from_option,
     unread_variables,
     variables,
 )
+from mlxstack.config.preset_schema import leaves
+from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Anticipation, ServiceKind, Speculation
 from mlxstack.host.home import Home

@@ -28,7 +28,8 @@ from mlxstack.host.command_buffers import BufferLimit, LimitSource, buffer_limit
 from mlxstack.host.hardware import ask_mlx, for_mlx, mac_memory, memory_limit, this_memory
 from mlxstack.host.home import Home
 from mlxstack.host.memory_pressure import sysctl_text
-from mlxstack.planner.fit import claim_of, of_preset
+from mlxstack.planner.candidate import of_preset
+from mlxstack.planner.memory_room import claim_of
 from mlxstack.policy.memory.capacity import (
     MARGIN_BYTES,
     MAX_SCORE_BYTES,

@@ -22,7 +22,7 @@ from mlxstack.host.hardware import (
     memory_limit,
     this_memory,
 )
-from mlxstack.planner.fit import of_preset
+from mlxstack.planner.candidate import of_preset
 from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import MARGIN_BYTES, kv_budget, need
 from mlxstack.policy.scheduling.chunked_prefill import tokens_within_scores

@@ -11,7 +11,7 @@ from mlxstack.core.preset import SlotSpec, Speculation
 from mlxstack.engine import thread
 from mlxstack.engine.decode import batch, row_stack
 from mlxstack.engine.decode.row_stack import RowStacker, StackedKVCache
-from mlxstack.planner.fit import of_preset
+from mlxstack.planner.candidate import of_preset
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.conftest import ModelOf

@@ -18,7 +18,7 @@ from mlxstack.host.hardware import bytes_of, memory_of, this_memory
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.process import identify
 from mlxstack.host.services import Phase, ServiceSpec, ServiceState, claim, locked, write_json
-from mlxstack.planner.fit import claim_of, claims_in, room_in
+from mlxstack.planner.memory_room import claim_of, claims_in, room_in
 from mlxstack.policy.memory.memory_shares import kv_budgets
 from mlxstack.service.assembly import assemble
 from mlxstack.service.parts.neighbors import Neighbors, grants_in

@@ -12,8 +12,8 @@ import pytest
 from mlxstack.engine.template_check import check_template
 from mlxstack.host import hardware, spare_power
 from mlxstack.host.sleep import SleepAssertion
-from mlxstack.planner import fit
-from mlxstack.planner.fit import shapes_of
+from mlxstack.planner import model_shapes
+from mlxstack.planner.model_shapes import shapes_of
 from mlxstack.text.limited_process import LimitedProcess
 from tests import forked
 from tests.conftest import ModelOf
@@ -48,7 +48,7 @@ def test_the_program_that_tells_the_thermal_level(
 def test_the_program_that_builds_a_model_without_weights(
     spawned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "_shapes", {})
+    monkeypatch.setattr(model_shapes, "_shapes", {})
     assert shapes_of([LLAMA])[0].shape is not None
     assert len(spawned) == 1
 

@@ -101,7 +101,7 @@ FIRST_AID = (
         "tests/cli/test_plan.py::test_a_bare_number_of_memory_means_gigabytes",
     ),
     Mutant(
-        "plan counts the share of memory for KV", "planner/fit.py",
+        "plan counts the share of memory for KV", "planner/candidate.py",
         "return None if pct == AUTO else Budget(total_bytes, pct)", "return None",
         "tests/cli/test_plan.py::test_the_share_of_memory_for_kv_is_counted_and_named",
     ),

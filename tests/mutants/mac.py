@@ -379,12 +379,12 @@ MAC = (
         "tests/mac/test_sleep.py::test_a_running_service_tells_it",
     ),
     Mutant(
-        "a gateway takes no room beside its members", "planner/fit.py",
+        "a gateway takes no room beside its members", "planner/memory_room.py",
         "if services.is_gateway(state.spec):", "if False:",
         "tests/mac/test_neighbors.py::test_a_gateway_leaves_a_running_service_the_kv_of_its_slots",
     ),
     Mutant(
-        "members that take turns claim the budget of their gateway", "planner/fit.py",
+        "members that take turns claim the budget of their gateway", "planner/memory_room.py",
         "-excess, share=0", "0, share=0",
         NEIGHBORS + "test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slots",
     ),

@@ -210,7 +210,7 @@ DOORS_AND_FILES = (
         FUZZ + "test_letters_that_become_a_special_token_make_no_turn",
     ),
     Mutant(
-        "presets make no Python objects", "config/presets.py",
+        "presets make no Python objects", "config/yaml_source.py",
         "loader = PlainYamlLoader(text)",
         "return SourcedDocument(yaml.unsafe_load(text), {(): top})",
         FUZZ + "test_a_preset_that_is_none_is_refused_in_words",

@@ -202,7 +202,7 @@ SHARING = (
         "tests/engine/test_mtp.py::test_models_that_are_more_than_their_parts_have_no_head",
     ),
     Mutant(
-        "plan counts an MTP head", "planner/fit.py",
+        "plan counts an MTP head", "planner/candidate.py",
         ".plus(self.head)", "",
         "tests/engine/test_mtp.py::test_the_plan_counts_the_head_that_is_loaded",
     ),

@@ -8,12 +8,12 @@ RENDERING = "tests/text/test_template_rendering.py::"
 
 STRANGERS = (
     Mutant(
-        "the layers of a config are bounded", "models/model_files.py",
+        "the layers of a config are bounded", "models/bounded_json.py",
         "if is_number and most is not None and not -LARGEST <= value <= most:", "if not config:",
         FILES + "test_a_config_of_impossible_numbers_is_refused",
     ),
     Mutant(
-        "JSON of a model folder has a largest size", "models/model_files.py",
+        "JSON of a model folder has a largest size", "models/bounded_json.py",
         "(size := file.stat().st_size) > max_bytes:", "(size := file.stat().st_size) > 1 << 40:",
         FILES + "test_a_file_that_is_too_long_is_not_read",
     ),
@@ -28,7 +28,7 @@ STRANGERS = (
         FILES + "test_a_tokenizer_that_makes_much_of_little_is_refused",
     ),
     Mutant(
-        "depth of a model's JSON is a sentence", "models/model_files.py",
+        "depth of a model's JSON is a sentence", "models/bounded_json.py",
         "parsed = json.loads(data)\n    except RecursionError:",
         "parsed = json.loads(data)\n    except ZeroDivisionError:",
         FILES + "test_a_file_that_cannot_be_read_is_named",
@@ -150,7 +150,7 @@ STRANGERS = (
         "test_code_of_a_tokenizer_runs_neither_by_a_preset_nor_by_an_answer",
     ),
     Mutant(
-        "a named pipe is never opened", "models/model_files.py",
+        "a named pipe is never opened", "models/bounded_json.py",
         "    if kind:\n        raise SetupError(",
         "    if not kind and not file:\n        raise SetupError(",
         "tests/host/test_folder_check.py::"

@@ -14,7 +14,7 @@ from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import mac_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.fit import Candidate, of_many
+from mlxstack.planner.candidate import Candidate, of_many
 from mlxstack.planner.ranking import recommendation
 from mlxstack.policy.memory.capacity_advice import FitLevel
 from tests.pages.preset_page import files_of

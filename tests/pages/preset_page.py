@@ -20,7 +20,7 @@ from mlxstack.host.hardware import MemoryBudget, mac_memory
 from mlxstack.host.home import Home
 from mlxstack.models import model_files
 from mlxstack.models.model_files import ModelFiles
-from mlxstack.planner.fit import Candidate, excerpts, of_many
+from mlxstack.planner.candidate import Candidate, excerpts, of_many
 from mlxstack.policy.memory.capacity import disk_bytes, need
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)

@@ -209,7 +209,7 @@ def _unit(
 
     Paths in settings are relative to the folder of the installation.
     """
-    from mlxstack.config.presets import variables
+    from mlxstack.config.overrides import variables
     from mlxstack.control import gateway
     from mlxstack.control.service_units import LoginJob, unit_of
     from mlxstack.control.start import SAVING_S

@@ -13,7 +13,7 @@ from mlxstack.cli.verbs import VerbResult
 if TYPE_CHECKING:
     from mlxstack.host.hardware import MemoryBudget
     from mlxstack.host.home import Home
-    from mlxstack.planner.fit import Candidate
+    from mlxstack.planner.candidate import Candidate
 
 MAX_MACHINES = 64
 CHANGES = {
@@ -151,7 +151,7 @@ def _forecast(
     from mlxstack.host.hardware import this_memory
     from mlxstack.host.home import home_from
     from mlxstack.planner.estimate import CONTEXTS, forecast
-    from mlxstack.planner.fit import claims_in
+    from mlxstack.planner.memory_room import claims_in
 
     if candidate.preset.kind is ServiceKind.EMBEDDING and agents is not None:
         raise Misuse(
@@ -186,7 +186,7 @@ def _ranking(
 
 def _table(home: "Home", contexts: list[int]) -> VerbResult:
     from mlxstack.cli.plan_tables import show_table, table_rows
-    from mlxstack.planner.fit import shipped
+    from mlxstack.planner.candidate import shipped
 
     rows = table_rows(shipped(home), contexts or [4096])
     return VerbResult({"models": rows}, lambda: show_table(rows))

@@ -35,7 +35,9 @@ from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
+from mlxstack.planner.candidate import SINGLE
+from mlxstack.planner.fit import refuse_if_too_big
+from mlxstack.planner.memory_room import room_in
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.memory.capacity import Weights
 

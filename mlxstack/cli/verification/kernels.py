@@ -12,7 +12,8 @@ from mlxstack.engine.checks.kernels import KernelCheck, check_kernels
 from mlxstack.engine.loading import loader
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.fit import refuse_if_too_big, room_in
+from mlxstack.planner.fit import refuse_if_too_big
+from mlxstack.planner.memory_room import room_in
 
 
 class KernelReport(Struct, frozen=True):

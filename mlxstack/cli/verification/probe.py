@@ -26,8 +26,8 @@ from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.host.home import Home
+from mlxstack.planner.candidate import Candidate
 from mlxstack.planner.derived_preset import candidate_for
-from mlxstack.planner.fit import Candidate
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 

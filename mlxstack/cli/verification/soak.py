@@ -26,7 +26,9 @@ from mlxstack.core.preset import AUTO, Preset, Wired
 from mlxstack.host.diagnostic_reports import DiagnosticReport
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
+from mlxstack.planner.candidate import SINGLE
+from mlxstack.planner.fit import refuse_if_too_big
+from mlxstack.planner.memory_room import room_in
 from mlxstack.policy.memory.capacity import Budget, need
 
 N_HEAD = 384

@@ -10,7 +10,7 @@ from mlx_lm import utils as mlx_utils
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.loading.load_errors import in_one_line
-from mlxstack.models.model_files import LARGEST, read_object
+from mlxstack.models.bounded_json import LARGEST, read_object
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_MATRICES = "adapters.safetensors"

@@ -8,7 +8,9 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models import hub
-from mlxstack.models.model_files import head_tensors, read_config_object, whole_snapshot
+from mlxstack.models.bounded_json import read_config_object
+from mlxstack.models.model_files import whole_snapshot
+from mlxstack.models.mtp_layouts import head_tensors
 from mlxstack.models.transfer import Transfer
 
 RUNNING: dict[str, Transfer] = {}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.models.model_files import CONFIG, missing_weights, read_object
+from mlxstack.models.bounded_json import read_object
+from mlxstack.models.model_files import CONFIG, missing_weights
 
 MAX_NAMED = 4
 MAX_CHARS = 600

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
+from mlxstack.models.bounded_json import read_object
 from mlxstack.models.generation_config import FILE as GENERATION_CONFIG
-from mlxstack.models.model_files import CONFIG, read_object
+from mlxstack.models.model_files import CONFIG
 from mlxstack.text.formats.description import first_mark, is_mark
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.formats.probe_renderings import (

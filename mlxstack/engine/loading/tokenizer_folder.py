@@ -10,8 +10,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
 from mlxstack.engine.loading.token_ends import set_ends
 from mlxstack.engine.loading.tokenizer_wrapper import load_wrapper
+from mlxstack.models.bounded_json import read_object
 from mlxstack.models.folder_check import check_folder
-from mlxstack.models.model_files import CONFIG, read_object
+from mlxstack.models.model_files import CONFIG
 from mlxstack.text.formats.probe_renderings import CONTENT, USER, TemplateProbes
 from mlxstack.text.tokens.rowless_tokens import tokens_without_rows
 

@@ -16,7 +16,8 @@ from mlx_lm.models.base import create_attention_mask
 
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelParts
-from mlxstack.models.model_files import QWEN, HeadLayout, HeadTensors, head_tensors, weight_files
+from mlxstack.models.model_files import weight_files
+from mlxstack.models.mtp_layouts import QWEN, HeadLayout, HeadTensors, head_tensors
 
 Weights = dict[str, mx.array]
 

@@ -23,7 +23,7 @@ from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.process import ProcessId, identify, is_alive
 from mlxstack.host.services import locked, read_json, write_json
-from mlxstack.planner.fit import claim_of, claims_in, gateways_in
+from mlxstack.planner.memory_room import claim_of, claims_in, gateways_in
 from mlxstack.policy.memory.memory_shares import MemoryClaim, free_beside, granted, kv_budgets
 
 if TYPE_CHECKING:

@@ -1,0 +1,72 @@
+"""Names of the tensors of MTP heads, by the type of their model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+N_HEADS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""Keys of config.json for the number of heads."""
+SHARED = ("embed_tokens.", "shared_head.head.")
+"""Tensors beside a head of GLM or DeepSeek: copies of the model's own, which the head uses.
+
+Qwen's would be embeddings of its own, which are not known here.
+"""
+
+
+class HeadLayout(Struct, frozen=True):
+    """Tensor names of a head below `prefix`; by default those of GLM.
+
+    In it, {n} is the number of the model's layers. `is_normed`: drafting goes on from states after
+    the last norm, not before it. Latent attention takes its mask as an array.
+    """
+
+    prefix: str = "model.layers.{n}."
+    layer: str = ""
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    projection: str = "eh_proj"
+    norm: str = "shared_head.norm"
+    shared: tuple[str, ...] = SHARED
+    is_normed: bool = False
+    is_mask_array: bool = False
+
+
+NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
+QWEN = HeadLayout("mtp.", "layers.0.", *NORMS, "fc", "norm", (), is_normed=True)
+LATENT = HeadLayout(is_mask_array=True)
+LAYOUTS = {
+    **dict.fromkeys(("llama", "qwen3_next", "qwen3_5", "qwen3_5_moe"), QWEN),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), LATENT),
+    "glm4_moe": HeadLayout(),
+}
+"""Layouts by the model type of config.json; our demo model has a head in Qwen's."""
+
+
+class HeadTensors(Struct, frozen=True):
+    """Names of a head's tensors, which begin with `prefix`.
+
+    `is_expected`: the checkpoint should have them. Conversions keep the number of heads in
+    config.json and drop their tensors.
+    """
+
+    layout: HeadLayout
+    prefix: str
+    is_expected: bool
+
+    def is_of_head(self, name: str) -> bool:
+        """Whether a tensor belongs to the head, and is no copy."""
+        inside = name.removeprefix("language_model.")
+        is_below = inside.startswith(self.prefix)
+        return is_below and not inside.removeprefix(self.prefix).startswith(self.layout.shared)
+
+
+def head_tensors(config: Mapping[str, Any]) -> HeadTensors | None:
+    """Tensors of a head by config.json, None for unknown types."""
+    layout = LAYOUTS.get(str(config.get("model_type", "")).removesuffix("_text"))
+    if layout is None:
+        return None
+    text = config.get("text_config") or config
+    is_expected = "quantization" not in config and any(text.get(key) for key in N_HEADS)
+    prefix = layout.prefix.format(n=text.get("num_hidden_layers"))
+    return HeadTensors(layout, prefix, is_expected)
