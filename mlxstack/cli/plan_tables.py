@@ -16,7 +16,7 @@ from mlxstack.planner.ranking import RESERVE, AdviceRow
 from mlxstack.policy.memory.capacity import PLAIN_BITS
 
 ADVICE_HEADS = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
-ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")
+ADVICE_DROPPED_FIRST = ("WEIGHTS", "KV BITS", "NEEDS")
 """Columns that a narrow terminal does without, the first one first."""
 
 
@@ -235,7 +235,7 @@ def show_ranking(
         sizes = (size(row.n_bytes), size(row.weights_bytes))
         cells.append((n, row.preset, *sizes, row.kv_bits, row.max_agents, row.why))
     if cells:
-        table(ADVICE_HEADS, cells, ADVICE_LEAST)
+        table(ADVICE_HEADS, cells, ADVICE_DROPPED_FIRST)
     if not fitting:
         say("no preset fits; try fewer --agents or a shorter --ctx")
     if n_hidden := len(rows) - len(listed):

@@ -22,8 +22,8 @@ from mlxstack.core.errors import Broken, StackError, Unauthorized
 
 T = TypeVar("T")
 
-RECONNECT_FIRST_S = 0.05
-RECONNECT_LONGEST_S = 5.0
+FIRST_RECONNECT_S = 0.05
+MAX_RECONNECT_S = 5.0
 
 
 class Client:
@@ -125,7 +125,7 @@ class Client:
 
         `silence_s` is the longest silence of a healthy feed, comments included.
         """
-        delay = RECONNECT_FIRST_S
+        delay = FIRST_RECONNECT_S
         while True:
             reason = "the service ended the feed"
             needs_key = False
@@ -135,14 +135,14 @@ class Client:
                     contextlib.aclosing(_events(answer)) as stream,
                 ):
                     async for event in stream:
-                        delay = RECONNECT_FIRST_S
+                        delay = FIRST_RECONNECT_S
                         yield event
             except (Unreachable, StackError) as why:
                 reason = str(why)
                 needs_key = isinstance(why, Unauthorized)
             yield FeedLost(reason, delay, needs_key)
             await asyncio.sleep(delay)
-            delay = min(delay * 2, RECONNECT_LONGEST_S)
+            delay = min(delay * 2, MAX_RECONNECT_S)
 
     async def _checked(
         self, method: str, path: str, body: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from msgspec import Struct
 KEY_VARIABLE = "MLX_STACK_CLIENT_KEY"
 NO_KEY = "none-needed"
 CLAUDE_COMPACT_TOKENS = 33_000
-CLAUDE_LEAST_TOKENS = 65_536
+MIN_CLAUDE_TOKENS = 65_536
 """Claude Code's compaction reserve, and its least comfortable context, in tokens."""
 
 CLAUDE_HINT = (
@@ -122,8 +122,8 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
         options=("--settings", file),
         hint=CLAUDE_HINT,
         caution=f"Claude Code compacts {CLAUDE_COMPACT_TOKENS} tokens before the end of the "
-        f"context, and a slot has {service.n_ctx}; give slots.n_ctx {CLAUDE_LEAST_TOKENS} or more"
-        if service.n_ctx < CLAUDE_LEAST_TOKENS
+        f"context, and a slot has {service.n_ctx}; give slots.n_ctx {MIN_CLAUDE_TOKENS} or more"
+        if service.n_ctx < MIN_CLAUDE_TOKENS
         else None,
     )
 

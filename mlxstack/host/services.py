@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 
 PROBE_S = 0.1
-LONGER = 5
+TIMEOUT_FACTOR = 5
 """Factor of the limit that a start which was too slow is advised to take."""
 
 GATEWAY = "mlxstack.gateway"
@@ -411,7 +411,7 @@ async def until_answered(
         f"`{spec.name}` was not healthy after {elapsed}, {timeout_s:g} s of them "
         f"(server.startup_timeout_s) after the last line of its log: {message or '(none)'}. If "
         "that takes longer here, add `--set server.startup_timeout_s="
-        f"{timeout_s * LONGER:g}`; its log is {log_file}"
+        f"{timeout_s * TIMEOUT_FACTOR:g}`; its log is {log_file}"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlxstack.core.errors import SetupError
 
-LONGEST = 32 * 1024 * 1024
+MAX_FILE_BYTES = 32 * 1024 * 1024
 """Maximum bytes of a file; an index of 140,000 tensors takes 13 MB."""
 LFS_BEGINNING = b"version https://git-lfs"
 SPECIAL_FILES: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -24,7 +24,7 @@ SPECIAL_FILES: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISSOCK, "a socket"),
 )
 MAX_LAYERS = 10_000
-LARGEST = 2**31 - 1
+MAX_SIZE = 2**31 - 1
 """Largest value of any other size: the shapes of MLX have 32 bits."""
 LAYERS = re.compile(r"\w*(layers?|blocks)")
 SIZES = re.compile(r"dim|d_model|n_embd|\w*_(size|dim|rank|window|heads|experts|embeddings)")
@@ -36,7 +36,7 @@ WHOLE = frozenset({"num_hidden_layers", "vocab_size", *CONTEXT_KEYS})
 
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises SetupError."""
-    return parse_object(read_bytes(file, LONGEST), file)
+    return parse_object(read_bytes(file, MAX_FILE_BYTES), file)
 
 
 def read_config_object(file: Path) -> dict[str, Any]:
@@ -117,14 +117,14 @@ def _check_numbers(config: dict[str, Any], file: Path) -> None:
             raise SetupError(f"{file}: {key} is no number, but {reprlib.repr(value)}")
         most = _most(key)
         # Written so that NaN is refused too.
-        if is_number and most is not None and not -LARGEST <= value <= most:
+        if is_number and most is not None and not -MAX_SIZE <= value <= most:
             raise SetupError(f"{file}: {key} is {reprlib.repr(value)}, at most {most} is taken")
 
 
 def _most(key: str) -> int | None:
     if LAYERS.fullmatch(key):
         return MAX_LAYERS
-    return LARGEST if SIZES.fullmatch(key) else None
+    return MAX_SIZE if SIZES.fullmatch(key) else None
 
 
 def too_deep(file: Path) -> SetupError:

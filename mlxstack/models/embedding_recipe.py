@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.models.bounded_json import LONGEST, read_bytes, read_object
+from mlxstack.models.bounded_json import MAX_FILE_BYTES, read_bytes, read_object
 from mlxstack.models.model_files import CONFIG
 
 MODULES = "modules.json"
@@ -127,7 +127,7 @@ def embedding_recipe(folder: Path) -> EmbeddingRecipe:
 def _modules(file: Path) -> list[tuple[str, str]]:
     """Kinds of the modules in their order, and folders inside the model's."""
     try:
-        modules = msgspec.json.decode(read_bytes(file, LONGEST), type=list[dict[str, Any]])
+        modules = msgspec.json.decode(read_bytes(file, MAX_FILE_BYTES), type=list[dict[str, Any]])
         ordered = sorted(modules, key=lambda module: int(module.get("idx", 0)))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as why:
         raise SetupError(f"{file} is not what it should be: {why}") from why

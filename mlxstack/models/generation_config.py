@@ -11,7 +11,7 @@ import msgspec
 from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
-from mlxstack.models.bounded_json import LARGEST, read_object
+from mlxstack.models.bounded_json import MAX_SIZE, read_object
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,6 @@ def _converted(name: str, value: Any) -> float | int:
         value = int(value)
     converted: float | int = msgspec.convert(value, TYPES[name])
     # Written so that NaN is refused too.
-    if not abs(converted) <= LARGEST:
+    if not abs(converted) <= MAX_SIZE:
         raise OverflowError(name)
     return converted

@@ -17,7 +17,7 @@ from mlxstack.core.preset import ModelSpec, VisionSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.models.bounded_json import (
     CONTEXT_KEYS,
-    LONGEST,
+    MAX_FILE_BYTES,
     is_lfs_pointer,
     parse_object,
     pointer_refusal,
@@ -217,7 +217,7 @@ def _vision_tensors(file: Path, digest: Any) -> list[tuple[str, str]]:
 def _preprocessor(folder: Path) -> bytes:
     """Settings of the image processor; newer checkpoints keep them in processor_config.json."""
     if (file := folder / "preprocessor_config.json").is_file():
-        return read_bytes(file, LONGEST)
+        return read_bytes(file, MAX_FILE_BYTES)
     if (file := folder / "processor_config.json").is_file():
         return msgspec.json.encode(read_object(file).get("image_processor") or {})
     return b"{}"
@@ -393,6 +393,6 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         raise pointer_refusal(file)
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if length > LONGEST:
-            raise ValueError(f"it has {length >> 20} MiB, at most {LONGEST >> 20} are taken")
+        if length > MAX_FILE_BYTES:
+            raise ValueError(f"it has {length >> 20} MiB, at most {MAX_FILE_BYTES >> 20} are taken")
         return parse_object(stream.read(length), file), 8 + length

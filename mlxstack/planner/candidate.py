@@ -40,7 +40,7 @@ from mlxstack.policy.memory.capacity import (
 UNKNOWN_GPU = MemoryBudget(0, 0, 2, "a GPU")
 
 
-SINGLE = 4
+SINGLE_BYTES = 4
 
 
 class Candidate(Struct, frozen=True):
@@ -99,7 +99,7 @@ class Candidate(Struct, frozen=True):
                 f"mlx-lm cannot divide models of type '{self.architecture}' between machines",
                 "hosts",
             )
-        geometry = shape.widened if half_bytes == SINGLE else shape.geometry
+        geometry = shape.widened if half_bytes == SINGLE_BYTES else shape.geometry
         own = divided(geometry, max(1, len(self.preset.hosts)), shape.division)
         return quantized(own, bits, self.preset.kv.group_size)
 

@@ -16,7 +16,7 @@ import pytest
 
 from mlxstack.cli import plan_tables
 from mlxstack.cli.commands import models
-from mlxstack.cli.commands.status import LEAST
+from mlxstack.cli.commands.status import DROPPED_FIRST
 from mlxstack.cli.doctor import CheckLevel
 from mlxstack.cli.main import app
 from mlxstack.cli.output import _cell as cell
@@ -53,8 +53,8 @@ MODEL_ROWS: list[list[object]] = [
     ["tiny", "1.0 MiB", "16 bit", "8192", "incomplete", "hub", "-"],
 ]  # fmt: skip
 TABLES: dict[str, tuple[Sequence[str], list[list[object]], tuple[str, ...]]] = {
-    "status": (HEADS, ROWS, LEAST),
-    "models": (models.HEADS, MODEL_ROWS, models.LEAST),
+    "status": (HEADS, ROWS, DROPPED_FIRST),
+    "models": (models.HEADS, MODEL_ROWS, models.DROPPED_FIRST),
     "advice": (plan_tables.ADVICE_HEADS, ADVICE_ROWS, plan_tables.ADVICE_LEAST),
 }
 PICTURES = Path(__file__).parent / "tables"
@@ -94,9 +94,9 @@ def test_columns_give_way_in_their_order() -> None:
     shown = [drawn(width)[0].split() for width in (400, 170, 110, 80)]
     assert shown[0] == HEADS
     for wide, narrow in itertools.pairwise(shown):
-        gone = [head for head in LEAST if head not in narrow]
+        gone = [head for head in DROPPED_FIRST if head not in narrow]
         assert set(narrow) <= set(wide)
-        assert gone == list(LEAST[: len(gone)])
+        assert gone == list(DROPPED_FIRST[: len(gone)])
     assert shown[-1] == ["SERVICE", "STATE", "URL", "DETAIL"]
 
 

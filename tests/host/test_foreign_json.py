@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.models.bounded_json import LONGEST
+from mlxstack.models.bounded_json import MAX_FILE_BYTES
 from mlxstack.models.folder_check import check_folder
 from mlxstack.models.local_models import _config
 from mlxstack.models.model_files import INDEX, measured, read_config
@@ -92,7 +92,7 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "model.safetensors").write_bytes(header(b"{}"))
     with (tmp_path / name).open("ab") as file:
-        file.truncate(LONGEST + 1)
+        file.truncate(MAX_FILE_BYTES + 1)
     with pytest.raises(SetupError, match=rf"{name} has 32 MiB, at most 32 are taken"):
         read_config(tmp_path)
 
@@ -100,8 +100,8 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, name: str) -> None:
 def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     with weights.open("wb") as file:
-        file.write(struct.pack("<Q", LONGEST + 1) + b'{"a": 1')
-        file.truncate(LONGEST + 9)
+        file.write(struct.pack("<Q", MAX_FILE_BYTES + 1) + b'{"a": 1')
+        file.truncate(MAX_FILE_BYTES + 9)
     with pytest.raises(SetupError, match=r"model\.safetensors is damaged: it has 32 MiB, at most"):
         measured(tmp_path)
 

@@ -9,7 +9,7 @@ RENDERING = "tests/text/test_template_rendering.py::"
 STRANGERS = (
     Mutant(
         "the layers of a config are bounded", "models/bounded_json.py",
-        "if is_number and most is not None and not -LARGEST <= value <= most:", "if not config:",
+        "if is_number and most is not None and not -MAX_SIZE <= value <= most:", "if not config:",
         FILES + "test_a_config_of_impossible_numbers_is_refused",
     ),
     Mutant(
@@ -19,7 +19,7 @@ STRANGERS = (
     ),
     Mutant(
         "so has the header of weights", "models/model_files.py",
-        "        if length > LONGEST:\n", "        if length > 1 << 40:\n",
+        "        if length > MAX_FILE_BYTES:\n", "        if length > 1 << 40:\n",
         FILES + "test_a_header_that_is_too_long_is_not_read",
     ),
     Mutant(

@@ -32,7 +32,7 @@ HEADS = (
 )  # fmt: skip
 
 All = Annotated[bool, typer.Option("--all", help="Also older agents of the same name.")]
-LEAST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
+DROPPED_FIRST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
 
 HAS_HISTORY = "only agents that the client named have one (docs/slots-and-agents.md)"
 
@@ -48,7 +48,7 @@ def list_agents(service: ServiceOptions, show_all: All = False) -> VerbResult:
     labels = labels_of(agents)
     conversations = [[agent] for agent in agents] if show_all else groups(agents)
     rows = [_row(latest, labels[latest["id"]], len(older)) for latest, *older in conversations]
-    return VerbResult({"agents": agents}, lambda: table(HEADS, rows, LEAST))
+    return VerbResult({"agents": agents}, lambda: table(HEADS, rows, DROPPED_FIRST))
 
 
 @app.command()

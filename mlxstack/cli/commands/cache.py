@@ -25,7 +25,7 @@ app = VerbApp(help="Inspect and manage the KV cache. Without a verb: the status.
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds.")]
 PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
 WATCH_S = 2.0
-WIDEST = 40
+MAX_NAME_WIDTH = 40
 """Characters of the name of a prefix in the status."""
 MIN_S = 0.0005
 """Shorter phases are left out."""
@@ -183,9 +183,9 @@ def _row(prefix: "PrefixView", titles: "Mapping[str, str]") -> tuple[object, ...
 
 
 def _line(prefix: "PrefixView", titles: "Mapping[str, str]") -> str:
-    name = clipped(prefix_label(prefix, titles), WIDEST)
+    name = clipped(prefix_label(prefix, titles), MAX_NAME_WIDTH)
     return (
-        f"  {name:<{WIDEST}}  {count(prefix.n_hits):>5} hits  {count(prefix.n_tokens):>5} tokens"
+        f"  {name:<{MAX_NAME_WIDTH}}  {count(prefix.n_hits):>5} hits  {count(prefix.n_tokens):>5} tokens"
         f"  {size(prefix.n_bytes):>9}  {age(prefix.age_s)}"
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DAY_S = 86_400.0
 HEADS = ("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE", "LAST USED")
-LEAST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "SIZE")
+DROPPED_FIRST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "SIZE")
 """Columns to drop on narrow terminals, in order."""
 
 
@@ -61,7 +61,7 @@ def _show(listed: list[dict[str, Any]]) -> None:
         )
         for model in listed
     ]
-    table(HEADS, rows, LEAST)
+    table(HEADS, rows, DROPPED_FIRST)
     for model in listed:
         if model["fault"]:
             is_ours = model["where"] != "folder"

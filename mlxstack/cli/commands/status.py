@@ -27,7 +27,7 @@ WATCH_S = 2.0
 HEADS = (
     "SERVICE", "STATE", "MODEL", "URL", "CONTEXT", "MEMORY", "MLX", "UP", "RESTARTS", "DETAIL",
 )  # fmt: skip
-LEAST = ("RESTARTS", "MLX", "CONTEXT", "UP", "MEMORY", "MODEL")
+DROPPED_FIRST = ("RESTARTS", "MLX", "CONTEXT", "UP", "MEMORY", "MODEL")
 """Columns that a narrow terminal does without, the first one first."""
 
 
@@ -139,7 +139,7 @@ def show(system: "SystemStatus", show_all: bool) -> None:
         return
     say("")
     rows = [row for service in listed for row in _rows(service, system.services)]
-    table(HEADS, rows, LEAST)
+    table(HEADS, rows, DROPPED_FIRST)
 
 
 def _rows(

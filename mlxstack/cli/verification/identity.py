@@ -35,7 +35,7 @@ from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.candidate import SINGLE
+from mlxstack.planner.candidate import SINGLE_BYTES
 from mlxstack.planner.fit import refuse_if_too_big
 from mlxstack.planner.memory_room import room_in
 from mlxstack.policy.kv.prefix_index import common_prefix
@@ -345,7 +345,7 @@ def verified(preset: Preset) -> Preset:
 
 def is_widened(weights: Weights, memory: MemoryBudget) -> bool:
     """Whether numbers of half precision are computed in float32 here."""
-    return memory.half_bytes == SINGLE and weights.n_half > 0
+    return memory.half_bytes == SINGLE_BYTES and weights.n_half > 0
 
 
 def verify(
@@ -395,7 +395,7 @@ def report(
     geometry = candidate.geometry(memory.half_bytes, preset.kv.bits)
     about = conditions(preset.model.id, datetime.now(UTC).date(), env)
     began = time.monotonic()
-    tolerance = EXACT if memory.half_bytes == SINGLE else ROUNDED
+    tolerance = EXACT if memory.half_bytes == SINGLE_BYTES else ROUNDED
     with tempfile.TemporaryDirectory(prefix="mlx-stack-verify-") as folder:
         run = verify(preset, Path(folder), geometry.growth, tolerance, say, plan)
     if is_widened(candidate.weights, memory):

@@ -26,7 +26,7 @@ from mlxstack.core.preset import AUTO, Preset, Wired
 from mlxstack.host.diagnostic_reports import DiagnosticReport
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.candidate import SINGLE
+from mlxstack.planner.candidate import SINGLE_BYTES
 from mlxstack.planner.fit import refuse_if_too_big
 from mlxstack.planner.memory_room import room_in
 from mlxstack.policy.memory.capacity import Budget, need
@@ -131,7 +131,7 @@ def soak(name: str, home: Home, env: Mapping[str, str], say: Say, seconds: float
         pct = Budget(memory.total, 1).holding(parts.kv).pct
         preset = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
     refuse_if_too_big(replace(candidate, preset=preset), room_in(home, memory))
-    tolerance = EXACT if memory.half_bytes == SINGLE else ROUNDED
+    tolerance = EXACT if memory.half_bytes == SINGLE_BYTES else ROUNDED
     about = conditions(preset.model.id, datetime.now(UTC).date(), env)
     interrupted = interrupted_soak(home)
     if interrupted is not None:

@@ -10,7 +10,7 @@ from mlx_lm import utils as mlx_utils
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.loading.load_errors import in_one_line
-from mlxstack.models.bounded_json import LARGEST, read_object
+from mlxstack.models.bounded_json import MAX_SIZE, read_object
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_MATRICES = "adapters.safetensors"
@@ -44,7 +44,7 @@ def _check_scale(file: Path) -> None:
     parameters = read_object(file).get("lora_parameters")
     scale = parameters.get("scale", 1.0) if isinstance(parameters, dict) else 1.0
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not (is_number and math.isfinite(scale) and abs(scale) <= LARGEST):
+    if not (is_number and math.isfinite(scale) and abs(scale) <= MAX_SIZE):
         raise ValueError(f"scale is {scale!r} in {file.name}, not a number of usual size")
 
 
