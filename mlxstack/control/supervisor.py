@@ -101,7 +101,7 @@ class LivenessMonitor:
             return f"has not answered for {policy.silent_s:g} s"
         if self._n_unhealthy * policy.look_s < policy.stuck_s:
             return None
-        reason = "no answer"
+        reason = "it has not answered"
         if heartbeat.message is not None:
             reason = f"last error: {heartbeat.message}"
         return f"was unhealthy for {policy.stuck_s:g} s ({reason})"

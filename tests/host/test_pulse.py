@@ -82,7 +82,7 @@ def test_a9_one_answer_breaks_a_silence() -> None:
 
 def test_a9_at_first_silence_may_last_longer() -> None:
     found = felt(*[SILENT] * 8)
-    assert found == [None] * 7 + ["was unhealthy for 40 s (no answer)"]
+    assert found == [None] * 7 + ["was unhealthy for 40 s (it has not answered)"]
 
 
 def test_a9_a_stalled_engine_has_the_time_to_recover() -> None:

@@ -183,9 +183,9 @@ def _row(prefix: "PrefixView", titles: "Mapping[str, str]") -> tuple[object, ...
 
 
 def _line(prefix: "PrefixView", titles: "Mapping[str, str]") -> str:
-    name = clipped(prefix_label(prefix, titles), MAX_NAME_WIDTH)
+    name = clipped(prefix_label(prefix, titles), MAX_NAME_WIDTH).ljust(MAX_NAME_WIDTH)
     return (
-        f"  {name:<{MAX_NAME_WIDTH}}  {count(prefix.n_hits):>5} hits  {count(prefix.n_tokens):>5} tokens"
+        f"  {name}  {count(prefix.n_hits):>5} hits  {count(prefix.n_tokens):>5} tokens"
         f"  {size(prefix.n_bytes):>9}  {age(prefix.age_s)}"
     )
 
