@@ -28,8 +28,10 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 -x "transformers/models/[b-z]"
 # Apple's python3 is 3.9, and its pip does not name the version that it lacks.
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 # venv writes its `activate` last: without it, an environment is half made. One that was made by an
-# older Python, or by one that is gone, must be away before make looks at its files.
-$(if $(wildcard $(BIN)/activate),$(shell $(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || rm -rf $(VENV)))
+# older Python, or by one that is gone, must be away before make looks at its files. `make help` looks
+# at none, and removes none.
+CHANGES := $(filter-out help,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL)))
+$(if $(and $(CHANGES),$(wildcard $(BIN)/activate)),$(shell $(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || rm -rf $(VENV)))
 
 # Made once: the environments below lie in it and are made at the same time.
 $(BIN)/activate:

@@ -111,19 +111,19 @@ def layout(
     headings: list[str], rows: "list[list[Text]]", width: int, least: Sequence[str] = ()
 ) -> "list[Text]":
     """Lines of a table within `width` cells, without empty columns."""
-    shown = [i for i in range(len(headings)) if not rows or any(row[i].plain for row in rows)]
+    columns = [i for i in range(len(headings)) if not rows or any(row[i].plain for row in rows)]
     narrowest = [_narrowest(head, [row[i] for row in rows]) for i, head in enumerate(headings)]
     for head in least:
-        if _total([narrowest[i] for i in shown]) <= width:
+        if _total([narrowest[i] for i in columns]) <= width:
             break
-        shown = [i for i in shown if headings[i] != head]
-    squeezed = _squeezed([narrowest[i] for i in shown], width)
+        columns = [i for i in columns if headings[i] != head]
+    squeezed = _squeezed([narrowest[i] for i in columns], width)
     if squeezed is None:
         return _blocks(headings, rows)
-    widths = _widths(headings, rows, shown, squeezed, width)
-    lines = _line([_styled(headings[i], "bold") for i in shown], widths, width)
+    widths = _widths(headings, rows, columns, squeezed, width)
+    lines = _line([_styled(headings[i], "bold") for i in columns], widths, width)
     for row in rows:
-        lines += _line([row[i] for i in shown], widths, width)
+        lines += _line([row[i] for i in columns], widths, width)
     return lines
 
 
@@ -206,16 +206,16 @@ def _squeezed(widths: list[int], width: int) -> list[int] | None:
 def _widths(
     headings: list[str],
     rows: "list[list[Text]]",
-    shown: list[int],
+    columns: list[int],
     narrowest: list[int],
     width: int,
 ) -> list[int]:
     """Column widths; spare space goes to wrapping columns."""
     spare = width - _total(narrowest)
     widths = []
-    for i, least in zip(shown, narrowest, strict=True):
-        wanted = max(len(headings[i]), *(row[i].cell_len for row in rows), 0)
-        extra = min(spare, max(0, wanted - least))
+    for i, least in zip(columns, narrowest, strict=True):
+        widest = max(len(headings[i]), *(row[i].cell_len for row in rows), 0)
+        extra = min(spare, max(0, widest - least))
         spare -= extra
         widths.append(least + extra)
     return widths
@@ -232,11 +232,11 @@ def _line(cells: "list[Text]", widths: list[int], width: int) -> "list[Text]":
         for cell, wide in zip(cells, widths, strict=True)
     ]
     lines = []
-    for at in range(max(len(cell) for cell in wrapped)):
+    for number in range(max(len(cell) for cell in wrapped)):
         line = Text()
         column = 0
         for cell, wide in zip(wrapped, widths, strict=True):
-            part = cell[at].copy() if at < len(cell) else Text()
+            part = cell[number].copy() if number < len(cell) else Text()
             part.rstrip()
             start = min(column, max(0, width - part.cell_len))
             column += wide + GAP

@@ -55,7 +55,7 @@ MODEL_ROWS: list[list[object]] = [
 TABLES: dict[str, tuple[Sequence[str], list[list[object]], tuple[str, ...]]] = {
     "status": (HEADS, ROWS, DROPPED_FIRST),
     "models": (models.HEADS, MODEL_ROWS, models.DROPPED_FIRST),
-    "advice": (plan_tables.ADVICE_HEADS, ADVICE_ROWS, plan_tables.ADVICE_LEAST),
+    "advice": (plan_tables.ADVICE_HEADS, ADVICE_ROWS, plan_tables.ADVICE_DROPPED_FIRST),
 }
 PICTURES = Path(__file__).parent / "tables"
 

@@ -123,6 +123,16 @@ def test_an_environment_of_an_older_python_is_made_anew(
     assert [call.split()[0] for call in calls(checkout)[1:]][:2] == ["3.12.1", "3.12.1"]
 
 
+@pytest.mark.parametrize("goals", [(), ("help",)])
+def test_help_leaves_an_environment_of_an_older_python(
+    checkout: Path, interpreter: Interpreter, goals: tuple[str, ...]
+) -> None:
+    old = interpreter("old", "3.9.6")
+    subprocess.run([old, "-m", "venv", "--clear", ".venv"], cwd=checkout, check=True)
+    assert "make up" in make(checkout, *goals).stdout
+    assert (checkout / ".venv/bin/activate").exists()
+
+
 def test_an_environment_whose_python_is_gone_is_made_anew(
     checkout: Path, interpreter: Interpreter
 ) -> None:
