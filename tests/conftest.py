@@ -87,15 +87,15 @@ def pinned_device() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def self_checks() -> Iterator[None]:
     """Remember what an engine finds out about a model, where an engine may start in here."""
-    if "mlxstack.engine.thread" not in sys.modules:
+    if "mlxstack.engine.assembly" not in sys.modules:
         yield
         return
-    from mlxstack.engine import thread
+    from mlxstack.engine import assembly
     from tests.self_checks import REMEMBERED
 
     with pytest.MonkeyPatch.context() as patch:
         for name, remembered in REMEMBERED.items():
-            patch.setattr(thread, name, remembered)
+            patch.setattr(assembly, name, remembered)
         yield
 
 

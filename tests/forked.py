@@ -45,7 +45,7 @@ MODULES = (
     "mlxstack.api.server",
     "mlxstack.bench.dev.in_process.__main__",
     "mlxstack.bench.dev.registry",
-    "mlxstack.engine.thread",
+    "mlxstack.engine.chat_engine",
     "mlxstack.engine.embedding_engine",
     "mlxstack.gateway.__main__",
     "mlxstack.control.supervisor",
@@ -411,11 +411,11 @@ def _preload() -> None:
     import mlx.core as mx
     import uvloop
 
-    from mlxstack.engine import thread
+    from mlxstack.engine import assembly
     from tests import ring
     from tests.self_checks import REMEMBERED
 
-    vars(thread).update(REMEMBERED)
+    vars(assembly).update(REMEMBERED)
     mx.distributed.init = ring.join
     run_loop = uvloop.run
 

@@ -39,7 +39,7 @@ def remembered_widths(runner: ModelRunner, cache_factory: CacheFactory) -> Width
 
 
 REMEMBERED = {"self_check": remembered_check, "measure_widths": remembered_widths}
-"""By their names in `mlxstack.engine.thread`."""
+"""By their names in `mlxstack.engine.assembly`."""
 
 
 def _once(

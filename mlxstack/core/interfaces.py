@@ -269,3 +269,12 @@ class AgentManifestStore(Protocol):
 
     def identities(self, agent: str) -> frozenset[str]:
         """Identities of the models with saved KV of this agent."""
+
+
+class EngineStores(Struct, frozen=True):
+    """Stores of an engine on disk."""
+
+    kv: KVStore
+    slot_files: SlotFileStore
+    manifests: AgentManifestStore | None = None
+    """Saved contexts of agents."""

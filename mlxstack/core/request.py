@@ -92,6 +92,8 @@ class Request(Struct, frozen=True):
 
 def with_image_ends(request: Request) -> Request:
     """The request with a checkpoint position at the end of each image."""
+    if not request.images:
+        return request
     ends = {image.end for image in request.images}
     positions = tuple(sorted(ends.union(request.checkpoint_positions)))
     return replace(request, prompt=replace(request.prompt, checkpoint_positions=positions))

@@ -47,7 +47,7 @@ class PrefixCacheAdmin:
         return self._run(lambda loop: _view(loop.slot_kv, loop.stats, limit))
 
     def limit(self, n_bytes: int) -> Future[None]:
-        """Give KV at most so many bytes of what was planned at the load."""
+        """Bound KV to so many bytes of what the load planned."""
         return self._run(lambda loop: loop.limit_kv(n_bytes))
 
     def locate_agents(self, agents: tuple[str, ...]) -> Future[tuple[AgentKVLocation, ...]]:

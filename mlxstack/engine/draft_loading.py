@@ -15,7 +15,7 @@ from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.runner import ModelParts, ModelRunner
 from mlxstack.host.load_progress import LoadProgress
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,16 @@ class LoadedDrafts(Struct, frozen=True):
     model: DraftModel | None = None
     n_bytes: int = 0
 
+    @property
+    def target(self) -> ModelParts | None:
+        """The target in parts, where drafts need its hidden states."""
+        return None if self.model is None else self.model.target
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that drafts add to every token's KV."""
+        return 0 if self.model is None else self.model.bytes_beside
+
 
 def load_drafts(
     preset: Preset,
@@ -37,11 +47,11 @@ def load_drafts(
     self_check: SelfCheck,
     progress: LoadProgress,
     *,
-    has_ranks: bool,
+    has_states: bool,
 ) -> LoadedDrafts:
     """Load the drafts of a checked target. Raises SetupError.
 
-    A head is not used by several ranks, which exchange no hidden states.
+    A head is used where passes return hidden states: `has_states`.
     """
     spec = preset.model
     key = "model.mtp" if spec.draft is None else "model.draft"
@@ -50,7 +60,7 @@ def load_drafts(
         raise SetupError(f"{key}: {spec.id} cannot use drafts: {why}; remove {key}")
     if spec.draft is None:
         is_drafting = check.can_draft and preset.speculation is Speculation.AUTO
-        if not is_drafting or has_ranks:
+        if not (is_drafting and has_states):
             return LoadedDrafts()
         head = loader.load_mtp(spec, loaded, progress)
         if head is None:

@@ -1,7 +1,8 @@
 """Work of an idle engine: keep-warm passes, check of the prefix index.
 
 A keep-warm pass computes one token on caches of its own, so that a GPU uses all weights. It reads
-no KV, samples nothing and stores nothing. Ranks make none: a pass of one would wait for the others.
+no KV, samples nothing and stores nothing. Of an engine on several machines a pass would wait for
+the others: there is none.
 """
 
 import logging
@@ -127,9 +128,9 @@ class IdleWork:
 
 
 def idle_work(
-    loop: EngineLoop, preset: Preset, publish: Callable[[], None], *, has_ranks: bool
+    loop: EngineLoop, preset: Preset, publish: Callable[[], None], *, is_alone: bool
 ) -> IdleWork:
-    """Idle work of an engine; passes on one GPU only."""
+    """Idle work of an engine, whose passes run here if `is_alone`."""
     model = loop.batch.runner.model
     runner = ModelRunner(model)
     factory = CacheFactory(model, preset.kv)
@@ -137,5 +138,5 @@ def idle_work(
     def compute() -> None:
         mx.eval(runner.execute([SlotTokens(factory.make(), runner.example(1))]))
 
-    keep_warm_s = preset.device.keep_warm_s if has_gpu() and not has_ranks else 0.0
+    keep_warm_s = preset.device.keep_warm_s if has_gpu() and is_alone else 0.0
     return IdleWork(loop, compute, keep_warm_s, publish, is_powered=has_calm_mains)

@@ -23,7 +23,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
 from mlxstack.core.errors import Broken, Busy, DeviceError, OutOfMemory, StackError, describe_error
-from mlxstack.core.request import Request, with_image_ends
+from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.kernel_choice import KERNEL_FAULTS, without_forced
@@ -84,6 +84,10 @@ class EngineLoop:
         self.n_ctx = n_ctx
         self._limits = limits
         self._remote = remote
+        self.transforms: list[Callable[[Request], Request]] = []
+        """Applied to each request before anything else."""
+        self.facts = Snapshot()
+        """Facts of the load, which each snapshot repeats."""
         self.slot_kv = slot_kv
         self.batch = batch
         self.is_drafting = is_drafting
@@ -119,6 +123,11 @@ class EngineLoop:
         return scheduler.may_compute_early(self._state)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a step has work to do."""
+        return self.has_work or self.has_early_turn
+
+    @property
     def is_only_loading(self) -> bool:
         """Whether all requests with slots wait for KV to arrive."""
         states = {slot.state for slot in self._state.slots}
@@ -137,7 +146,7 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         """Queue a request, or refuse it when the queue is full."""
-        request = with_image_ends(request) if request.images else request
+        request = self._prepared(request)
         if self.slot_kv.need(request) > self.slot_kv.prefix_cache.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
@@ -151,6 +160,11 @@ class EngineLoop:
         self.stats.count(n_asks=1)
         self._state = scheduler_state.enqueue(self._state, request)
 
+    def _prepared(self, request: Request) -> Request:
+        for transform in self.transforms:
+            request = transform(request)
+        return request
+
     def begin_early(self, request: Request, after: str) -> None:
         """Begin an early turn after the request `after`, in its idle slot.
 
@@ -163,7 +177,7 @@ class EngineLoop:
         if is_own and len(self.slots[slot.id]) and self.slot_kv.prefix_cache.spec.enabled:
             turn = EarlyTurn(request.id, slot.id, len(request.tokens))
             self._state = scheduler_state.begin_early(self._state, turn)
-            self._early.expect(with_image_ends(request), slot.id)
+            self._early.expect(self._prepared(request), slot.id)
 
     def end_early(self) -> None:
         """End all early turns; their KV stays."""
@@ -295,7 +309,13 @@ class EngineLoop:
         n_evicted = self.slot_kv.prefix_cache.index.n_evicted
         counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
-        return build_snapshot(self._state, self.slots, shown, counters, self.n_ctx)
+        facts = replace(
+            self.facts,
+            kv_budget_bytes=self.slot_kv.prefix_cache.budget,
+            is_drafting=self.is_drafting,
+            draft_model=self.draft_model,
+        )
+        return build_snapshot(facts, self._state, self.slots, shown, counters, self.n_ctx)
 
     def _schedule(self) -> None:
         now = time.monotonic()

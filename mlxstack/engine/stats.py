@@ -229,18 +229,19 @@ def batch_counters(counters: Counters, batch: Batch) -> Counters:
 
 
 def build_snapshot(
+    facts: Snapshot,
     state: SchedulerState,
     slots: Sequence[SlotContext],
-    shown: Mapping[int, RequestState],
+    requests: Mapping[int, RequestState],
     counters: Counters,
     n_ctx: int,
 ) -> Snapshot:
-    """Build the snapshot; `shown` are each slot's current or last requests."""
+    """The present on `facts`; `requests` are current or last ones of slots."""
     now = time.monotonic()
     left = {e.slot: e.n_prompt - 1 - e.position for e in state.early if e.position is not None}
     views = tuple(
         replace(
-            _slot(slot, slots[slot.id], shown.get(slot.id), n_ctx, now),
+            _slot(slot, slots[slot.id], requests.get(slot.id), n_ctx, now),
             n_early=slot.n_early,
             n_early_left=left.get(slot.id, 0),
             is_reading=slot.state is SlotState.LOADING,
@@ -253,7 +254,8 @@ def build_snapshot(
         )
         for t in state.waiting
     )
-    return Snapshot(
+    return replace(
+        facts,
         at=now,
         slots=views,
         waiting=waiting,

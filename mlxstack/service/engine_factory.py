@@ -14,13 +14,15 @@ from msgspec.structs import replace
 from mlxstack.config import modes, preset_schema, presets
 from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import device
+from mlxstack.engine.chat_engine import ChatEngine
 from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.engine.distributed.parts import RankedParts
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.loading import loader
 from mlxstack.engine.template_check import check_template
-from mlxstack.engine.thread import EngineThread
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import read_config
@@ -66,7 +68,7 @@ class EngineFactory:
     source: Path | None = None
     ranks: RankGroup | None = None
 
-    def engine(self, preset: Preset) -> EngineThread | EmbeddingEngine:
+    def engine(self, preset: Preset) -> ChatEngine | EmbeddingEngine:
         """New engine, not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
             return EmbeddingEngine(preset)
@@ -77,14 +79,12 @@ class EngineFactory:
         store = QuotaKVStore(
             self.store, AgentFolders(self.home / "agents"), preset.prefix_cache.disk
         )
-        return EngineThread(
+        return ChatEngine(
             preset,
-            store,
-            slot_files,
+            EngineStores(store, slot_files, self.agent_store),
             self.dispatcher.deliver,
-            manifests=self.agent_store,
+            parts=RankedParts(self.ranks) if self.ranks is not None else None,
             remote=self.peers if preset.server.peers else None,
-            ranks=self.ranks,
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:

@@ -42,11 +42,11 @@ from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextPr
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
+    from mlxstack.engine.chat_engine import ChatEngine
     from mlxstack.engine.embedding_engine import EmbeddingEngine
-    from mlxstack.engine.thread import EngineThread
     from mlxstack.service.engine_factory import EngineFactory
 
-    AnyEngine = EngineThread | EmbeddingEngine
+    AnyEngine = ChatEngine | EmbeddingEngine
 
 log = logging.getLogger("mlxstack.service")
 
@@ -151,11 +151,11 @@ class Service:
         return self.stats.total(self.engine.snapshot())
 
     @property
-    def generator(self) -> "EngineThread":
+    def generator(self) -> "ChatEngine":
         """The engine, when it generates text. Raises Unsupported."""
         if self._is_embedding:
             raise Unsupported(NO_GENERATION)
-        return cast("EngineThread", self.engine)
+        return cast("ChatEngine", self.engine)
 
     @property
     def embedder(self) -> "EmbeddingEngine":

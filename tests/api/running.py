@@ -119,7 +119,7 @@ def busy_engine(live: Running) -> Iterator[None]:
         is_stopped.set()
         may_go_on.wait()
 
-    live.service.engine._post(stop)  # type: ignore[attr-defined]
+    live.service.engine.post(stop)  # type: ignore[attr-defined]
     try:
         is_stopped.wait()
         yield
@@ -140,14 +140,14 @@ def single_steps(live: Running) -> Iterator[Callable[[], None]]:
         may_go_on.clear()
         # A message that is posted by another waits for the next step.
         if not is_over.is_set():
-            live.service.engine._post(stop)  # type: ignore[attr-defined]
+            live.service.engine.post(stop)  # type: ignore[attr-defined]
 
     def step() -> None:
         is_stopped.clear()
         may_go_on.set()
         is_stopped.wait()
 
-    live.service.engine._post(stop)  # type: ignore[attr-defined]
+    live.service.engine.post(stop)  # type: ignore[attr-defined]
     try:
         is_stopped.wait()
         yield step

@@ -341,7 +341,7 @@ def kv_files(found: Running, home: Path) -> list[Path]:
     """All KV on disk, once nothing waits to be written."""
     engine: Any = found.service.engine
     wait_until(lambda: not is_busy(engine), "the engine does not come to rest")
-    engine._do(lambda _: engine._disk_tier.catch_up()).result(timeout=PATIENCE_S)
+    engine.run(lambda _: engine.loaded.disk_tier.catch_up()).result(timeout=PATIENCE_S)
     return list((home / "kv").rglob("*.safetensors"))
 
 

@@ -171,7 +171,7 @@ def test_it_is_told(live: Running, http: httpx.Client) -> None:
     second = chat(http, [*turns, message(first), {"role": "user", "content": NEXT}])
     found = http.get(f"/requests/{second.json()['id']}").json()
     assert found["n_used_early"] == found["n_begun_early"] == n_early(live) - before
-    learned = live.service.engine._loop._early._histories
+    learned = live.service.engine.loaded.loop._early._histories
     assert ("client", "python-httpx") in learned
     why = CliRunner().invoke(app, ["cache", "why", found["id"], "--url", live.url])
     assert f"begun early: {found['n_begun_early']} tokens, used" in why.output

@@ -86,7 +86,7 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     }
     await until(lambda: sum(slot.n_decoded > 0 for slot in service.engine.snapshot().slots) >= 3)
     # The step of a slow machine, and a tokenizer at work on a long prompt.
-    service.engine._post(lambda: step_ends.wait(PATIENCE_S))  # type: ignore[attr-defined]
+    service.engine.post(lambda: step_ends.wait(PATIENCE_S))  # type: ignore[attr-defined]
     prompt_maker.make = lambda *told: (step_ends.wait(PATIENCE_S), make(*told))[1]  # type: ignore[method-assign]
     answers["prepared"] = ask("/v1/chat/completions", LONG)
     answers["queued"] = ask("/completion", {"prompt": "hello", "n_predict": 4})
@@ -121,7 +121,7 @@ preset = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Preset
 start = service.Service.start
 async def start_and_stick(self):
     facts = await start(self)
-    self.engine._post(lambda: time.sleep(300))
+    self.engine.post(lambda: time.sleep(300))
     return facts
 service.Service.start = start_and_stick
 sys.exit(run(preset, pathlib.Path(sys.argv[2])))

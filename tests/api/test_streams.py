@@ -190,10 +190,10 @@ def test_x9_a_slot_action_whose_client_left_is_not_done(
             step_until(live, step, lambda s: n_busy(s) == 1)
             name = "other" if action == "restore" else "left"
             with unanswered(f"{live.url}/slots/0?action={action}", {"filename": name}):
-                step_until(live, step, lambda _: bool(engine._loop._state.actions))
+                step_until(live, step, lambda _: bool(engine.loaded.loop._state.actions))
                 opened = tuple(engine._open)
             wait_until(lambda: any(one.cancelled() for one in opened))
-        until(live, lambda _: not engine._loop._state.actions)
+        until(live, lambda _: not engine.loaded.loop._state.actions)
         n_tokens = first.result().json()["usage"]["total_tokens"]
     # What waited for the slot comes before those who come now.
     http.post("/slots/0?action=save", json={"filename": "after"}).raise_for_status()

@@ -55,7 +55,7 @@ def crowd(model: Path, home: Path, seconds: float, seed: int, n_tails: int = 24)
         while time.monotonic() < end or play.n_saved == 0 or play.n_compared <= MIN_COMPARED:
             play.go_on()
         play.wait_for_all()
-        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
+        check_index(driver.engine.loaded.loop.slot_kv.prefix_cache.index)
         _empty(driver)
         after = mx.get_active_memory()
     return Outcome(play.n_asks, play.n_compared, play.n_cancelled, play.n_saved, before, after)

@@ -40,14 +40,14 @@ def soak(model: Path, home: Path, n_requests: int, seed: int) -> Outcome:
     preset = preset_of(model, slots=SlotSpec(count=N_SLOTS, n_ctx=N_CTX), prefix_cache=cache)
     gc.collect()
     with running(preset, home, memory_bytes=2 * budget) as driver:
-        turns = driver.engine._loop
+        turns = driver.engine.loaded.loop
         rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
         turns.batch._stacker = RowStacker(turns.slot_kv.has_room, rules)
         play = Play(driver, budget, seed)
         while play.n_requests < n_requests:
             play.burst()
             play.weigh()
-        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
+        check_index(driver.engine.loaded.loop.slot_kv.prefix_cache.index)
         counters = driver.engine.snapshot().counters
         share = counters.n_cached_tokens / (counters.n_cached_tokens + counters.n_prompt_tokens)
         return Outcome(play.n_requests, play.n_checked, play.most, budget, play.worst, share)

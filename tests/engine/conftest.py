@@ -23,13 +23,13 @@ def step_ahead() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def eager_stacks() -> Iterator[None]:
     """Stack rows after two steps, one layer in each from then on."""
-    from mlxstack.engine import thread
+    from mlxstack.engine import assembly
     from mlxstack.engine.decode.row_stack import RowStacker
     from mlxstack.policy.scheduling.row_stacking import StackingRules
 
     rules = StackingRules(repaid_bytes=1 << 60, building_bytes=1, most_padding=10**6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thread, "RowStacker", partial(RowStacker, rules=rules))
+        patch.setattr(assembly, "RowStacker", partial(RowStacker, rules=rules))
         yield
 
 

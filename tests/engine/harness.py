@@ -21,12 +21,14 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
+from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens, check_images
 from mlxstack.core.request import Request
+from mlxstack.engine.chat_engine import ChatEngine
 from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.engine.distributed.parts import RankedParts
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.thread import EngineThread
 from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.store import slot_folder_registry
@@ -80,7 +82,7 @@ class Listener:
 class Driver:
     """Short words for long scenes."""
 
-    def __init__(self, engine: EngineThread, listener: Listener) -> None:
+    def __init__(self, engine: ChatEngine, listener: Listener) -> None:
         self.engine = engine
         self.listener = listener
         self._ids = (f"ask-{n}" for n in itertools.count())
@@ -165,21 +167,21 @@ class Driver:
         )
         assert not self.engine.trouble, self.engine.trouble
         # Between two steps, which submit writes as well.
-        disk_tier = self.engine._disk_tier
-        self.engine._do(lambda _: disk_tier.catch_up()).result(timeout=WAIT_S)
+        disk_tier = self.engine.loaded.disk_tier
+        self.engine.run(lambda _: disk_tier.catch_up()).result(timeout=WAIT_S)
 
     def context(self, slot: int) -> tuple[int, ...]:
-        return tuple(self.engine._loop.slots[slot].tokens)
+        return tuple(self.engine.loaded.loop.slots[slot].tokens)
 
 
-def is_busy(engine: EngineThread) -> bool:
+def is_busy(engine: ChatEngine) -> bool:
     """Whether what was posted before this call is still being worked on."""
-    return engine._do(lambda loop: loop.has_work or loop.has_early_turn).result(timeout=WAIT_S)
+    return engine.run(lambda loop: loop.has_work or loop.has_early_turn).result(timeout=WAIT_S)
 
 
 def draft_freely(driver: Driver) -> None:
     """Let rows be drafted for whatever passes of the target and of the draft model cost."""
-    batch = driver.engine._loop.batch
+    batch = driver.engine.loaded.loop.batch
     batch.costs = UNMEASURED
     if batch.draft_model is not None:
         free = WidthCosts((1,), (1e-30,))
@@ -213,12 +215,16 @@ def running(
     vault = QuotaKVStore(DiskKVStore(home / "kv", disk), agents, preset.prefix_cache.disk)
     library = AgentStore(agents)
     library.serve("tiny", is_writing=True)
-    engine = EngineThread(
-        preset, vault, shelf, listener.deliver, memory_bytes, library, ranks=ranks
+    engine = ChatEngine(
+        preset,
+        EngineStores(vault, shelf, library),
+        listener.deliver,
+        parts=RankedParts(ranks) if ranks is not None else None,
+        memory_bytes=memory_bytes,
     )
     listener.why_lost = lambda: engine.trouble
     engine.start().result(timeout=WAIT_S)
-    contexts = engine._loop.slots
+    contexts = engine.loaded.loop.slots
     try:
         yield Driver(engine, listener)
     finally:

@@ -174,7 +174,7 @@ class Histories(RuleBasedStateMachine):
         self.driver.catch_up()
         reported, active = self.measured()
         assert abs(active - self.idle - reported) < SLACK, (reported, active - self.idle)
-        loop = self.driver.engine._loop
+        loop = self.driver.engine.loaded.loop
         check_index(loop.slot_kv.prefix_cache.index)
         loop.slot_kv.prefix_cache.check()
 
@@ -211,7 +211,7 @@ class Histories(RuleBasedStateMachine):
             kv = loop.slot_kv
             return kv.live_bytes - kv.lookup.n_bytes + kv.prefix_cache.n_bytes, array_bytes()
 
-        return self.driver.engine._do(measure).result(timeout=PATIENCE_S)
+        return self.driver.engine.run(measure).result(timeout=PATIENCE_S)
 
 
 KINDS = ["tiny-8bit", "tiny-mla", "tiny-swa", "tiny-sinks", "tiny-hybrid"]

@@ -80,7 +80,7 @@ def test_c14_at_the_limit_the_oldest_makes_room_and_is_forgotten(
             .result(PATIENCE_S)
             .n_restored
         )  # type: ignore[union-attr]
-        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
+        check_index(driver.engine.loaded.loop.slot_kv.prefix_cache.index)
         assert driver.answer(MINE, slot=1) == driver.cold(MINE, slot=1)
 
 
@@ -99,7 +99,7 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
         assert swept.victims
         assert not files(tmp_path)
         driver.answer(OTHER[:200])
-        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
+        check_index(driver.engine.loaded.loop.slot_kv.prefix_cache.index)
         assert driver.answer(MINE) == driver.cold(MINE)
 
 
@@ -127,7 +127,7 @@ def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: 
         for path in (tmp_path / "kv").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
         assert driver.answer(MINE) == cold
-        index = driver.engine._loop.slot_kv.prefix_cache.index
+        index = driver.engine.loaded.loop.slot_kv.prefix_cache.index
         known = {
             f"{key}.safetensors" for key, n in index.nodes.items() if StorageTier.DISK in n.tiers
         }

@@ -41,12 +41,12 @@ def driver(model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def contexts(driver: Driver) -> list[Any]:
-    return list(driver.engine._loop.slots)
+    return list(driver.engine.loaded.loop.slots)
 
 
 def test_a_model_that_knows_the_answers_saves_most_passes(driver: Driver) -> None:
     check_passes(driver)
-    assert driver.engine.snapshot().draft_model == driver.engine._preset.model.draft
+    assert driver.engine.snapshot().draft_model == driver.engine.preset.model.draft
 
 
 @pytest.mark.parametrize("kind", ["tiny-hybrid", "tiny-mla"])
@@ -57,7 +57,7 @@ def test_refused_tokens_leave_no_trace_in_its_context(
     with running(drafted_by(model_of(kind), str(model_of(kind))), tmp_path) as driver:
         draft_freely(driver)
         tokens = prompt(50, seed=3)
-        model = driver.engine._loop.batch.draft_model
+        model = driver.engine.loaded.loop.batch.draft_model
         warm = driver.answer(tokens, 30, slot=0, sampling=SamplingParams(temperature=0.7, seed=1))
         assert 0 < model.n_accepted < model.n_drafted
         draft_freely(driver)
@@ -81,7 +81,7 @@ def check_passes(driver: Driver, *prompts: tuple[int, ...]) -> None:
 
 def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> None:
     driver.answer(prompt(90, seed=7), 30, slot=1)
-    slot_kv = driver.engine._loop.slot_kv
+    slot_kv = driver.engine.loaded.loop.slot_kv
     context = contexts(driver)[1]
     assert context.draft.tokens == context.tokens[: len(context.draft)]
     assert len(context) - len(context.draft) <= READY
@@ -100,7 +100,7 @@ def test_a_step_that_was_scheduled_ahead_is_read_before_rows_are_drafted_for(
     prompts = [prompt(50 + 20 * n, seed=20 + n) for n in range(3)]
     expected = [driver.cold(tokens, 40) for tokens in prompts]
     before = driver.engine.snapshot().counters.n_model_accepted_tokens
-    monkeypatch.setattr(driver.engine._loop.batch, "is_ahead", True)
+    monkeypatch.setattr(driver.engine.loaded.loop.batch, "is_ahead", True)
     asks = [driver.submit(tokens, 40, use_cache=False) for tokens in prompts]
     for ask in asks:
         driver.finish(ask)
@@ -127,7 +127,7 @@ def test_they_go_where_the_slot_goes(driver: Driver) -> None:
 def test_without_room_nothing_is_drafted_and_nothing_is_refused(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slot_kv = driver.engine._loop.slot_kv
+    slot_kv = driver.engine.loaded.loop.slot_kv
     driver.engine.cache.reclaim(1).result(timeout=WAIT_S)
     tokens = prompt(100, seed=15)
     expected = driver.cold(tokens, 20, slot=3)
@@ -143,7 +143,7 @@ def test_without_room_nothing_is_drafted_and_nothing_is_refused(
 def test_a_broken_draft_model_fails_no_request(model_of: ModelOf, tmp_path: Path) -> None:
     folder = model_of("tiny")
     with running(drafted_by(folder, str(folder)), tmp_path) as driver:
-        batch = driver.engine._loop.batch
+        batch = driver.engine.loaded.loop.batch
         draft_freely(driver)
         tokens = prompt(30, seed=2)
         expected = driver.cold(tokens, 24)
@@ -180,7 +180,7 @@ def test_other_vocabularies_missing_models_and_unfit_targets_are_refused(
         preset = replace(preset, model=replace(preset.model, **{key: str(target)}))
         why = rf"cannot use drafts: the row view .*remove model\.{key}"
         with pytest.raises(SetupError, match=why):
-            load_drafts(preset, loaded, unfit, checked, LoadProgress(), has_ranks=False)
+            load_drafts(preset, loaded, unfit, checked, LoadProgress(), has_states=True)
 
 
 def checked(loaded: LoadedModel, factory: CacheFactory) -> BatchingCheck:

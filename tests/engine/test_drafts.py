@@ -204,7 +204,7 @@ def pair(
     with running(preset, homes[0]) as auto, running(without, homes[1]) as off:
         draft_freely(auto)
         yield auto, off
-        drafts = auto.engine._loop.batch.draft_model
+        drafts = auto.engine.loaded.loop.batch.draft_model
         assert drafts is None or (drafts.n_drafted and not drafts.is_broken)
         assert kind != draft or (drafts is not None and drafts.n_accepted > 150)
         assert has_head == isinstance(drafts, MTPDrafter)
@@ -339,8 +339,8 @@ def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: boo
     calls = []
     for speculation in Speculation:
         with running(replace(preset, speculation=speculation), tmp_path) as driver:
-            driver.engine._loop.batch.costs = UNMEASURED
-            driver.engine._loop.batch.is_ahead = is_ahead
+            driver.engine.loaded.loop.batch.costs = UNMEASURED
+            driver.engine.loaded.loop.batch.is_ahead = is_ahead
             before = driver.engine.snapshot().counters.n_decode_calls
             guided = by_schema(driver)
             asks = [
@@ -423,7 +423,7 @@ def test_room_is_checked_before_drafts_outgrow_it(
     rules = SamplingParams(temperature=1.0, seed=9)
     with running(preset, tmp_path) as driver:
         answer = driver.cold(tokens, 500, sampling=rules)
-        loop = driver.engine._loop
+        loop = driver.engine.loaded.loop
         loop.batch.costs = UNMEASURED
         checked = [len(tokens)]
         admit = loop.slot_kv.admit_growth
@@ -448,7 +448,7 @@ def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
 ) -> None:
     preset = preset_of(model_of(kind), speculation=Speculation.AUTO)
     with running(preset, tmp_path) as driver:
-        batch = driver.engine._loop.batch
+        batch = driver.engine.loaded.loop.batch
         expected = [driver.cold(p, 60, sampling=RULES[0]) for p in REPEATED[:3]]
         expected += [driver.cold(p, 60, sampling=RULES[1]) for p in REPEATED[:3]]
         batch.is_ahead = True

@@ -120,7 +120,7 @@ def test_nothing_is_computed_for_what_is_in_kv(driver: Driver) -> None:
 def stepped(driver: Driver, scene: Callable[[EngineLoop, list[Event]], Any]) -> Any:
     """Run a scene on the engine's thread, which then makes no steps of its own."""
     events: list[Event] = []
-    return driver.engine._do(lambda loop: scene(loop, events)).result(timeout=PATIENCE_S)
+    return driver.engine.run(lambda loop: scene(loop, events)).result(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("slot", [0, 1], ids=["in its slot", "in another slot"])
@@ -232,13 +232,13 @@ def test_a_memory_that_is_full_keeps_its_bound(model_of: ModelOf, tmp_path: Path
     spec = PrefixCacheSpec(memory_budget_pct=1, disk=DiskSpec(enabled=False))
     preset = preset_of(model_of("tiny"), slots=TWO, prefix_cache=spec)
     with running(preset, tmp_path, memory_bytes=200_000_000) as driver:
-        memory = driver.engine._loop.slot_kv.prefix_cache
+        memory = driver.engine.loaded.loop.slot_kv.prefix_cache
         for n in range(4):
             ask = answered(driver, f"agent {n}", prompt(500, seed=20 + n))
             expected = prompt(500, seed=20 + n)[:N_HEAD] + prompt(290, seed=30 + n)
             driver.expect(expected, ask, display_name=f"agent {n}")
             driver.catch_up()
-            held = driver.engine._do(lambda loop: loop.slot_kv.live_bytes).result(
+            held = driver.engine.run(lambda loop: loop.slot_kv.live_bytes).result(
                 timeout=PATIENCE_S
             )
             assert held + memory.index.memory_bytes <= memory.budget
@@ -268,7 +268,7 @@ def test_the_path_that_was_left_is_the_first_to_go(driver: Driver) -> None:
 
 def test_an_early_turn_without_room_fails_nobody(driver: Driver) -> None:
     ask = answered(driver, "roomless", ASKED[4:])
-    slot_kv = driver.engine._loop.slot_kv
+    slot_kv = driver.engine.loaded.loop.slot_kv
     before = slot_kv.array_limit
     slot_kv.array_limit = 1
     try:

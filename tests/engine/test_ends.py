@@ -87,7 +87,7 @@ def test_a_broken_turn_leaves_idle_contexts_alone(driver: Driver) -> None:
     held = driver.context(0)
     busy = driver.submit(prompt(50, seed=3), 8000, slot=1)
     driver.until(busy, TokenSampled)
-    driver.engine._post(lambda: 1 // 0)
+    driver.engine.post(lambda: 1 // 0)
     with pytest.raises(Broken, match="division"):
         driver.finish(busy)
     assert driver.context(0) == held
@@ -117,7 +117,7 @@ def test_a_sweep_that_nobody_waits_for_breaks_nothing(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = threading.Event()
-    driver.engine._post(gate.wait)  # type: ignore[arg-type]
+    driver.engine.post(gate.wait)  # type: ignore[arg-type]
     sweep = driver.engine.sweep(CollectGarbage(max_bytes=0))
     assert sweep.cancel()
     gate.set()
@@ -182,6 +182,6 @@ def test_what_was_compared_for_an_ask_is_forgotten_with_it(
         driver.engine.cancel(second)
         driver.finish(second)
         driver.finish(first)
-        matches = driver.engine._loop._matches
+        matches = driver.engine.loaded.loop._matches
         assert not matches._promises
         assert not [key for key in matches._known if key[0] == second]

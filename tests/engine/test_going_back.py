@@ -27,7 +27,7 @@ def fill_checkpoints(driver: Driver) -> list[int]:
     """One conversation with a checkpoint per turn, until its slot keeps no more of them."""
     tokens = prompt(140, seed=1)
     cuts = [139]
-    context = driver.engine._loop.slots[0]
+    context = driver.engine.loaded.loop.slots[0]
     for turn in range(2 * MAX_CHECKPOINTS):
         ask = driver.submit(tokens, 4, checkpoint_positions=tuple(cuts))
         driver.finish(ask)

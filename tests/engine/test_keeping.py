@@ -71,7 +71,7 @@ def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
     teach(one, prompt(256, seed=101))
     (second,) = (p.name for p in prefixes(one) if p.name)
     assert first != second
-    nodes = one.engine._loop.slot_kv.prefix_cache.index.nodes
+    nodes = one.engine.loaded.loop.slot_kv.prefix_cache.index.nodes
     assert {name for node in nodes.values() for name in node.soft_pins} == {second}
 
 
@@ -114,7 +114,7 @@ def test_the_memory_checks_itself_when_nothing_is_to_be_done(
     teach(one, HEAD)
     time.sleep(0.5)
     assert not caplog.records
-    one.engine._loop.slot_kv.prefix_cache.index.memory_bytes += 1
+    one.engine.loaded.loop.slot_kv.prefix_cache.index.memory_bytes += 1
     answer = one.answer(HEAD, 4)
     wait_until(lambda: "the bytes in memory do not add up" in caplog.text)
     assert one.answer(HEAD, 4) == answer

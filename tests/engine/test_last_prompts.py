@@ -20,7 +20,7 @@ MEMORY_BYTES = 100 << 20
 
 
 def seating_of(driver: Driver) -> SlotKVManager:
-    return driver.engine._loop.slot_kv
+    return driver.engine.loaded.loop.slot_kv
 
 
 def remember(driver: Driver, n_conversations: int) -> PrefixLookup:
@@ -28,7 +28,7 @@ def remember(driver: Driver, n_conversations: int) -> PrefixLookup:
     for number in range(n_conversations):
         tokens = tuple(range(number, number + N_TOKENS))
         ask = Request(f"ask-{number}", PromptTokens(tokens), 1, display_name=f"chat-{number}")
-        driver.engine._do(lambda _, ask=ask: finding.remember(ask)).result(WAIT_S)
+        driver.engine.run(lambda _, ask=ask: finding.remember(ask)).result(WAIT_S)
     return finding
 
 

@@ -56,7 +56,7 @@ def one(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
 
 
 def memory_of(driver: Driver) -> Any:
-    return driver.engine._loop.slot_kv.prefix_cache
+    return driver.engine.loaded.loop.slot_kv.prefix_cache
 
 
 def test_g10_parked_and_resumed_goes_on_as_if_alone(preset: Preset, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
         before = array_bytes()
         for n in range(40):
             driver.answer(prompt(200 + 10 * n, seed=n), 4)
-            seating = driver.engine._loop.slot_kv
+            seating = driver.engine.loaded.loop.slot_kv
             reported = seating.live_bytes + seating.prefix_cache.index.memory_bytes
             assert reported <= budget
         assert memory_of(driver).index.n_evicted > 0
@@ -179,7 +179,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
 
 def held_bytes(driver: Driver) -> int:
     """Bytes of live and parked KV."""
-    seating = driver.engine._loop.slot_kv
+    seating = driver.engine.loaded.loop.slot_kv
     return int(seating.live_bytes + seating.prefix_cache.index.memory_bytes)
 
 
@@ -392,7 +392,7 @@ def test_d18_a_hit_copies_nothing_but_what_it_adds(one: Driver) -> None:
     answer = one.answer(long, 8, slot=0)
     follow_up = (*long, *answer, *prompt(40, seed=2))
     before = array_bytes()
-    growth = one.engine._loop.slot_kv.bytes_per_token
+    growth = one.engine.loaded.loop.slot_kv.bytes_per_token
     one.answer(follow_up, 8, slot=0)
     grown = array_bytes() - before
     assert grown <= growth * (len(follow_up) + 8 - len(long) + 2 * STEP)
@@ -564,7 +564,7 @@ def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_pat
 
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:
-        driver.engine._disk_tier._note(b'[{"key": "zz", "tokens": [1]}]')
+        driver.engine.loaded.disk_tier._note(b'[{"key": "zz", "tokens": [1]}]')
         driver.catch_up()
     with running(preset, tmp_path) as driver:
         assert driver.engine.cache.shared_prefixes().result(timeout=PATIENCE_S) == ()

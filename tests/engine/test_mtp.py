@@ -113,7 +113,7 @@ def driver(folder: Path, tmp_path: Path) -> Iterator[Driver]:
 
 def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     """What the head drafts from now on, each after the tokens it followed."""
-    model = driver.engine._loop.batch.draft_model
+    model = driver.engine.loaded.loop.batch.draft_model
     found = []
     draft = model.draft
 
@@ -132,7 +132,7 @@ def test_drafts_are_what_the_head_predicts(
     driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch, is_ahead: bool
 ) -> None:
     """Also where steps are scheduled ahead, as on a GPU."""
-    monkeypatch.setattr(driver.engine._loop.batch, "is_ahead", is_ahead)
+    monkeypatch.setattr(driver.engine.loaded.loop.batch, "is_ahead", is_ahead)
     drafts = drafts_of(driver, monkeypatch)
     prompts = [prompt(n, seed=n) for n in (40, 150, 97)]
     asks = [driver.submit(tokens, 12, use_cache=False) for tokens in prompts]
@@ -145,14 +145,14 @@ def test_drafts_are_what_the_head_predicts(
     for tokens, ask in zip(prompts, asks, strict=True):
         assert driver.tokens(ask) == predictions.answer(tokens, 12)
     assert driver.engine.snapshot().draft_model == NAME
-    assert not driver.engine._loop.batch.draft_model.is_broken
+    assert not driver.engine.loaded.loop.batch.draft_model.is_broken
 
 
 def test_a_few_steps_ahead_may_pass_before_a_draft(
     driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where few rows are drafted for, pairs of steps that were scheduled ahead wait."""
-    batch = driver.engine._loop.batch
+    batch = driver.engine.loaded.loop.batch
     monkeypatch.setattr(batch, "is_ahead", True)
     drafts = drafts_of(driver, monkeypatch)
     n_plans = 0
@@ -230,11 +230,11 @@ def test_an_edited_prompt_keeps_the_pairs_before_the_edit(
 
 def test_its_bytes_are_counted_and_go_with_the_slot(driver: Driver) -> None:
     driver.answer(prompt(90, seed=7), 30, slot=1)
-    slot_kv = driver.engine._loop.slot_kv
+    slot_kv = driver.engine.loaded.loop.slot_kv
     context = slot_kv.slots[1]
     assert isinstance(context.draft, MTPContext)
     assert context.draft_bytes == context.draft.n_bytes > 0
-    assert slot_kv.bytes_per_token > driver.engine._loop.batch.draft_model.bytes_per_token
+    assert slot_kv.bytes_per_token > driver.engine.loaded.loop.batch.draft_model.bytes_per_token
     driver.engine.run_slot_command(EraseSlot(1)).result(timeout=WAIT_S)
     assert context.draft is None
 
@@ -243,7 +243,7 @@ def test_a_broken_head_fails_no_request(model_of: ModelOf, tmp_path: Path) -> No
     with running(drafting(with_head(model_of, "tiny")), tmp_path) as driver:
         draft_freely(driver)
         tokens = prompt(30, seed=2)
-        batch = driver.engine._loop.batch
+        batch = driver.engine.loaded.loop.batch
         expected = driver.cold(tokens, 24)
         batch.draft_model._head.layers[0].self_attn = None
         assert driver.cold(tokens, 24) == expected
@@ -255,7 +255,7 @@ def test_a_broken_head_fails_no_request(model_of: ModelOf, tmp_path: Path) -> No
 def test_without_speculation_no_head_is_loaded(model_of: ModelOf, tmp_path: Path) -> None:
     preset = replace(drafting(with_head(model_of, "tiny")), speculation=Speculation.OFF)
     with running(preset, tmp_path) as driver:
-        assert driver.engine._loop.batch.draft_model is None
+        assert driver.engine.loaded.loop.batch.draft_model is None
 
 
 def test_the_head_of_the_demo_model_saves_passes(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def together(driver: Driver) -> list[str]:
         for ask in asks:
             loop.submit(ask)
 
-    driver.engine._do(submit).result(timeout=WAIT_S)
+    driver.engine.run(submit).result(timeout=WAIT_S)
     return [ask.id for ask in asks]
 
 

@@ -31,7 +31,7 @@ def test_what_a_long_turn_left_is_packed_while_others_decode(
         pack = segments.pack
 
         def counted(*args: Any) -> Any:
-            steps[driver.engine._loop.batch.n_calls] += 1
+            steps[driver.engine.loaded.loop.batch.n_calls] += 1
             return pack(*args)
 
         monkeypatch.setattr(segments, "pack", counted)
@@ -57,9 +57,9 @@ def test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece(
     preset = preset_of(model_of("tiny"), slots=SLOTS, prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=26_000_000) as driver:
         driver.answer(LONG, 4, slot=1)
-        memory = driver.engine._loop.slot_kv.prefix_cache
+        memory = driver.engine.loaded.loop.slot_kv.prefix_cache
         held = driver.context(1)
-        assert driver.engine._loop.slot_kv.live_bytes < memory.budget
+        assert driver.engine.loaded.loop.slot_kv.live_bytes < memory.budget
         other = driver.submit(prompt(20, seed=2), 200, slot=0)
         driver.until(other, TokenSampled, 3)
         saved: Any = driver.engine.run_slot_command(SaveSlot(1, "a.bin")).result(WAIT_S)

@@ -30,7 +30,7 @@ def driver(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
 def stopped(driver: Driver) -> Iterator[None]:
     """The engine stands still between two steps."""
     may_go_on = threading.Event()
-    driver.engine._post(lambda: (may_go_on.wait(), None)[1])
+    driver.engine.post(lambda: (may_go_on.wait(), None)[1])
     try:
         yield
     finally:

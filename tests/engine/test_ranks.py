@@ -24,7 +24,7 @@ from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.interfaces import KVFile, TensorBytes
 from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset, Speculation
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine import thread
+from mlxstack.engine import assembly
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.distributed import wire
@@ -86,7 +86,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLX_STACK_HOME", str(tmp_path_factory.mktemp("rank-1")))
         # Its passes are collectives: no rank may remember the verdict.
-        patch.setattr(thread, "self_check", self_check)
+        patch.setattr(assembly, "self_check", self_check)
         patch.setattr(mx.distributed, "init", ring.join)
         group = RankGroup(("127.0.0.1", "127.0.0.1"))
         yield group
@@ -127,7 +127,7 @@ def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
         driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=WAIT_S)
         driver.catch_up()
     with running(preset, tmp_path, disk=gate, ranks=group) as driver:
-        reader = driver.engine._disk_tier._reader
+        reader = driver.engine.loaded.disk_tier._reader
         gate.is_open.clear()
         gone = driver.submit(tokens, 4, slot=0)
         wait_until(lambda: driver.engine.snapshot().slots[0].is_reading)
@@ -136,7 +136,7 @@ def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
         ask = driver.submit(tokens, 4, slot=0)
         wait_until(lambda: driver.engine.snapshot().slots[0].is_reading)
         # Both reads are over before the engine takes in the first.
-        driver.engine._post(lambda: busy.wait(WAIT_S))
+        driver.engine.post(lambda: busy.wait(WAIT_S))
         gate.is_open.set()
         reader.submit(str).result(timeout=WAIT_S)
         busy.set()

@@ -188,7 +188,7 @@ def test_a_grammar_rules_the_first_token_and_fails_alone(model_of: ModelOf, tmp_
 def test_logits_are_counted_and_freed(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         driver.answer(PROMPT, 2)
-        context = driver.engine._loop.slots[0]
+        context = driver.engine.loaded.loop.slots[0]
         kept = context.logits_after(PROMPT)
         assert kept is not None
         n_bytes = kept.nbytes

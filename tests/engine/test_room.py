@@ -42,7 +42,7 @@ def test_a_step_makes_room_in_some_layers_and_promises_the_rest(
         with monkeypatch.context() as spied:
             spied.setattr(SlotContext, "reserve", noted)
             assert driver.answer(ASKED, 8, use_cache=False) == cold
-        n_layers = len(driver.engine._loop.slots[0].leaves)
+        n_layers = len(driver.engine.loaded.loop.slots[0].leaves)
     layers, promised = zip(*made, strict=True)
     per_step = 1 if at_once == 1 else n_layers
     assert layers[0] == per_step and sum(layers) == n_layers

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine import thread
+from mlxstack.engine import assembly
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import self_check
@@ -248,10 +248,10 @@ def test_an_engine_stacks_no_model_that_fails_the_check(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
-    monkeypatch.setattr(thread, "self_check", self_check)
+    monkeypatch.setattr(assembly, "self_check", self_check)
     prompts = [prompt_of(slot) for slot in range(2)]
     with running(preset_of(model_of("tiny-swa"), slots=TWO), tmp_path) as driver:
-        assert driver.engine._check.is_batching
+        assert driver.engine.snapshot().is_batching
         cold = [driver.cold(tokens, 30) for tokens in prompts]
         asks = [driver.submit(tokens, 30, use_cache=False) for tokens in prompts]
         for ask, answer in zip(asks, cold, strict=True):
@@ -270,7 +270,7 @@ def test_stacks_give_way_to_memory_pressure(model_of: ModelOf, tmp_path: Path) -
             loop.slot_kv.drop_copies()
             return before, is_stacking(loop.batch._stacker)
 
-        assert driver.engine._do(drop).result(timeout=PATIENCE_S) == (True, False)
+        assert driver.engine.run(drop).result(timeout=PATIENCE_S) == (True, False)
         for ask in asks:
             driver.finish(ask)
 

@@ -31,7 +31,7 @@ def returns(driver: Driver, tokens: tuple[int, ...], **more: object) -> int:
     ask = driver.submit(tokens, **more)
     driver.finish(ask)
     assert driver.tokens(ask) == driver.cold(tokens)
-    check_index(driver.engine._loop.slot_kv.prefix_cache.index)
+    check_index(driver.engine.loaded.loop.slot_kv.prefix_cache.index)
     return int(driver.seated(ask).n_cached)
 
 

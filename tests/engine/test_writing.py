@@ -9,8 +9,8 @@ import pytest
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, PrefillProgress
 from mlxstack.core.preset import AgentsSpec, Persist, PrefillSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.engine.chat_engine import ChatEngine
 from mlxstack.engine.kv import write_queue
-from mlxstack.engine.thread import EngineThread
 from mlxstack.policy.kv.prefix_index_check import check_index
 from mlxstack.policy.scheduling.scheduler_state import SlotState
 from mlxstack.store.background_writer import BackgroundWriter
@@ -61,7 +61,7 @@ def test_g10_a_long_turn_of_an_agent_is_saved_whole(
         assert driver.seated(ask).source is KVSource.DISK
         assert driver.seated(ask).n_cached >= len(LONG)
         assert driver.tokens(ask) == cold
-        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
+        check_index(driver.engine.loaded.loop.slot_kv.prefix_cache.index)
 
 
 @pytest.mark.parametrize("kind", ["tiny-swa", *in_soak("tiny", "tiny-hybrid")])
@@ -104,7 +104,7 @@ def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
     cache = PrefixCacheSpec(memory_budget_pct=20)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048), prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=16_000_000, disk=SlowDisk()) as driver:
-        memory = driver.engine._loop.slot_kv.prefix_cache
+        memory = driver.engine.loaded.loop.slot_kv.prefix_cache
         for n in range(5):
             tokens = prompt(1300, seed=n)
             answer = driver.answer(tokens, 4, agent=f"{n}")
@@ -133,12 +133,12 @@ class WatchingDisk(Disk):
     """Notes the state of slot 0 at each write."""
 
     def __init__(self) -> None:
-        self.engine: EngineThread | None = None
+        self.engine: ChatEngine | None = None
         self.states: list[SlotState] = []
 
     def write(self, fd: int, data: memoryview) -> int:
         if self.engine is not None:
-            self.states.append(self.engine._loop._state.slot(0).state)
+            self.states.append(self.engine.loaded.loop._state.slot(0).state)
         return super().write(fd, data)
 
 

@@ -19,7 +19,7 @@ from mlxstack.core.preset import (
     SlotSpec,
     Speculation,
 )
-from mlxstack.engine import device, loop, thread
+from mlxstack.engine import assembly, device, loop, thread
 from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
@@ -97,7 +97,7 @@ def test_kv_room_is_allocated_once_for_the_whole_prompt(
     with running(preset, tmp_path) as driver:
         driver.answer(prompt(3000), 4)
         assert set(chunks.rooms[1:]) == {3072}
-        seating = driver.engine._loop.slot_kv
+        seating = driver.engine.loaded.loop.slot_kv
         assert seating.live_bytes == 3072 * seating.bytes_per_token
         n_logits = 4 * VOCAB
         assert driver.engine.snapshot().kv_bytes == 3072 * seating.bytes_per_token + n_logits
@@ -110,8 +110,8 @@ def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:
     with running(preset_of(wide, slots=SlotSpec(count=1, n_ctx=8192)), tmp_path) as driver:
         ask = driver.submit(prompt(2000), 700)
         driver.until(ask, TokenSampled, 300)
-        seating = driver.engine._loop.slot_kv
-        live = driver.engine._loop._live[ask].request
+        seating = driver.engine.loaded.loop.slot_kv
+        live = driver.engine.loaded.loop._live[ask].request
         assert seating.need(live) == seating.slots[0].cache_bytes
         driver.engine.cancel(ask)
         driver.finish(ask)
@@ -156,8 +156,8 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
         original = getattr(mx, name)
 
         def wrapper(*args: Any) -> Any:
-            known = vars(engines[0]).get("_loop") if engines else None
-            is_flying = known is not None and known.batch.in_flight is not None
+            loaded = engines[0]._loaded if engines else None
+            is_flying = loaded is not None and loaded.loop.batch.in_flight is not None
             calls.append((name, threading.current_thread().name, is_flying))
             return original(*args)
 
@@ -170,7 +170,7 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
         engines.append(driver.engine)
         alone = [driver.cold(prompt(300, seed=n), 30) for n in range(3)]
         # As if every turn left more cached bytes than a chunk needs.
-        driver.engine._loop.max_cached_bytes = -1
+        driver.engine.loaded.loop.max_cached_bytes = -1
         asks = [driver.submit(prompt(300, seed=n), 30, use_cache=False) for n in range(3)]
         driver.until(asks[0], TokenSampled, 3)
         driver.engine.cache.reclaim(MemoryPressure.HIGH).result(PATIENCE_S)
@@ -191,7 +191,7 @@ def test_buffers_of_the_self_check_are_released_at_load(
     events: list[str] = []
     for target, name in (
         (mx, "clear_cache"),
-        (thread, "self_check"),
+        (assembly, "self_check"),
         (thread.EngineThread, "_serve"),
     ):
         monkeypatch.setattr(target, name, _recorded(events, name, getattr(target, name)))

@@ -90,7 +90,7 @@ PROGRAMS = {
     "verify": VERIFY,
     "rank": "import mlxstack.engine.distributed.follower",
     "device": "import mlxstack.engine.device",
-    "service": "from mlxstack.engine.thread import EngineThread",
+    "service": "from mlxstack.engine.chat_engine import ChatEngine",
 }
 
 

@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from mlxstack.core.errors import DeviceError
 from mlxstack.core.preset import KVSpec, SlotSpec, Speculation
-from mlxstack.engine import thread
+from mlxstack.engine import assembly, parts
 from mlxstack.engine.decode import batching_check
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.model import compiled_experts
@@ -72,7 +72,7 @@ class Clock:
             return output
 
         patch.setattr(block, "__call__", call)
-        patch.setattr(thread, "compile_experts", partial(compile_experts, clock=self))
+        patch.setattr(parts, "compile_experts", partial(compile_experts, clock=self))
 
     def __call__(self) -> float:
         self._now += TICK_S
@@ -243,7 +243,7 @@ def test_ranks_compile_nothing(
     folder_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path / "rank-1"))
-    monkeypatch.setattr(thread, "self_check", batching_check.self_check)
+    monkeypatch.setattr(assembly, "self_check", batching_check.self_check)
     monkeypatch.setattr(mx.distributed, "init", ring.join)
     clock = Clock(monkeypatch, "qwen3_moe", faster)
     preset = preset_of(folder_of("qwen3_moe"), slots=SlotSpec(count=1, n_ctx=256))

@@ -56,8 +56,8 @@ def budget_of(preset: Preset, home: Path) -> int:
     """What the engine gives to KV, as others see it."""
     with running(preset, home) as driver:
         budget = driver.engine.snapshot().kv_budget_bytes
-        assert budget == driver.engine._loop.slot_kv.prefix_cache.budget
-        assert budget == driver.engine._loop._limits.max_bytes
+        assert budget == driver.engine.loaded.loop.slot_kv.prefix_cache.budget
+        assert budget == driver.engine.loaded.loop._limits.max_bytes
     return budget
 
 
@@ -154,7 +154,7 @@ def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
-        seating = driver.engine._loop.slot_kv
+        seating = driver.engine.loaded.loop.slot_kv
         cold = driver.cold(prompt(2000), 4)
         running_one = driver.submit(prompt(30, seed=1), 4000, slot=1)
         driver.answer(prompt(10, seed=2), 2, slot=0)
@@ -177,7 +177,7 @@ def test_of_two_prompts_that_were_assigned_together_the_device_gets_what_fits(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
-        slot_kv = driver.engine._loop.slot_kv
+        slot_kv = driver.engine.loaded.loop.slot_kv
         prompts = (prompt(3000), prompt(3000, seed=1))
         cold = [driver.cold(tokens, 4) for tokens in prompts]
         driver.engine.cache.clear().result(PATIENCE_S)
@@ -204,7 +204,7 @@ def test_room_that_is_promised_to_a_prompt_is_not_given_to_another(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=4096))
     with running(preset, tmp_path) as driver:
-        slot_kv = driver.engine._loop.slot_kv
+        slot_kv = driver.engine.loaded.loop.slot_kv
         cold = driver.cold(prompt(500), 4)
         driver.answer(prompt(20, seed=1), 2, slot=1)
         driver.catch_up()
@@ -221,7 +221,7 @@ def test_an_answer_that_outgrows_the_device_fails_alone(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
-        slot_kv = driver.engine._loop.slot_kv
+        slot_kv = driver.engine.loaded.loop.slot_kv
         long = driver.submit(prompt(600), 6000, slot=0)
         driver.until(long, TokenSampled, 500)
         slot_kv.array_limit = array_bytes() + 400 * slot_kv.bytes_per_token
@@ -239,7 +239,7 @@ def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=8192))
     with running(preset, tmp_path) as driver:
-        seating = driver.engine._loop.slot_kv
+        seating = driver.engine.loaded.loop.slot_kv
         cold = driver.cold(prompt(2000), 4)
         for n in range(4):
             driver.answer(prompt(2000, seed=n + 1), 4)
@@ -257,7 +257,7 @@ def test_a_refused_prompt_leaves_the_context_of_another_conversation(
     with running(preset, tmp_path) as driver:
         driver.answer(prompt(800), 4, agent="on disk")
     with running(preset, tmp_path) as driver:
-        slot_kv = driver.engine._loop.slot_kv
+        slot_kv = driver.engine.loaded.loop.slot_kv
         driver.answer(prompt(300, seed=1), 4, display_name="idle")
         before = driver.context(0)
         slot_kv.array_limit = array_bytes() + 10 * slot_kv.bytes_per_token
@@ -278,7 +278,7 @@ def test_scores_of_unfused_attention_bound_the_chunk(
     have_working_set(monkeypatch, 8 * GIB)
     for kind in ("tiny", "tiny-mla"):
         with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
-            policy = driver.engine._loop._limits.prefill
+            policy = driver.engine.loaded.loop._limits.prefill
             heads = 4
             copies = capacity.SCORE_COPIES
             assert policy.score_bytes == heads * 2 * copies

@@ -110,7 +110,7 @@ def test_all_rows_fail_and_their_kv_is_dropped(
             with pytest.raises(DeviceError, match=r"prefill\.chunk_size"):
                 driver.finish(ask)
         assert [driver.context(slot) for slot in range(2)] == [(), ()]
-        assert driver.engine._loop.slot_kv.prefix_cache.index.nodes == {}
+        assert driver.engine.loaded.loop.slot_kv.prefix_cache.index.nodes == {}
         again = driver.submit(prompt(90), 4)
         driver.finish(again)
         assert driver.seated(again).source is KVSource.NONE

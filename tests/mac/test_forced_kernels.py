@@ -80,7 +80,7 @@ def pace_of(model: Path, home: Path, n_tokens: int = 0) -> tuple[PrefillPolicy, 
     preset = preset_of(model, prefix_cache=PrefixCacheSpec(enabled=False))
     with running(preset, home) as driver:
         answer = driver.answer(prompt(n_tokens), 4) if n_tokens else []
-        return driver.engine._loop._limits.prefill, answer
+        return driver.engine.loaded.loop._limits.prefill, answer
 
 
 def test_a_fused_kernel_that_is_fast_enough_is_forced_and_bounds_no_chunk(
@@ -163,10 +163,10 @@ def test_a_prompt_begins_again_without_the_kernel_that_failed(
     metal = Metal(N_SLOWER, 1, n_loadable=kernel_choice.N_TRIES + 2 * n_chunks + 1)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", metal)
     with running(preset, tmp_path / "metal") as driver:
-        assert driver.engine._loop._limits.prefill.is_forced
+        assert driver.engine.loaded.loop._limits.prefill.is_forced
         ask = driver.submit(first, 8, slot=0)
         driver.finish(ask)
-        policy = driver.engine._loop._limits.prefill
+        policy = driver.engine.loaded.loop._limits.prefill
         assert driver.tokens(ask) == unforced[0]
         assert policy.score_bytes and not policy.is_forced
         n_forced = len(metal.forced)

@@ -62,7 +62,7 @@ class Scene:
         self.is_powered = True
         self.published: list[int] = []
         self.error: Exception | None = None
-        self._loop = driver.engine._loop
+        self._loop = driver.engine.loaded.loop
         self.work = IdleWork(
             self._loop,
             self._compute,
@@ -117,7 +117,7 @@ def test_no_pass_is_made_beside_other_work(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, busy: str
 ) -> None:
     scene = Scene(driver, 60.0, 30.0)
-    loop = driver.engine._loop
+    loop = driver.engine.loaded.loop
     monkeypatch.setattr(type(loop), busy, property(lambda self: True))
     scene.next_message()
     assert not scene.began
@@ -154,7 +154,7 @@ def test_freed_buffers_of_the_passes_go_at_the_end(
     def release() -> None:
         released.append(scene.inbox.now)
 
-    monkeypatch.setattr(driver.engine._loop, "release_buffers", release)
+    monkeypatch.setattr(driver.engine.loaded.loop, "release_buffers", release)
     scene.next_message()
     assert len(released) == 1 and released[0] > scene.began[-1]
 
@@ -249,9 +249,9 @@ def test_a_pass_changes_no_kv_no_index_and_no_random_state(
     with running(preset_of(model_of(kind)), tmp_path) as one:
         one.answer(PROMPTS[0], 8)
         one.catch_up()
-        loop = one.engine._loop
+        loop = one.engine.loaded.loop
 
-        work = idle_work.idle_work(loop, one.engine._preset, lambda: None, has_ranks=False)
+        work = idle_work.idle_work(loop, one.engine.preset, lambda: None, is_alone=True)
 
         def state() -> tuple[list[bytes], int]:
             arrays = [kv_bytes(slot) for slot in loop.slots]
@@ -273,10 +273,12 @@ def kv_bytes(slot: SlotContext) -> bytes:
 
 
 def test_a_cpu_and_ranks_make_none(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    preset = replace(driver.engine._preset, device=DeviceSpec())
+    preset = replace(driver.engine.preset, device=DeviceSpec())
 
     def keep_warm_s(*, has_ranks: bool) -> float:
-        work = idle_work.idle_work(driver.engine._loop, preset, lambda: None, has_ranks=has_ranks)
+        work = idle_work.idle_work(
+            driver.engine.loaded.loop, preset, lambda: None, is_alone=not has_ranks
+        )
         return work._keep_warm_s
 
     monkeypatch.setattr(idle_work, "has_gpu", lambda: False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.preset import SlotSpec, Speculation
-from mlxstack.engine import thread
+from mlxstack.engine import assembly
 from mlxstack.engine.decode import batch, row_stack
 from mlxstack.engine.decode.row_stack import RowStacker, StackedKVCache
 from mlxstack.planner.candidate import of_preset
@@ -41,7 +41,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[StackedKVCache]:
 
     monkeypatch.setattr(batch, "has_gpu", lambda: True)
     monkeypatch.setattr(row_stack, "StackedKVCache", Noted)
-    monkeypatch.setattr(thread, "RowStacker", partial(RowStacker, rules=EAGER))
+    monkeypatch.setattr(assembly, "RowStacker", partial(RowStacker, rules=EAGER))
     return made
 
 
@@ -76,7 +76,7 @@ def test_active_memory_stays_within_the_plan_after_each_step(
     with running(preset, tmp_path) as driver:
         # The margin is not for arrays; half precision is widened on a CPU.
         weights = sum(file.stat().st_size for file in model_of(kind).glob("*.safetensors"))
-        device_memory = driver.engine._device_memory
+        device_memory = driver.engine.device_memory
         device_memory.planned_bytes += before + weights - MARGIN_BYTES
         for seed in (0, 10):
             talk(driver, seed)

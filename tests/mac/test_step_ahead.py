@@ -134,7 +134,7 @@ def test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept(
         assert driver.finish(ask).reason is FinishReason.EOS
         assert driver.tokens(ask) == free[:n]
         driver.catch_up()
-        check_context(driver.engine._loop.slots[0])
+        check_context(driver.engine.loaded.loop.slots[0])
         follow_up = (*first, *free[: n + 1], *prompt(30, seed=2))
         assert driver.answer(follow_up, 12, slot=0, agent="a") == driver.cold(follow_up, 12)
 
@@ -162,7 +162,7 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
         # An end that only the token itself tells: the next step is scheduled by then.
         ask = driver.submit(prompt(50), 900, eos=free[-1:])
         assert driver.finish(ask).reason is FinishReason.EOS
-        wait_until(lambda: not driver.engine._loop.batch.in_flight)
+        wait_until(lambda: not driver.engine.loaded.loop.batch.in_flight)
 
 
 def test_an_error_of_a_step_in_flight_leaves_no_request_without_an_end(
@@ -224,7 +224,7 @@ def test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot(
         free = driver.cold(prompt(50), 30)
         eos = next(free[n : n + 1] for n in range(10, 30) if free[n] not in free[:n])
         monkeypatch.setattr(SlotContext, "detach", logged)
-        driver.engine._do(scene).result(WAIT_S)
+        driver.engine.run(scene).result(WAIT_S)
         monkeypatch.undo()
     end = log[-1 - log[::-1].index("step") :]
     assert end == ["step", "TokenSampled longer", "RequestFinished shorter", "detach"]

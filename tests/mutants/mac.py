@@ -162,7 +162,7 @@ MAC = (
     ),
     Mutant(
         "a device error costs all rows their KV", "engine/thread.py",
-        "        self._loop.lose_kv(error)\n", "        self._loop.end_all(error)\n",
+        "        loop.lose_kv(error)\n", "        loop.end_all(error)\n",
         DEVICE + "test_all_rows_fail_and_their_kv_is_dropped",
     ),
     Mutant(
@@ -434,7 +434,7 @@ MAC = (
     ),
     Mutant(
         "ranks make no keep-warm pass", "engine/idle_work.py",
-        "if has_gpu() and not has_ranks else", "if has_gpu() else",
+        "if has_gpu() and is_alone else", "if has_gpu() else",
         "tests/mac/test_idle_work.py::test_a_cpu_and_ranks_make_none",
     ),
     Mutant(

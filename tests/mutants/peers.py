@@ -49,8 +49,8 @@ PEERS = (
         "test_a_clock_that_jumps_loses_no_agent_and_makes_no_negative_age",
     ),
     Mutant(
-        "ranks compare their models before the first pass", "engine/thread.py",
-        "            self._ranks.compare(divided.facts.identity)\n", "",
+        "ranks compare their models before the first pass", "engine/distributed/parts.py",
+        "        self._group.compare(loaded.facts.identity)\n", "",
         "tests/cli/test_hosts.py::"
         "test_a_rank_with_another_model_is_refused_before_the_first_pass",
     ),

@@ -301,8 +301,8 @@ SHARING = (
         "tests/engine/test_row_stacks.py::test_stacks_give_way_to_memory_pressure",
     ),
     Mutant(
-        "the check at load decides about stacks", "engine/thread.py",
-        "can_stack = check.can_stack and runner.can_stack", "can_stack = True",
+        "the check at load decides about stacks", "engine/assembly.py",
+        "if model.check.can_stack and runner.can_stack:", "if True:",
         "tests/engine/test_row_stacks.py::"
         "test_an_engine_stacks_no_model_that_fails_the_check",
     ),

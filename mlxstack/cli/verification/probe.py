@@ -21,6 +21,7 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.errors import Broken, SetupError
+from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
@@ -77,10 +78,10 @@ class EngineProbe:
         self._ends: dict[str, RequestFinished | RequestFailed] = {}
         self._arrived = threading.Condition()
         self._ids = (f"verify-{n}" for n in count())
-        from mlxstack.engine.thread import EngineThread  # MLX, which no other command loads
+        from mlxstack.engine.chat_engine import ChatEngine  # MLX, which no other command loads
 
-        files = SlotFileFolder(home / "slots")
-        self.engine = EngineThread(preset, DiskKVStore(home / "kv"), files, self._deliver)
+        stores = EngineStores(DiskKVStore(home / "kv"), SlotFileFolder(home / "slots"))
+        self.engine = ChatEngine(preset, stores, self._deliver)
 
     def submit(
         self,

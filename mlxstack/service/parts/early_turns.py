@@ -14,7 +14,7 @@ from mlxstack.core.request import Request
 from mlxstack.host.spare_power import has_spare_power
 
 if TYPE_CHECKING:
-    from mlxstack.engine.thread import EngineThread
+    from mlxstack.engine.chat_engine import ChatEngine
     from mlxstack.service.parts.text_processor import TextProcessor
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ PAUSE_S = 0.5
 class Pause(Struct, frozen=True):
     """Pause after the complete answer to a request served in `slot`."""
 
-    engine: "EngineThread"
+    engine: "ChatEngine"
     text_processor: "TextProcessor"
     request: Request
     conversation: Conversation

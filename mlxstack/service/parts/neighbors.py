@@ -27,7 +27,7 @@ from mlxstack.planner.memory_room import claim_of, claims_in, gateways_in
 from mlxstack.policy.memory.memory_shares import MemoryClaim, free_beside, granted, kv_budgets
 
 if TYPE_CHECKING:
-    from mlxstack.engine.thread import EngineThread
+    from mlxstack.engine.chat_engine import ChatEngine
 
 log = logging.getLogger("mlxstack.tasks")
 
@@ -75,7 +75,7 @@ class Neighbors:
                 return
             time.sleep(POLL_S)
 
-    async def divide(self, preset: Preset, engine: "EngineThread") -> None:
+    async def divide(self, preset: Preset, engine: "ChatEngine") -> None:
         """Bound the KV of a loaded engine by the share of this service."""
         budget = await asyncio.to_thread(self.share, preset)
         if budget is None or self._applied == (engine, budget):

@@ -12,7 +12,7 @@ from mlxstack.core.request import Request
 from mlxstack.service.parts.request_log import Decode, RequestLog
 
 if TYPE_CHECKING:
-    from mlxstack.engine.thread import EngineThread
+    from mlxstack.engine.chat_engine import ChatEngine
 
 
 class EventQueue:
@@ -79,7 +79,7 @@ class EventQueue:
 class RequestStream:
     """Events of one request, in order."""
 
-    def __init__(self, request: Request, queue: EventQueue, engine: "EngineThread") -> None:
+    def __init__(self, request: Request, queue: EventQueue, engine: "ChatEngine") -> None:
         self.request = request
         self.is_over = False
         self._is_cancelled = False

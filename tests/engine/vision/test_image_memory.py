@@ -42,7 +42,7 @@ def encoder(loop: EngineLoop) -> ImageEncoder:
 
 def done(engine: Driver, work: Callable[[EngineLoop], T]) -> T:
     """Result of `work` on the MLX thread."""
-    return engine.engine._do(work).result(timeout=WAIT_S)
+    return engine.engine.run(work).result(timeout=WAIT_S)
 
 
 def test_features_are_counted_and_dropped_under_pressure(engine: Driver, folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_features_are_counted_and_dropped_under_pressure(engine: Driver, folder:
 
 
 def test_the_tower_counts_as_weights(engine: Driver, folder: Path) -> None:
-    facts = engine.engine._loaded.result()
+    facts = engine.engine._loading.result()
     assert vision_weights(folder).n_bytes() > 100_000
     assert facts.n_bytes - vision_weights(folder).n_bytes() == 4 * facts.n_params
 

@@ -88,7 +88,7 @@ def test_an_mtp_head_changes_no_token_after_an_image(tmp_path: Path) -> None:
         draft_freely(engine)
         assert answers_of(engine, pictures) == wanted
         assert engine.engine.snapshot().counters.n_model_drafted_tokens > 0
-        assert not engine.engine._loop.batch.draft_model.is_broken
+        assert not engine.engine.loaded.loop.batch.draft_model.is_broken
 
 
 @pytest.mark.parametrize("kind", ["mtp", "model"])
@@ -104,7 +104,7 @@ def test_drafters_get_the_placeholder_in_place_of_features(
     seen = []
     with running(preset, tmp_path / "home") as engine:
         draft_freely(engine)
-        drafter = engine.engine._loop.batch.draft_model
+        drafter = engine.engine.loaded.loop.batch.draft_model
         execute = drafter._runner.execute
 
         def note(tokens: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ memory_pressure.sysctl = SYSCTL.get
 memory_pressure.sysctl_text = lambda _: "Apple M3 Max"
 
 from mlxstack.cli import doctor  # noqa: E402, F401
-from mlxstack.engine import thread  # noqa: E402, F401
+from mlxstack.engine import chat_engine  # noqa: E402, F401
 from mlxstack.host import diagnostic_reports, macos, sleep  # noqa: E402
 
 

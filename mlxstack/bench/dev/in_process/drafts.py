@@ -18,11 +18,11 @@ from mlxstack.bench.statistics import percentile
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.errors import Broken
-from mlxstack.core.interfaces import Constraint
+from mlxstack.core.interfaces import Constraint, EngineStores
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request, SamplingParams
-from mlxstack.engine.thread import EngineThread
+from mlxstack.engine.chat_engine import ChatEngine
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from mlxstack.text.grammar.compiler import GrammarCompiler
@@ -93,7 +93,7 @@ class QuoteState:
 class MeasuredEngine:
     """An engine with or without drafts."""
 
-    def __init__(self, engine: EngineThread, arrived: "queue.SimpleQueue[tuple[float, Event]]"):
+    def __init__(self, engine: ChatEngine, arrived: "queue.SimpleQueue[tuple[float, Event]]"):
         self._engine = engine
         self._arrived = arrived
 
@@ -228,8 +228,9 @@ def _side(trial: Drafts, model: str, is_on: bool) -> Iterator[MeasuredEngine]:
             arrived.put((time.perf_counter(), event))
 
     with tempfile.TemporaryDirectory() as folder:
-        stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")
-        engine = EngineThread(preset, *stores, deliver)
+        root = Path(folder)
+        stores = EngineStores(DiskKVStore(root / "kv"), SlotFileFolder(root / "slots"))
+        engine = ChatEngine(preset, stores, deliver)
         engine.start().result()
         try:
             yield MeasuredEngine(engine, arrived)

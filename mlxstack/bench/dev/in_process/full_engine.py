@@ -9,10 +9,11 @@ from random import Random
 
 from mlxstack.bench.dev.trials import BenchResult, FullEngine, TrialSamples
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, TokenSampled
+from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
-from mlxstack.engine.thread import EngineThread
+from mlxstack.engine.chat_engine import ChatEngine
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 
@@ -33,8 +34,9 @@ def whole(trial: FullEngine, model: str) -> BenchResult:
             for event in events:
                 arrived.put((time.perf_counter(), event))
 
-        stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")
-        engine = EngineThread(preset, *stores, deliver)
+        root = Path(folder)
+        stores = EngineStores(DiskKVStore(root / "kv"), SlotFileFolder(root / "slots"))
+        engine = ChatEngine(preset, stores, deliver)
         engine.start().result()
         try:
             times = [_step_s(engine, arrived, trial, seed) for seed in range(trial.passes)]
@@ -44,7 +46,7 @@ def whole(trial: FullEngine, model: str) -> BenchResult:
 
 
 def _step_s(
-    engine: EngineThread, arrived: "queue.SimpleQueue[Arrived]", trial: FullEngine, seed: int
+    engine: ChatEngine, arrived: "queue.SimpleQueue[Arrived]", trial: FullEngine, seed: int
 ) -> float:
     random = Random(seed)
     for i in range(trial.n_rows):

@@ -1,0 +1,206 @@
+"""Assembly of an engine: loads the model and builds all that serves it."""
+
+import logging
+from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.interfaces import EngineStores
+from mlxstack.core.kv_transfer import RemoteKV
+from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.preset import Preset, Speculation
+from mlxstack.core.request import with_image_ends
+from mlxstack.engine import device
+from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
+from mlxstack.engine.decode.row_stack import RowStacker
+from mlxstack.engine.decode.width_costs import measure_widths
+from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
+from mlxstack.engine.draft_loading import LoadedDrafts, load_drafts
+from mlxstack.engine.idle_work import idle_work
+from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.park import BackgroundSteps
+from mlxstack.engine.loading import loader
+from mlxstack.engine.loading.loader import LoadedModel
+from mlxstack.engine.loop import EngineLoop
+from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.length_rope import exact_ropes, keyed_by_length
+from mlxstack.engine.model.runner import ModelRunner, kv_bytes_per_token
+from mlxstack.engine.parts import EngineParts
+from mlxstack.engine.slot_actions import SlotActionRunner
+from mlxstack.engine.slots.remote_prefill import RemotePrefill
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
+from mlxstack.engine.thread import EngineThread, LoadedEngine
+from mlxstack.host.hardware import MemoryBudget
+from mlxstack.policy.attention_kernels import PrefillAttention
+from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
+
+log = logging.getLogger(__name__)
+
+
+class PreparedModel(Struct, frozen=True):
+    """A loaded model, and what the self-check says of it."""
+
+    loaded: LoadedModel
+    factory: CacheFactory
+    check: BatchingCheck
+    facts: ModelFacts
+    """With the identity of its KV."""
+    drafts: LoadedDrafts
+    is_drafting: bool
+    n_fixed_rope: int | None
+    """Tokens up to which rotary embeddings do not depend on the length; None: never."""
+    runner: ModelRunner
+    """Runs passes of one context."""
+    token_bytes: int
+    """Bytes of KV per token."""
+
+
+class EngineAssembly:
+    """Loads one engine. MLX thread only, but for its constructor."""
+
+    def __init__(
+        self,
+        preset: Preset,
+        stores: EngineStores,
+        parts: EngineParts,
+        budget: MemoryBudget,
+        remote: RemoteKV | None = None,
+    ) -> None:
+        self._preset = preset
+        self._stores = stores
+        self._parts = parts
+        self._budget = budget
+        self._remote = remote
+
+    def load(self, thread: EngineThread) -> LoadedEngine:
+        """Load the model and build its engine. Raises SetupError."""
+        preset = self._preset
+        model = self._load_model(thread)
+        plan = self._plan(model, thread.device_memory)
+        costs = self._costs(model)
+        runner = self._parts.runner(model.loaded.model, model.check, model.drafts.target)
+        slot_kv = self._slot_kv(thread, model, plan, runner)
+        limits = self._limits(model, plan)
+        stacker = None
+        if model.check.can_stack and runner.can_stack:
+            stacker = RowStacker(slot_kv.has_room)
+        images = model.loaded.images
+        remote = None
+        if self._remote is not None:
+            remote = RemotePrefill(self._remote, thread.post)
+        loop = EngineLoop(
+            Batch(runner, costs, model.drafts.model, limits.prefill, stacker, images),
+            slot_kv,
+            preset.slots.n_ctx,
+            limits,
+            plan.max_cached_bytes,
+            is_drafting=model.is_drafting,
+            remote=remote,
+        )
+        loop.facts = Snapshot(
+            is_batching=model.check.is_batching and preset.batch.enabled,
+            why_not_batching=model.check.why_not,
+        )
+        if images is not None:
+            loop.transforms.append(with_image_ends)
+        if model.n_fixed_rope is not None:
+            loop.transforms.append(partial(keyed_by_length, fixed=model.n_fixed_rope))
+        if model.check.why_not:
+            log.warning("decoding slot by slot: %s", model.check.why_not)
+        thread.device_memory.wire(preset.device.wired, plan.planned_bytes)
+        return LoadedEngine(
+            facts=model.facts,
+            tokenizer=model.loaded.tokenizer,
+            loop=loop,
+            idle=idle_work(loop, preset, thread.publish, is_alone=self._parts.is_alone),
+            disk_tier=slot_kv.disk_tier,
+            actions=SlotActionRunner(loop, thread.publish),
+            reporters=self._parts.reporters,
+        )
+
+    def _load_model(self, thread: EngineThread) -> PreparedModel:
+        preset = self._preset
+        progress = thread.load_progress
+        loaded = self._parts.load(preset, progress)
+        n_fixed_rope = exact_ropes(loaded.model)
+        loader.check_context(loaded.facts, preset.slots.n_ctx)
+        factory = CacheFactory(loaded.model, preset.kv)
+        thread.device_memory.apply()
+
+        def checked(model: LoadedModel, caches: CacheFactory) -> BatchingCheck:
+            steps = CheckSteps(progress, self._parts.check_s)
+            return self_check(model.model, caches, model.facts.n_vocab, steps)
+
+        check = checked(loaded, factory)
+        # Its random KV is as long as the model's windows.
+        device.release()
+        identity = self._parts.kv_identity(loaded.facts, check, preset)
+        has_states = self._parts.has_hidden_states
+        drafts = load_drafts(preset, loaded, check, checked, progress, has_states=has_states)
+        runner = ModelRunner(loaded.model)
+        return PreparedModel(
+            loaded=loaded,
+            factory=factory,
+            check=check,
+            facts=replace(loaded.facts, identity=identity),
+            drafts=drafts,
+            is_drafting=check.can_draft and preset.speculation is Speculation.AUTO,
+            n_fixed_rope=n_fixed_rope,
+            runner=runner,
+            token_bytes=kv_bytes_per_token(runner, factory),
+        )
+
+    def _plan(self, model: PreparedModel, device_memory: DeviceMemory) -> MemoryPlan:
+        facts = replace(model.facts, n_bytes=model.facts.n_bytes + model.drafts.n_bytes)
+        plan = memory_plan(self._preset, facts, self._budget, device_memory.limits())
+        return self._parts.agree(
+            model.check, plan, model.token_bytes, is_measured=model.is_drafting
+        )
+
+    def _costs(self, model: PreparedModel) -> WidthCosts:
+        """Costs of passes by width, once experts are compiled where that pays."""
+        n_slots = self._preset.slots.count
+        self._parts.compile(model.runner, model.factory, n_slots, is_drafting=model.is_drafting)
+        if model.is_drafting:
+            return measure_widths(model.runner, model.factory)
+        return UNMEASURED
+
+    def _slot_kv(
+        self, thread: EngineThread, model: PreparedModel, plan: MemoryPlan, runner: ModelRunner
+    ) -> SlotKVManager:
+        parts = self._parts
+        preset = self._preset
+        factory = model.factory
+        prefix_cache = parts.prefix_cache(
+            model.facts.identity.key(), preset.prefix_cache, plan.kv_budget, factory.quantized_start
+        )
+        slots = parts.contexts(factory, preset.slots.count)
+        disk_tier = DiskTier(
+            parts.store(self._stores.kv),
+            self._stores.slot_files,
+            prefix_cache,
+            parts.layouts(runner, factory),
+            thread.post,
+            self._stores.manifests,
+        )
+        disk_tier.open()
+        slot_kv = SlotKVManager(
+            slots,
+            prefix_cache,
+            disk_tier,
+            BackgroundSteps(thread.post, lambda: thread.loaded.loop.batch.is_busy),
+            preset.agents.persist,
+            model.token_bytes + model.drafts.bytes_per_token,
+            plan.array_limit,
+        )
+        slot_kv.images = model.loaded.images
+        return slot_kv
+
+    def _limits(self, model: PreparedModel, plan: MemoryPlan) -> SchedulerLimits:
+        attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)
+        attention = self._parts.choose_kernels(model.runner, model.factory, attention)
+        return limits_of(self._preset, plan.kv_budget, attention)
