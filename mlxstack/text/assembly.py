@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from mlxstack.core.image import ImageProcessor
 from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.text.formats.turn_ends import turn_ends
 from mlxstack.text.images.image_splicer import ImageMarks, ImageSplicer
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.replay import ReplaySplicer
@@ -60,3 +61,8 @@ def template_report(tokenizer: Any) -> TemplateReport:
     """Report on the template of a TokenizerWrapper. Raises Unsupported without one."""
     text = assemble_text(tokenizer)
     return report(text.prompt_maker, text.answer_format, tokenizer)
+
+
+def template_ends(tokenizer: Any, n_ids: int) -> set[int]:
+    """Tokens below `n_ids` that end an answer by the template. Raises TemplateOverrun."""
+    return turn_ends(tokenizer, n_ids)

@@ -120,8 +120,8 @@ STRANGERS = (
     ),
     Mutant(
         "a template that closes turns ends answers", "engine/loading/token_ends.py",
-        "            added |= _turn_ends(tokenizer, n_ids)\n",
-        "            _turn_ends(tokenizer, n_ids)\n",
+        "            added |= template_ends(tokenizer, n_ids)\n",
+        "            template_ends(tokenizer, n_ids)\n",
         "tests/engine/test_token_ends.py::"
         "test_a_token_that_closes_turns_in_the_template_is_an_end",
     ),

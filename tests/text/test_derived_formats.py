@@ -12,7 +12,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.text.assembly import assemble_text
-from mlxstack.text.formats import derivation, probe_renderings
+from mlxstack.text.formats import derivation
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls, read_answer
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import (
@@ -25,6 +25,7 @@ from mlxstack.text.formats.description import (
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.rendering import asker
 from mlxstack.text.rendering.renderers import render_chat
 from tests.text.formats import EACH, FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
@@ -185,7 +186,7 @@ def test_a_derivation_renders_few_short_probes(name: str, monkeypatch: pytest.Mo
         rendered.append(render_chat(*args, **variables))
         return rendered[-1]
 
-    monkeypatch.setattr(probe_renderings, "render_chat", counted)
+    monkeypatch.setattr(asker, "render_chat", counted)
     monkeypatch.setattr(derivation, "_known", OrderedDict())
     derive_format(made_tokenizer({**FORMATS, **INVENTED}[name]))
     assert 0 < len(rendered) <= MAX_RENDERINGS

@@ -6,7 +6,7 @@ ends of their base model while their template closes turns with another token.
 
 import logging
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,12 @@ from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
 from mlxstack.models.bounded_json import read_object
 from mlxstack.models.generation_config import FILE as GENERATION_CONFIG
 from mlxstack.models.model_files import CONFIG
-from mlxstack.text.formats.description import first_mark, is_mark
-from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.probe_renderings import (
-    CONTENT,
-    NAMES,
-    THOUGHT,
-    THOUGHT_FIELDS,
-    TWO,
-    USER,
-    TemplateProbes,
-)
+from mlxstack.text.assembly import template_ends
 
 log = logging.getLogger(__name__)
 
 KEY = "eos_token_id"
 MAX_NAMED = 5
-NEXT_USER = {"role": "user", "content": "Next question."}
 KNOWN_ENDS = frozenset(
     {
         "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end_of_turn|>",
@@ -60,7 +49,7 @@ def set_ends(tokenizer: Any, folder: Path, n_rows: int = 0) -> None:
     if tokenizer.has_chat_template:
         # A template beyond its limits is refused by the service, which probes it for longer.
         with suppress(TemplateOverrun, Busy):
-            added |= _turn_ends(tokenizer, n_ids)
+            added |= template_ends(tokenizer, n_ids)
     if missing := sorted(added - ends):
         texts = ", ".join(_text(tokenizer, token) for token in missing)
         log.info("an answer ends at %s too, which no file names as an end", texts)
@@ -118,48 +107,6 @@ def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:
         at for at, token in added.items()
         if token.special and token.content in KNOWN_ENDS and at < n_ids
     }  # fmt: skip
-
-
-def _turn_ends(tokenizer: Any, n_ids: int) -> set[int]:
-    """Token after an answer, if that has no known end.
-
-    A token that also stands inside of answers, after a thought or before a call, is none.
-    """
-    probes = TemplateProbes(tokenizer)
-    texts = (probes.source, *probes.tokens)
-    if any(family.format.channels is not None and family.is_of(texts) for family in FAMILIES):
-        return set()
-    turns = [USER, {"role": "assistant", "content": CONTENT}, NEXT_USER]
-    whole = probes.text(turns, opens=False) or ""
-    after = whole.partition(CONTENT)[2].partition(NEXT_USER["content"])[0]
-    if any(end in after for end in probes.eos):
-        return set()
-    ids = {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
-    mark = first_mark(after)
-    # SentencePiece has marks among its pieces.
-    if is_mark(mark) and mark in (vocabulary := tokenizer.get_vocab()):
-        ids[mark] = vocabulary[mark]
-    first = _first_of(after, ids)
-    if not first or ids[first] >= n_ids or any(first in text for text in _inside(probes)):
-        return set()
-    return {ids[first]}
-
-
-def _first_of(text: str, contents: Iterable[str]) -> str:
-    """Longest token that begins a text, after white space."""
-    rest = text.lstrip()
-    begins = [content for content in contents if content.strip() and rest.startswith(content)]
-    return max(begins, key=len, default="")
-
-
-def _inside(probes: TemplateProbes) -> Iterator[str]:
-    """Texts between thought, content and call of an answer."""
-    for field in THOUGHT_FIELDS:
-        thinking = probes.turn(CONTENT, (), **{field: THOUGHT}) or ""
-        yield thinking.partition(THOUGHT)[2].partition(CONTENT)[0]
-    calling = probes.turn(CONTENT, probes.calls(TWO)) or ""
-    if NAMES[0] in calling:
-        yield calling.partition(CONTENT)[2].partition(NAMES[0])[0]
 
 
 def _text(tokenizer: Any, token: int) -> str:

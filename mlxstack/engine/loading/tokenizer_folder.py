@@ -13,14 +13,26 @@ from mlxstack.engine.loading.tokenizer_wrapper import load_wrapper
 from mlxstack.models.bounded_json import read_object
 from mlxstack.models.folder_check import check_folder
 from mlxstack.models.model_files import CONFIG
-from mlxstack.text.formats.probe_renderings import CONTENT, USER, TemplateProbes
+from mlxstack.text.rendering.asker import USER_TURN, TemplateAsker
 from mlxstack.text.tokens.rowless_tokens import tokens_without_rows
 
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 5
 SYSTEM = {"role": "system", "content": "System sentinel."}
-ANSWER = {"role": "assistant", "content": CONTENT}
+ANSWER = {"role": "assistant", "content": "Answer sentinel."}
+KEY = {"type": "string", "description": "A key."}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "A probe.",
+            "parameters": {"type": "object", "properties": {"key": KEY}, "required": []},
+        },
+    }
+    for name in ("first", "second")
+]
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -127,9 +139,13 @@ def _template_tokens(tokenizer: Any) -> set[int]:
         return set()
     tokens: set[int] = set()
     try:
-        probes = TemplateProbes(tokenizer)
-        for turns in ([SYSTEM, USER, ANSWER, USER], [USER, ANSWER, USER], [USER]):
-            text = probes.text(turns) or ""
+        asker = TemplateAsker(tokenizer, TOOLS)
+        for turns in (
+            [SYSTEM, USER_TURN, ANSWER, USER_TURN],
+            [USER_TURN, ANSWER, USER_TURN],
+            [USER_TURN],
+        ):
+            text = asker.text(turns) or ""
             tokens |= set(tokenizer.encode(text, add_special_tokens=False))
     except (TemplateOverrun, Busy):
         # Refused by the service, which probes it for longer.

@@ -6,24 +6,21 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.description import pieces
-from mlxstack.text.rendering.renderers import render_chat
+from mlxstack.text.rendering.asker import USER_TURN, TemplateAsker, Turn
 
-Turn = dict[str, Any]
 NAMES = ("probe_alpha", "probe_beta")
 KEYS = ("key_one", "key_two")
 VALUES = ("value_one", "value_two")
 IDS = ("callid001", "callid002")
 CONTENT = "Content sentinel."
+USER = USER_TURN
 THOUGHT = "Thought sentinel."
-USER: Turn = {"role": "user", "content": "User sentinel."}
 TYPED: dict[str, Any] = {
     "integer": 73519, "number": 73.5, "boolean": True, "array": ["item_one"],
     "object": {"key_in": "value_in"}, "null": None,
 }  # fmt: skip
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-VARIABLES = {"enable_thinking": True, "thinking": True}
 _PROPERTIES = {
     key: {"type": "string", "description": key} for key in (*KEYS, *(f"key_{t}" for t in TYPED))
 }
@@ -41,55 +38,21 @@ TOOLS = [
 TWO = dict(zip(KEYS, VALUES, strict=True))
 
 
-class TemplateProbes:
+class TemplateProbes(TemplateAsker):
     """Renders probes; `arguments_as_text` if the template takes no objects.
 
     `no_content` is the content beside which the template writes calls: "" or None.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._variables: dict[str, Any] = VARIABLES
-        self._rendered: dict[str, str | None] = {}
-        self._tools: list[dict[str, Any]] | None = TOOLS
-        self._has_parts = False
+        super().__init__(tokenizer, TOOLS)
         self.arguments_as_text = False
         self.no_content: str | None = ""
         self.source = str(getattr(tokenizer, "chat_template", None) or "")
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.tokens = frozenset(token.content for token in added.values())
-        eos = (added.get(at) for at in getattr(tokenizer, "eos_token_ids", ()))
+        eos = (added.get(token) for token in getattr(tokenizer, "eos_token_ids", ()))
         self.eos = tuple(token.content for token in eos if token is not None)
-        if self.text([USER]) is None:
-            self._variables = {}
-        if self.text([USER]) is None:
-            self._tools = None
-        if USER["content"] not in (self.text([USER]) or ""):
-            self._has_parts = True
-            self._has_parts = USER["content"] in (self.text([USER]) or "")
-        self.bare = self.text([USER], opens=False) or ""
-        self.prompt = self.text([USER]) or self.bare
-
-    def text(self, turns: Sequence[Turn], *, opens: bool = True) -> str | None:
-        """The rendering of turns; None if the template refuses them."""
-        if self._has_parts:
-            turns = [_in_parts(turn) for turn in turns]
-        key = json.dumps([list(turns), opens, self._variables, self._tools is None])
-        if key not in self._rendered:
-            self._rendered[key] = self._render(turns, opens=opens)
-        return self._rendered[key]
-
-    def _render(self, turns: Sequence[Turn], *, opens: bool) -> str | None:
-        try:
-            return render_chat(
-                self._tokenizer,
-                list(turns),
-                tools=self._tools,
-                add_generation_prompt=opens,
-                **self._variables,
-            )
-        except UNREADABLE:
-            return None
 
     def turn(self, content: Any = "", calls: Sequence[Turn] = (), **fields: Any) -> str | None:
         """Rendered assistant turn with its opening; None if refused."""
@@ -147,14 +110,6 @@ def opened_length(opening: str, turn: str) -> int:
     # The prompt may have said more before it opened the answer.
     ends = (opening[match.start() :] for match in re.finditer(r"[<\[]|(?<=\n)\S", opening))
     return next((len(end) for end in ends if turn.startswith(end)), 0)
-
-
-def _in_parts(turn: Turn) -> Turn:
-    """A turn whose content is a list of parts."""
-    content = turn.get("content")
-    if not isinstance(content, str):
-        return turn
-    return {**turn, "content": [{"type": "text", "text": content}] if content else []}
 
 
 def tokens(text: str) -> list[str]:
