@@ -10,7 +10,7 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
-from mlxstack.core.preset import Preset, Speculation
+from mlxstack.core.preset import Preset
 from mlxstack.core.request import with_image_ends
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
@@ -50,7 +50,6 @@ class PreparedModel(Struct, frozen=True):
     facts: ModelFacts
     """With the identity of its KV."""
     drafts: LoadedDrafts
-    is_drafting: bool
     n_fixed_rope: int | None
     """Tokens up to which rotary embeddings do not depend on the length; None: never."""
     runner: ModelRunner
@@ -89,16 +88,16 @@ class EngineAssembly:
         if model.check.can_stack and runner.can_stack:
             stacker = RowStacker(slot_kv.has_room)
         images = model.loaded.images
+        proposer = model.drafts.proposer(runner, costs, limits.prefill)
         remote = None
         if self._remote is not None:
             remote = RemotePrefill(self._remote, thread.post)
         loop = EngineLoop(
-            Batch(runner, costs, model.drafts.model, limits.prefill, stacker, images),
+            Batch(runner, proposer, stacker, images),
             slot_kv,
             preset.slots.n_ctx,
             limits,
             plan.max_cached_bytes,
-            is_drafting=model.is_drafting,
             remote=remote,
         )
         loop.facts = Snapshot(
@@ -148,7 +147,6 @@ class EngineAssembly:
             check=check,
             facts=replace(loaded.facts, identity=identity),
             drafts=drafts,
-            is_drafting=check.can_draft and preset.speculation is Speculation.AUTO,
             n_fixed_rope=n_fixed_rope,
             runner=runner,
             token_bytes=kv_bytes_per_token(runner, factory),
@@ -157,15 +155,15 @@ class EngineAssembly:
     def _plan(self, model: PreparedModel, device_memory: DeviceMemory) -> MemoryPlan:
         facts = replace(model.facts, n_bytes=model.facts.n_bytes + model.drafts.n_bytes)
         plan = memory_plan(self._preset, facts, self._budget, device_memory.limits())
-        return self._parts.agree(
-            model.check, plan, model.token_bytes, is_measured=model.is_drafting
-        )
+        is_measured = model.drafts.is_active
+        return self._parts.agree(model.check, plan, model.token_bytes, is_measured=is_measured)
 
     def _costs(self, model: PreparedModel) -> WidthCosts:
         """Costs of passes by width, once experts are compiled where that pays."""
         n_slots = self._preset.slots.count
-        self._parts.compile(model.runner, model.factory, n_slots, is_drafting=model.is_drafting)
-        if model.is_drafting:
+        is_drafting = model.drafts.is_active
+        self._parts.compile(model.runner, model.factory, n_slots, is_drafting=is_drafting)
+        if is_drafting:
             return measure_widths(model.runner, model.factory)
         return UNMEASURED
 

@@ -27,7 +27,7 @@ from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.kernel_choice import KERNEL_FAULTS, without_forced
-from mlxstack.engine.decode.prefill import drafter_of, prefill_chunk, row_of
+from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -45,8 +45,8 @@ from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, SlotSt
 log = logging.getLogger(__name__)
 
 GROWTH_EVERY = 64
-GROWTH_EVERY_DRAFTING = 8
-"""Steps between memory checks for growing rows; drafts add up to 17 tokens."""
+GROWTH_EVERY_PROPOSING = 8
+"""Steps between memory checks for growing rows; proposals add up to 17 tokens."""
 GROWTH = 256
 """Tokens admitted ahead per row: the growth of mlx-lm's caches."""
 MAX_LOADS = 3
@@ -75,7 +75,6 @@ class EngineLoop:
         limits: scheduler.SchedulerLimits,
         max_cached_bytes: int = device.MIN_BOUND,
         *,
-        is_drafting: bool = False,
         remote: RemotePrefill | None = None,
     ) -> None:
         self.slots = slot_kv.slots
@@ -90,7 +89,6 @@ class EngineLoop:
         """Facts of the load, which each snapshot repeats."""
         self.slot_kv = slot_kv
         self.batch = batch
-        self.is_drafting = is_drafting
         self._live: dict[str, RequestState] = {}
         self._phases = PhaseClocks(self._live)
         self._last: dict[int, RequestState] = {}
@@ -108,14 +106,6 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether another turn would do anything."""
         return bool(self._live or self._state.actions)
-
-    @property
-    def draft_model(self) -> str | None:
-        """Draft model for rows; None without one, or after a failure."""
-        model = self.batch.draft_model
-        if model is None or model.is_broken:
-            return None
-        return model.name
 
     @property
     def has_early_turn(self) -> bool:
@@ -231,7 +221,8 @@ class EngineLoop:
         stalled = images.requests_without_pixels if images is not None else ()
         self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy, stalled)
         self._state, early = scheduler.next_early_chunk(self._state, speed, policy)
-        if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
+        is_proposing = self.batch.proposer.is_active
+        if self._n_steps % (GROWTH_EVERY_PROPOSING if is_proposing else GROWTH_EVERY) == 0:
             self._admit_growth()
         is_prefilling = chunk is not None or early is not None
         decode = partial(self.batch.step, is_prefilling=is_prefilling)
@@ -246,7 +237,7 @@ class EngineLoop:
         elif early is not None:
             self._compute_early(early)
         else:
-            self._prefill_draft(deliver)
+            self._catch_up_proposer(deliver)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
@@ -312,8 +303,8 @@ class EngineLoop:
         facts = replace(
             self.facts,
             kv_budget_bytes=self.slot_kv.prefix_cache.budget,
-            is_drafting=self.is_drafting,
-            draft_model=self.draft_model,
+            is_drafting=self.batch.proposer.is_active,
+            draft_model=self.batch.proposer.model_name,
         )
         return build_snapshot(facts, self._state, self.slots, shown, counters, self.n_ctx)
 
@@ -450,19 +441,17 @@ class EngineLoop:
         )
         self._advance(live, len(context))
 
-    def _prefill_draft(self, deliver: Deliver) -> None:
-        """Prefill a chunk of a row's draft model, within the stall bound."""
-        model = self.batch.draft_model
-        if model is None:
-            return
-        row = model.due(self.batch.rows, self.batch.costs, self.slot_kv.has_room)
+    def _catch_up_proposer(self, deliver: Deliver) -> None:
+        """Compute a chunk of a proposer's context within the stall bound."""
+        proposer = self.batch.proposer
+        row = proposer.late_row(self.batch.rows, self.slot_kv.has_room)
         if row is None:
             return
         self._decode(self.batch.sync)
         self.flush(deliver)
         if row in self.batch.rows:
             speed = replace(self.stats.speed, decode_s=self.stats.step_s)
-            model.prefill(row, stall_left(speed, self._limits.prefill), self.batch.costs)
+            proposer.catch_up(row, stall_left(speed, self._limits.prefill))
             self.slot_kv.note_growth()
 
     def _compute_early(self, chunk: EarlyChunk) -> None:
@@ -494,11 +483,8 @@ class EngineLoop:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
             self._end_prefill(live)
             context = self.slots[live.slot]
-            if self.is_drafting:
-                live.drafter = drafter_of(live.request)
-            images = self.batch.images
-            drafter = live.drafter
-            row = row_of(images, live.request, live.slot, context, self.n_ctx, drafter)
+            row = row_of(self.batch, live.request, live.slot, context, self.n_ctx)
+            live.proposal_source = row.proposal_source
             self.stats.count(n_prompt_tokens=len(live.request.tokens) - len(context))
             for first in self.batch.join(row, context.logits_after(live.request.tokens)):
                 if last := self._receive(first):
@@ -519,7 +505,7 @@ class EngineLoop:
             self._break_slots(slots, error)
             return
         seconds = time.perf_counter() - began
-        self.stats.decoded(seconds, len(sampled), self.batch.plain_share)
+        self.stats.decoded(seconds, len(sampled), self.batch.proposer.plain_share)
         ended: dict[str, RequestFinished] = {}
         for token in sampled:
             if token.request not in ended and (last := self._receive(token)):

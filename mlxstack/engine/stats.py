@@ -211,20 +211,15 @@ class EngineStats:
 
 
 def batch_counters(counters: Counters, batch: Batch) -> Counters:
-    """Counters with those of the batch and its draft model."""
-    model = batch.draft_model
+    """Counters with those of the batch and its proposer."""
     images = batch.images
     return replace(
         counters,
         n_decode_calls=batch.n_calls,
         n_decode_rows=batch.n_rows,
-        n_drafts=batch.n_drafts,
-        n_drafted_tokens=batch.n_drafted,
-        n_accepted_tokens=batch.n_accepted,
         n_image_encodes=images.n_encodes if images else 0,
         n_image_tokens=images.n_prefilled if images else 0,
-        n_model_drafted_tokens=model.n_drafted if model else 0,
-        n_model_accepted_tokens=model.n_accepted if model else 0,
+        **batch.proposer.counters,
     )
 
 
@@ -291,8 +286,8 @@ def _slot(
         miss=live.miss,
         elapsed_s=max(0.0, now - live.request.arrived) if is_active else 0.0,
         source=live.source,
-        n_drafted=live.drafter.n_drafted if live.drafter else 0,
-        n_accepted=live.drafter.n_accepted if live.drafter else 0,
+        n_drafted=live.n_proposed,
+        n_accepted=live.n_accepted,
         n_images=len(live.request.images),
         n_images_computed=n_computed(live.request.images, live.n_cached)
         if live.request.images

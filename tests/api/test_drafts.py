@@ -91,7 +91,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         speculation=Speculation.AUTO,
     )
     with running(preset, tmp_path_factory.mktemp("demo")) as found:
-        found.service.engine.loaded.loop.batch.costs = UNMEASURED  # type: ignore[attr-defined]
+        found.service.engine.loaded.loop.batch.proposer.costs = UNMEASURED  # type: ignore[attr-defined]
         with httpx.Client(base_url=found.url, timeout=PATIENCE_S) as client:
             yield client
 
@@ -141,7 +141,7 @@ def test_a_draft_model_is_named_and_its_tokens_are_counted(
         running(preset, tmp_path) as found,
         httpx.Client(base_url=found.url, timeout=PATIENCE_S) as client,
     ):
-        found.service.engine.loaded.loop.batch.costs = UNMEASURED  # type: ignore[attr-defined]
+        found.service.engine.loaded.loop.batch.proposer.costs = UNMEASURED  # type: ignore[attr-defined]
         props = client.get("/props").json()
         assert props["draft_model"] == str(model_folder)
         remarks = msgspec.convert(props, PropsResponse).remarks

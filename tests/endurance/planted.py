@@ -15,7 +15,7 @@ from mlxstack.cli.verification.identity import EXACT, N_NEW, Verifier, verified
 from mlxstack.cli.verification.probe import EngineProbe, probe
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
-from mlxstack.engine.decode import batch
+from mlxstack.engine.decode import batch, draft_coordinator
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.sampler import Choice
 from mlxstack.engine.early_prefill import EarlyPrefill
@@ -70,7 +70,9 @@ def _unchecked(patch: Patch) -> None:
         return [*draft, int(choices[-1].token.item())]
 
     patch.setattr(batch, "_accepted", accepted)
-    patch.setattr(batch, "widths", lambda offers, *_: [offer.n_tokens for offer in offers])
+    patch.setattr(
+        draft_coordinator, "widths", lambda offers, *_: [offer.n_tokens for offer in offers]
+    )
 
 
 FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {

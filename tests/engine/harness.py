@@ -26,6 +26,7 @@ from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, SlotSpec, Specul
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens, check_images
 from mlxstack.core.request import Request
 from mlxstack.engine.chat_engine import ChatEngine
+from mlxstack.engine.decode.draft_coordinator import DraftCoordinator
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.distributed.parts import RankedParts
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -181,11 +182,12 @@ def is_busy(engine: ChatEngine) -> bool:
 
 def draft_freely(driver: Driver) -> None:
     """Let rows be drafted for whatever passes of the target and of the draft model cost."""
-    batch = driver.engine.loaded.loop.batch
-    batch.costs = UNMEASURED
-    if batch.draft_model is not None:
+    drafts = driver.engine.loaded.loop.batch.proposer
+    assert isinstance(drafts, DraftCoordinator)
+    drafts.costs = UNMEASURED
+    if drafts.model is not None:
         free = WidthCosts((1,), (1e-30,))
-        batch.draft_model.record = replace(batch.draft_model.record, costs=free, credit=1e9)
+        drafts.model.record = replace(drafts.model.record, costs=free, credit=1e9)
 
 
 def preset_of(model: Path, **more: Any) -> Preset:

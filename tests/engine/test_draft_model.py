@@ -57,7 +57,7 @@ def test_refused_tokens_leave_no_trace_in_its_context(
     with running(drafted_by(model_of(kind), str(model_of(kind))), tmp_path) as driver:
         draft_freely(driver)
         tokens = prompt(50, seed=3)
-        model = driver.engine.loaded.loop.batch.draft_model
+        model = driver.engine.loaded.loop.batch.proposer.model
         warm = driver.answer(tokens, 30, slot=0, sampling=SamplingParams(temperature=0.7, seed=1))
         assert 0 < model.n_accepted < model.n_drafted
         draft_freely(driver)
@@ -147,13 +147,13 @@ def test_a_broken_draft_model_fails_no_request(model_of: ModelOf, tmp_path: Path
         draft_freely(driver)
         tokens = prompt(30, seed=2)
         expected = driver.cold(tokens, 24)
-        batch.draft_model._runner.model = None
+        batch.proposer.model._runner.model = None
         assert driver.cold(tokens, 24) == expected
-        assert batch.draft_model.is_broken
+        assert batch.proposer.model.is_broken
         assert driver.engine.snapshot().draft_model is None
-        n_drafted = batch.draft_model.n_drafted
+        n_drafted = batch.proposer.model.n_drafted
         assert driver.cold(tokens, 24) == expected
-        assert batch.draft_model.n_drafted == n_drafted > 0
+        assert batch.proposer.model.n_drafted == n_drafted > 0
 
 
 def test_other_vocabularies_missing_models_and_unfit_targets_are_refused(

@@ -20,6 +20,7 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine import loop as engine_loop
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.draft_coordinator import DraftCoordinator
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -84,7 +85,7 @@ class Stand:
         self, prompts: list[tuple[int, ...]], patterns: list[list[int] | None]
     ) -> tuple[list[list[int]], list[SlotContext], Batch]:
         """Answers of rows that decode together; those with a pattern are drafted for."""
-        batch = Batch(self.runner)
+        batch = Batch(self.runner, DraftCoordinator(self.runner))
         contexts = [self.fed(tokens[:-1]) for tokens in prompts]
         each = zip(prompts, contexts, patterns, strict=True)
         for slot, (tokens, context, pattern) in enumerate(each):
@@ -204,7 +205,7 @@ def pair(
     with running(preset, homes[0]) as auto, running(without, homes[1]) as off:
         draft_freely(auto)
         yield auto, off
-        drafts = auto.engine.loaded.loop.batch.draft_model
+        drafts = auto.engine.loaded.loop.batch.proposer.model
         assert drafts is None or (drafts.n_drafted and not drafts.is_broken)
         assert kind != draft or (drafts is not None and drafts.n_accepted > 150)
         assert has_head == isinstance(drafts, MTPDrafter)
@@ -339,7 +340,7 @@ def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: boo
     calls = []
     for speculation in Speculation:
         with running(replace(preset, speculation=speculation), tmp_path) as driver:
-            driver.engine.loaded.loop.batch.costs = UNMEASURED
+            driver.engine.loaded.loop.batch.proposer.costs = UNMEASURED
             driver.engine.loaded.loop.batch.is_ahead = is_ahead
             before = driver.engine.snapshot().counters.n_decode_calls
             guided = by_schema(driver)
@@ -380,7 +381,8 @@ def test_a_draft_pays_for_the_passes_that_its_layout_takes(
     """One of three rows has a draft; a pass of 6 tokens costs as one of 1, wider ones dearly."""
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
     runner = ModelRunner(model, is_ragged=is_ragged)
-    batch = Batch(runner, WidthCosts((1, 6, 7), (1.0, 1.0, 9.0)))
+    drafts = DraftCoordinator(runner, WidthCosts((1, 6, 7), (1.0, 1.0, 9.0)))
+    batch = Batch(runner, drafts)
     batch.is_ahead = False
     tokens = list(prompt(20, seed=3))
     for slot in range(3):
@@ -391,7 +393,7 @@ def test_a_draft_pays_for_the_passes_that_its_layout_takes(
     assert runner.layout(batch.rows[0].context.caches) is layout
     batch.step()
     n_drafted = {PassLayout.RAGGED: WIDTH, PassLayout.APART: 0, PassLayout.PADDED: 1}[layout]
-    assert batch.n_drafted == n_drafted
+    assert drafts.n_drafted == n_drafted
     assert batch.n_calls == 1
 
 
@@ -402,7 +404,9 @@ def test_wide_steps_delay_neither_rows_without_drafts_nor_a_prefill(
     model_of: ModelOf, drafted: int, is_prefilling: bool, n_drafted: int
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
-    batch = Batch(ModelRunner(model), WidthCosts((1, 16), (0.01, 0.04)))
+    runner = ModelRunner(model)
+    drafts = DraftCoordinator(runner, WidthCosts((1, 16), (0.01, 0.04)))
+    batch = Batch(runner, drafts)
     tokens = list(prompt(20, seed=3))
     for slot in range(3):
         context = SlotContext(CacheFactory(model, KVSpec()))
@@ -410,9 +414,9 @@ def test_wide_steps_delay_neither_rows_without_drafts_nor_a_prefill(
         sampler = Sampler(SamplingParams(), tokens, 0)
         batch.join(BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter))
     batch.step(is_prefilling=is_prefilling)
-    assert batch.n_drafted == n_drafted
-    assert 0 < batch.plain_share <= 1
-    assert (batch.plain_share < 1) == (n_drafted > 0)
+    assert drafts.n_drafted == n_drafted
+    assert 0 < drafts.plain_share <= 1
+    assert (drafts.plain_share < 1) == (n_drafted > 0)
 
 
 def test_room_is_checked_before_drafts_outgrow_it(
@@ -424,7 +428,7 @@ def test_room_is_checked_before_drafts_outgrow_it(
     with running(preset, tmp_path) as driver:
         answer = driver.cold(tokens, 500, sampling=rules)
         loop = driver.engine.loaded.loop
-        loop.batch.costs = UNMEASURED
+        loop.batch.proposer.costs = UNMEASURED
         checked = [len(tokens)]
         admit = loop.slot_kv.admit_growth
 
@@ -452,7 +456,7 @@ def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
         expected = [driver.cold(p, 60, sampling=RULES[0]) for p in REPEATED[:3]]
         expected += [driver.cold(p, 60, sampling=RULES[1]) for p in REPEATED[:3]]
         batch.is_ahead = True
-        batch.costs = UNMEASURED
+        batch.proposer.costs = UNMEASURED
         before = driver.engine.snapshot().counters
         asks = [
             driver.submit(p, 60, sampling=rules, use_cache=False)

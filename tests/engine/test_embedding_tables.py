@@ -112,7 +112,7 @@ def test_a_draft_model_gets_no_token_that_it_lacks(model_of: ModelOf, tmp_path: 
     drafting = replace(preset, model=spec, speculation=Speculation.AUTO)
     with running(drafting, tmp_path / "drafting") as driver:
         assert driver.answer(tokens, 24) == plain
-        draft = driver.engine.loaded.loop.batch.draft_model
+        draft = driver.engine.loaded.loop.batch.proposer.model
         assert draft is not None
         assert max(draft._text(list(tokens))) < models.VOCAB
 

@@ -113,7 +113,7 @@ def driver(folder: Path, tmp_path: Path) -> Iterator[Driver]:
 
 def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     """What the head drafts from now on, each after the tokens it followed."""
-    model = driver.engine.loaded.loop.batch.draft_model
+    model = driver.engine.loaded.loop.batch.proposer.model
     found = []
     draft = model.draft
 
@@ -145,7 +145,7 @@ def test_drafts_are_what_the_head_predicts(
     for tokens, ask in zip(prompts, asks, strict=True):
         assert driver.tokens(ask) == predictions.answer(tokens, 12)
     assert driver.engine.snapshot().draft_model == NAME
-    assert not driver.engine.loaded.loop.batch.draft_model.is_broken
+    assert not driver.engine.loaded.loop.batch.proposer.model.is_broken
 
 
 def test_a_few_steps_ahead_may_pass_before_a_draft(
@@ -156,14 +156,14 @@ def test_a_few_steps_ahead_may_pass_before_a_draft(
     monkeypatch.setattr(batch, "is_ahead", True)
     drafts = drafts_of(driver, monkeypatch)
     n_plans = 0
-    plan = batch.draft_model.plan
+    plan = batch.proposer.model.plan
 
     def seldom(*given: Any) -> Any:
         nonlocal n_plans
         n_plans += 1
         return plan(*given) if n_plans % 12 < 2 else {}
 
-    monkeypatch.setattr(batch.draft_model, "plan", seldom)
+    monkeypatch.setattr(batch.proposer.model, "plan", seldom)
     tokens = prompt(60, seed=6)
     ask = driver.submit(tokens, 60, use_cache=False)
     driver.finish(ask)
@@ -234,7 +234,7 @@ def test_its_bytes_are_counted_and_go_with_the_slot(driver: Driver) -> None:
     context = slot_kv.slots[1]
     assert isinstance(context.draft, MTPContext)
     assert context.draft_bytes == context.draft.n_bytes > 0
-    assert slot_kv.bytes_per_token > driver.engine.loaded.loop.batch.draft_model.bytes_per_token
+    assert slot_kv.bytes_per_token > driver.engine.loaded.loop.batch.proposer.model.bytes_per_token
     driver.engine.run_slot_command(EraseSlot(1)).result(timeout=WAIT_S)
     assert context.draft is None
 
@@ -245,9 +245,9 @@ def test_a_broken_head_fails_no_request(model_of: ModelOf, tmp_path: Path) -> No
         tokens = prompt(30, seed=2)
         batch = driver.engine.loaded.loop.batch
         expected = driver.cold(tokens, 24)
-        batch.draft_model._head.layers[0].self_attn = None
+        batch.proposer.model._head.layers[0].self_attn = None
         assert driver.cold(tokens, 24) == expected
-        assert batch.draft_model.is_broken
+        assert batch.proposer.model.is_broken
         assert driver.engine.snapshot().draft_model is None
         assert driver.cold(tokens, 24) == expected
 
@@ -255,7 +255,7 @@ def test_a_broken_head_fails_no_request(model_of: ModelOf, tmp_path: Path) -> No
 def test_without_speculation_no_head_is_loaded(model_of: ModelOf, tmp_path: Path) -> None:
     preset = replace(drafting(with_head(model_of, "tiny")), speculation=Speculation.OFF)
     with running(preset, tmp_path) as driver:
-        assert driver.engine.loaded.loop.batch.draft_model is None
+        assert not driver.engine.loaded.loop.batch.proposer.is_active
 
 
 def test_the_head_of_the_demo_model_saves_passes(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
 
         def wrapper(*args: Any) -> Any:
             loaded = engines[0]._loaded if engines else None
-            is_flying = loaded is not None and loaded.loop.batch.in_flight is not None
+            is_flying = loaded is not None and bool(loaded.loop.batch.in_flight)
             calls.append((name, threading.current_thread().name, is_flying))
             return original(*args)
 

@@ -15,6 +15,7 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import BatchingCheck
+from mlxstack.engine.decode.draft_coordinator import DraftCoordinator
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
@@ -212,7 +213,7 @@ def check_drafts(
     n_tokens = 2 * N_STEPS
     runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
     alone = [_sampled(Batch(runner), cache_factory, {row: None}, rules)[row] for row in ROWS]
-    batch = Batch(runner)
+    batch = Batch(runner, DraftCoordinator(runner))
     drafters = {row: ScriptedDrafter(PROMPTS[row], alone[row], PATTERNS[row]) for row in ROWS}
     answers = _sampled(batch, cache_factory, drafters, rules)
     for n, row in zip(LENGTHS, ROWS, strict=True):
@@ -259,7 +260,7 @@ def _sampled(
             answers.setdefault(int(sampled.request), []).append(sampled.token)
         for row in batch.rows:
             if len(answers[row.slot]) >= N_STEPS:
-                row.drafter = None
+                row.proposal_source = None
     return answers
 
 

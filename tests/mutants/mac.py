@@ -214,9 +214,8 @@ MAC = (
     ),
     Mutant(
         "each row has the tokens of its KV", "engine/decode/batch.py",
-        "ahead = {id(row) for row in self.in_flight.rows}",
-        "ahead = {id(row) for row, choices in zip(self.in_flight.rows, self.in_flight.choices)"
-        " if choices}",
+        "ahead = {id(taken.row) for taken in self.in_flight}",
+        "ahead = {id(taken.row) for taken in self.in_flight if taken.choices}",
         AHEAD + "test_a_row_that_raises_has_as_many_tokens_as_its_kv",
     ),
     Mutant(

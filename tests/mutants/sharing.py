@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 SHARING = (
     Mutant(
-        "refused tokens leave the draft model", "engine/decode/batch.py",
+        "refused tokens leave the draft model", "engine/decode/draft_coordinator.py",
         "row.context.draft.rewind(len(row.context) + len(row.replay))", "pass",
         "tests/engine/test_draft_model.py::test_refused_tokens_leave_no_trace_in_its_context",
     ),
@@ -177,7 +177,7 @@ SHARING = (
     ),
     Mutant(
         "a rank waits for what is kept of a draft", "engine/distributed/follower.py",
-        "if not context.is_in_draft:", "if True:",
+        "if not context.is_in_proposal:", "if True:",
         "tests/engine/test_ranks.py::test_drafts_are_accepted_and_rolled_back_on_both",
     ),
     Mutant(

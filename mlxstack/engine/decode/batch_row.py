@@ -1,14 +1,24 @@
-"""Rows of the running batch."""
+"""Rows of the running batch, and what they do in one step."""
 
+import sys
 from collections.abc import Sequence
-from math import inf
+from typing import Protocol
 
 import mlx.core as mx
+from msgspec import Struct
 
-from mlxstack.engine.decode.drafter import NO_OFFER, Drafter
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sampler import Choice, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy.drafts.ngram_draft_governor import MAX_DRAFTED, DraftOffer
+
+
+class ProposalSource(Protocol):
+    """Source of the proposed tokens of one row."""
+
+    n_proposed: int
+    n_accepted: int
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """The answer goes on with these tokens, none of which was proposed."""
 
 
 class BatchRow:
@@ -24,8 +34,8 @@ class BatchRow:
         context: SlotContext,
         sampler: Sampler,
         last: int,
-        n_left: float = inf,
-        drafter: Drafter | None = None,
+        n_left: int = sys.maxsize,
+        proposal_source: ProposalSource | None = None,
         shift: int = 0,
         request: str = "",
     ) -> None:
@@ -35,24 +45,16 @@ class BatchRow:
         self.n_left = n_left
         self.context = context
         self.sampler = sampler
-        self.drafter = drafter
+        self.proposal_source = proposal_source
         self.input_token = mx.array([last])
         self.pending: int | None = last
         """The token of `input_token` once its value is known; it enters the context when fed."""
-        self.lead_s = 0.0
-        """Seconds that drafts have saved it so far, and by which others may delay it."""
         self.replay: list[int] = []
         """Tokens before it that a rollback took out of recurrent state."""
-        self.draft: tuple[int, ...] = ()
-        """Draft tokens of the step that was built last."""
+        self.proposed: tuple[int, ...] = ()
+        """Proposed tokens of the step that was built last."""
         self.is_at_prompt = True
         """Whether `pending` is the last token of the prompt."""
-
-    def expected(self) -> DraftOffer:
-        """Draft that may be possible once the token in flight is known."""
-        if self.drafter:
-            return self.drafter.expected(self.sampler.is_ruled)
-        return NO_OFFER
 
     @property
     def known(self) -> list[int]:
@@ -64,30 +66,56 @@ class BatchRow:
     @property
     def tokens(self) -> mx.array:
         """The tokens (n,) that this row feeds."""
-        if self.replay or self.draft:
-            return mx.array([*self.known, *self.draft])
+        if self.replay or self.proposed:
+            return mx.array([*self.known, *self.proposed])
         return self.input_token
 
-    def propose(self) -> DraftOffer:
-        """Prepare a draft; none after a rollback of recurrent state.
+    @property
+    def max_proposed(self) -> int:
+        """Tokens that may be proposed for the next pass; none after a rollback.
 
-        KV is quantized between passes, so a draft ends at the latest where that is due.
+        KV is quantized between passes, so they end at the latest where that is due.
         """
         if self.replay:
-            return DraftOffer(n_known=len(self.replay) + 1)
-        if self.drafter is None:
-            return NO_OFFER
-        return self.drafter.propose(self.sampler.forced_tokens(), self.most_drafted)
-
-    @property
-    def most_drafted(self) -> int:
-        """Draft tokens that may go into the next pass."""
-        due = self.context.quantized_start - len(self.context)
-        most = min(self.n_left, due if due > 0 else inf, MAX_DRAFTED + 1) - 1
-        return 0 if self.replay else int(most)
+            return 0
+        n_plain = self.context.quantized_start - len(self.context)
+        if n_plain > 0:
+            return min(self.n_left, n_plain) - 1
+        return self.n_left - 1
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The caches hold these known tokens now."""
         self.context.extend(tokens)
         self.pending = None
         self.replay = []
+
+    def choose(self, choice: Choice, n_sampled: int = 1) -> None:
+        """Feed this choice next, the last of `n_sampled` tokens."""
+        self.input_token = choice.token
+        self.n_left -= n_sampled
+
+    def settle(self, choices: Sequence[Choice], tokens: Sequence[int]) -> None:
+        """Keep the accepted `tokens` of a proposal; the caches drop the refused ones."""
+        fed = [*self.known, *tokens[:-1]]
+        is_kept = self.context.end_proposal(*fed)
+        self.pending = None
+        self.replay = [] if is_kept else fed
+        if tokens:
+            accepted = choices[: len(tokens)]
+            self.sampler.accept([choice.token for choice in accepted], len(self.proposed))
+            self.pending = tokens[-1]
+            self.choose(accepted[-1], len(tokens))
+
+
+class RowStep(Struct, frozen=True):
+    """One row in a step that was built."""
+
+    row: BatchRow
+    choices: tuple[Choice, ...]
+    """Of its next token, and after each proposed one; none where its rules raised."""
+    position: int
+    """Position of the token before the first choice."""
+    n_fed: int
+    """Tokens that it brought to the pass."""
+    states: mx.array | None = None
+    """Last hidden states (1 + proposed, dim) from `position` on, where a proposer needs them."""

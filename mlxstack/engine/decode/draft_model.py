@@ -14,7 +14,8 @@ from math import inf
 import mlx.core as mx
 from msgspec.structs import replace
 
-from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.batch_row import BatchRow, RowStep
+from mlxstack.engine.decode.drafter import drafter_of
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -68,13 +69,13 @@ class DraftModel:
         """Tokens to draft for the rows with a ready context."""
         if self.is_broken:
             return {}
-        rates = {
-            at: row.drafter.model_rate or self.record.rate
-            for at, row in rows.items()
-            if row.drafter is not None and row.most_drafted > 0 and self._is_ready(row)
-        }
+        rates: dict[int, float] = {}
+        for i, row in rows.items():
+            drafter = drafter_of(row)
+            if drafter is not None and row.max_proposed > 0 and self._is_ready(row):
+                rates[i] = drafter.model_rate or self.record.rate
         counts = governor.plan_drafts(self.record, rates, plan)
-        return {at: min(n, rows[at].most_drafted) for at, n in counts.items()}
+        return {i: min(n, rows[i].max_proposed) for i, n in counts.items()}
 
     def draft(self, rows: Sequence[BatchRow], counts: Sequence[int]) -> list[list[int]]:
         """Greedy draft tokens for each row; none after an exception."""
@@ -120,11 +121,19 @@ class DraftModel:
             self.record = governor.settled(self.record, *outcome)
         self.record = governor.stepped(self.record, seconds, plain_s)
 
-    def due(
+    def observe(self, taken: RowStep, tokens: Sequence[int]) -> None:
+        """Note the tokens of a row, where drafts need its hidden states."""
+
+    def observe_prefill(
+        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
+    ) -> None:
+        """Note a prefill chunk, where drafts need its hidden states."""
+
+    def late_row(
         self, rows: Sequence[BatchRow], costs: WidthCosts, has_room: Callable[[int], bool]
     ) -> BatchRow | None:
         """Row whose draft context is to be computed further, if any."""
-        late = [row for row in rows if row.drafter is not None and _n_behind(row) > READY]
+        late = [row for row in rows if drafter_of(row) is not None and _n_behind(row) > READY]
         if self.is_broken or self.target is not None or not late:
             return None
         row = min(late, key=_n_behind)
@@ -133,7 +142,7 @@ class DraftModel:
             return row
         return None
 
-    def prefill(self, row: BatchRow, seconds: float, costs: WidthCosts) -> None:
+    def catch_up(self, row: BatchRow, seconds: float, costs: WidthCosts) -> None:
         """Compute the next chunk of a row's draft context."""
         began = time.perf_counter()
         allowed = self._seconds(row, costs)

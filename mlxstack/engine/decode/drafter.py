@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.ngram_index import NgramIndex
 from mlxstack.policy.drafts import draft_model_governor
 from mlxstack.policy.drafts.ngram_draft_governor import (
@@ -44,7 +45,9 @@ class Drafter:
         """Origin of the proposed draft."""
         self.model_rate: float | None = None
         """Rate of acceptance of a draft model's tokens; None before there were any."""
-        self.n_drafted = 0
+        self.lead_s = 0.0
+        """Seconds that drafts have saved the row so far, and by which others may delay it."""
+        self.n_proposed = 0
         self.n_accepted = 0
 
     def expected(self, is_ruled: bool) -> DraftOffer:
@@ -83,7 +86,11 @@ class Drafter:
         """The first `n_tokens` of the proposed draft."""
         return self._proposed[:n_tokens]
 
-    def settle(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
+    def observe(self, tokens: Sequence[int]) -> None:
+        """As `ProposalSource.observe`."""
+        self.settle(tokens, 0)
+
+    def settle(self, tokens: Sequence[int], n_drafted: int) -> None:
         """Learn the tokens of a pass with `n_drafted` draft tokens."""
         proposed = self._proposed
         source = self.source
@@ -96,7 +103,7 @@ class Drafter:
             copied = self._index.continuation(max(1, n_copied))
             self._copied = _judged(self._copied, copied, tokens, n_copied)
         if n_drafted:
-            self.n_drafted += n_drafted
+            self.n_proposed += n_drafted
             self.n_accepted += len(tokens) - 1
         if n_drafted and self.model_rate is not None and source is DraftSource.MODEL:
             self.model_rate = draft_model_governor.verified(
@@ -108,6 +115,12 @@ class Drafter:
     def _before_eos(self, tokens: Sequence[int]) -> tuple[int, ...]:
         end = next((i for i, token in enumerate(tokens) if token in self._eos), len(tokens))
         return tuple(tokens[:end])
+
+
+def drafter_of(row: BatchRow) -> Drafter | None:
+    """The drafter of a row, if it has one."""
+    source = row.proposal_source
+    return source if isinstance(source, Drafter) else None
 
 
 def _judged(

@@ -13,7 +13,7 @@ import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.batch_row import BatchRow, RowStep
 from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.draft_model import DraftModel
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -98,21 +98,22 @@ class MTPDrafter(DraftModel):
         self.record = replace(self.record, start_s=0.0)
         self.bytes_beside = self.bytes_per_token
 
-    def follow(
-        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
-    ) -> None:
-        """Note states (n, dim) from `start` on, and tokens (n + 1)."""
-        if self.is_broken:
+    def observe(self, taken: RowStep, tokens: Sequence[int]) -> None:
+        """Note the states before the tokens of a row, which wait for the next draft."""
+        if self.is_broken or taken.states is None:
             return
-        pairs = self._ending_at(context, start, tokens[0], states)
-        pairs.add(states, tokens[1:])
+        context = taken.row.context
+        states = taken.states[: len(tokens)]
+        fed = [*context.tokens[taken.position :], *taken.row.replay][: len(tokens)]
+        pairs = self._ending_at(context, taken.position, fed[0], states)
+        pairs.add(states, [*fed[1:], tokens[-1]])
         if len(pairs.behind) > MAX_BEHIND:
             context.draft = None
 
-    def follow_prefill(
+    def observe_prefill(
         self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
     ) -> None:
-        """Compute the pairs of a prefill chunk, as `follow` has them."""
+        """Compute the pairs of a prefill chunk: states (n, dim) from `start` on, tokens (n + 1)."""
         if self.is_broken:
             return
         try:

@@ -17,8 +17,6 @@ from mlxstack.core.prompt_tokens import (
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
-from mlxstack.engine.decode.drafter import Drafter
-from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
@@ -40,12 +38,11 @@ def prefill_chunk(
 ) -> float:
     """Prefill at most `n_tokens` of the prompt; returns the seconds.
 
-    It ends earlier where a checkpoint is worth taking, and takes it there. A draft model that
+    It ends earlier where a checkpoint is worth taking, and takes it there. A proposer that
     needs the hidden states gets them. Where the features of an image are missing, blocks of its
     tower are computed in place of tokens, for `encode_s` seconds. Raises Unsupported.
     """
     runner = batch.runner
-    draft_model = batch.draft_model
     images = batch.images
     start = len(context)
     end = min(start + n_tokens, _next_stop(context, request, start))
@@ -59,12 +56,12 @@ def prefill_chunk(
         return time.perf_counter() - began
     context.reserve(room_for(request))
     plan = [_slot_tokens(images, context, request, start, end)]
-    if isinstance(draft_model, MTPDrafter):
+    if batch.proposer.needs_states:
         states = runner.states(plan)
         known = request.tokens[start : end + 1]
         if images is not None and request.images:
             known = tuple(without_virtual(known, images.image_model.placeholder))
-        draft_model.follow_prefill(context, start, states, known)
+        batch.proposer.observe_prefill(context, start, states, known)
     else:
         runner.execute(plan)
     context.evaluate()
@@ -103,14 +100,7 @@ def _slot_tokens(
     return images.slot_tokens(context.caches, tokens, start, request.images)
 
 
-def row_of(
-    images: ImageEncoder | None,
-    request: Request,
-    slot: int,
-    context: SlotContext,
-    n_ctx: int,
-    drafter: Drafter | None,
-) -> BatchRow:
+def row_of(batch: Batch, request: Request, slot: int, context: SlotContext, n_ctx: int) -> BatchRow:
     """The row of a request whose prompt is computed but for its last token.
 
     Its answer ends at the latest when prompt and answer are `n_ctx` tokens. Raises BadRequest for
@@ -120,15 +110,13 @@ def row_of(
     if tokens[-1] >= FIRST_VIRTUAL:
         raise BadRequest(ENDS_WITH_IMAGE)
     state = request.constraint.start() if request.constraint else None
-    sampler = Sampler(request.sampling, _text_of(request), time.monotonic_ns(), state)
+    text = _text_of(request)
+    sampler = Sampler(request.sampling, text, time.monotonic_ns(), state)
+    images = batch.images
+    source = batch.proposer.start(request, text)
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
     shift = images.image_model.shift(request.images, len(tokens)) if images is not None else 0
-    return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift, request.id)
-
-
-def drafter_of(request: Request) -> Drafter:
-    """Drafter of a request, over prompt and prediction."""
-    return Drafter(_text_of(request), request.eos, request.prediction)
+    return BatchRow(slot, context, sampler, tokens[-1], n_left, source, shift, request.id)
 
 
 def _text_of(request: Request) -> Sequence[int]:

@@ -43,8 +43,8 @@ log = logging.getLogger("mlxstack.rank")
 
 BEAT_S = 1.0
 CHANGES = frozenset({
-    "clear", "detach", "reserve", "checkpoint", "rewind", "begin_draft", "end_draft", "fork_from",
-    "take_over",
+    "clear", "detach", "reserve", "checkpoint", "rewind", "begin_proposal", "end_proposal",
+    "fork_from", "take_over",
 })  # fmt: skip
 
 
@@ -115,7 +115,7 @@ class Replica:
             raise Broken(f"diverged from rank 0 at record {self.step}, with {lengths} tokens")
         run_pass(self._runner, contexts, [tokens for _, tokens in slots])
         for context, (_, tokens) in zip(contexts, slots, strict=True):
-            if not context.is_in_draft:
+            if not context.is_in_proposal:
                 context.extend(tokens)
 
     def _load(self, load: wire.Load) -> None:

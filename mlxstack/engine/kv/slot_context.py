@@ -111,7 +111,7 @@ class SlotContext:
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
         self.draft: DraftContext | None = None
         """A context of the draft model: a beginning of these tokens and those fed next."""
-        self._draft_start: PassStart | None = None
+        self._pass_start: PassStart | None = None
         self._prompt_logits: PromptLogits | None = None
 
     def __len__(self) -> int:
@@ -207,7 +207,7 @@ class SlotContext:
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0
-        self.draft = self._draft_start = self._prompt_logits = None
+        self.draft = self._pass_start = self._prompt_logits = None
         self.n_unreserved = 0
 
     @property
@@ -240,26 +240,26 @@ class SlotContext:
             return None
         return kept.logits if self.rewind_target(n) == n else None
 
-    def begin_draft(self, n_tokens: int) -> None:
-        """Let `end_draft` drop the last tokens of the next pass.
+    def begin_proposal(self, n_tokens: int) -> None:
+        """Let `end_proposal` drop the last tokens of the next pass.
 
         The pass has `n_tokens`.
         """
-        self._draft_start = PassStart.of(self.caches, n_tokens)
+        self._pass_start = PassStart.of(self.caches, n_tokens)
 
     @property
-    def is_in_draft(self) -> bool:
-        """Whether `end_draft` is still to come."""
-        return self._draft_start is not None
+    def is_in_proposal(self) -> bool:
+        """Whether `end_proposal` is still to come."""
+        return self._pass_start is not None
 
-    def end_draft(self, *tokens: int) -> bool:
+    def end_proposal(self, *tokens: int) -> bool:
         """Keep the first tokens of the pass, which are these.
 
         False when they have to be fed again: recurrent state can only go back to the start.
         """
-        assert self._draft_start is not None
-        start = self._draft_start
-        self._draft_start = None
+        assert self._pass_start is not None
+        start = self._pass_start
+        self._pass_start = None
         is_kept = bool(start.roll_back(len(tokens)))
         if is_kept:
             self.extend(tokens)

@@ -15,7 +15,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.request import Request
-from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.decode.batch_row import ProposalSource
 from mlxstack.policy.scheduling.scheduler_state import Slot, SlotState
 
 
@@ -69,12 +69,22 @@ class RequestState:
         self.running_at = 0.0
         self.first_at = 0.0
         self.saved_s = 0.0
-        self.drafter: Drafter | None = None
+        self.proposal_source: ProposalSource | None = None
 
     @property
     def n_new(self) -> int:
         """Prompt tokens without reused KV."""
         return len(self.request.tokens) - self.n_cached
+
+    @property
+    def n_proposed(self) -> int:
+        """Tokens that were proposed for its answer and verified."""
+        return self.proposal_source.n_proposed if self.proposal_source else 0
+
+    @property
+    def n_accepted(self) -> int:
+        """Proposed tokens that were accepted."""
+        return self.proposal_source.n_accepted if self.proposal_source else 0
 
     def seat(self, slot: int) -> None:
         """Note the slot of the request, which is prepared from now on."""
@@ -128,8 +138,8 @@ class RequestState:
             decode_s=max(0.0, now - self.running_at) if self.running_at else 0.0,
             ttft_s=sum(phases.values()) if self.first_at else 0.0,
             saved_s=self.saved_s,
-            n_drafted=self.drafter.n_drafted if self.drafter else 0,
-            n_accepted=self.drafter.n_accepted if self.drafter else 0,
+            n_drafted=self.n_proposed,
+            n_accepted=self.n_accepted,
             n_image=sum(image.end - image.start for image in self.request.images),
             **phases,
         )

@@ -56,7 +56,7 @@ TYPICAL_ANSWER = 256
 
 
 class DraftModelRecord(Struct, frozen=True):
-    """Acceptance of the drafts of a model; `costs` are seconds of its passes.
+    """Acceptance of a draft model; `costs` are seconds of its passes.
 
     `credit` is in seconds; None before the first step was measured. At the start it is `start_s`
     and a few steps.
@@ -93,7 +93,7 @@ class DraftPlan(Struct, frozen=True):
 def plan_drafts(
     record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPlan
 ) -> dict[int, int]:
-    """Tokens to draft for each row; rows that are left out get none.
+    """Tokens to draft for each row; none for rows left out.
 
     `rates` are those of the rows that can be drafted for. The passes of both models are within the
     bounds.

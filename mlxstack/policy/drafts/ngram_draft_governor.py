@@ -212,7 +212,7 @@ def widths(
     layout: PassLayout = PassLayout.RAGGED,
     bounds: StepBounds = UNBOUNDED,
 ) -> list[int]:
-    """Number of offered draft tokens that each row brings to the next pass.
+    """Offered draft tokens that each row brings to the next pass.
 
     `offers` has one entry for each row, empty ones included. All widths are tried, since seconds
     may fall with the width: kernels work in bands of rows.

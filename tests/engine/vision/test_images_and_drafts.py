@@ -88,7 +88,7 @@ def test_an_mtp_head_changes_no_token_after_an_image(tmp_path: Path) -> None:
         draft_freely(engine)
         assert answers_of(engine, pictures) == wanted
         assert engine.engine.snapshot().counters.n_model_drafted_tokens > 0
-        assert not engine.engine.loaded.loop.batch.draft_model.is_broken
+        assert not engine.engine.loaded.loop.batch.proposer.model.is_broken
 
 
 @pytest.mark.parametrize("kind", ["mtp", "model"])
@@ -104,7 +104,7 @@ def test_drafters_get_the_placeholder_in_place_of_features(
     seen = []
     with running(preset, tmp_path / "home") as engine:
         draft_freely(engine)
-        drafter = engine.engine.loaded.loop.batch.draft_model
+        drafter = engine.engine.loaded.loop.batch.proposer.model
         execute = drafter._runner.execute
 
         def note(tokens: Sequence[int]) -> None:
@@ -114,14 +114,14 @@ def test_drafters_get_the_placeholder_in_place_of_features(
 
         def followed(context: Any, start: int, states: Any, tokens: Sequence[int]) -> None:
             note(tokens)
-            MTPDrafter.follow_prefill(drafter, context, start, states, tokens)
+            MTPDrafter.observe_prefill(drafter, context, start, states, tokens)
 
         def executed(plan: Sequence[SlotTokens], *views: Any) -> Any:
             note([token for slot in plan for token in slot.tokens.tolist()])
             return execute(plan, *views)
 
         if kind == "mtp":
-            monkeypatch.setattr(drafter, "follow_prefill", followed)
+            monkeypatch.setattr(drafter, "observe_prefill", followed)
         else:
             monkeypatch.setattr(drafter._runner, "execute", executed)
         engine.answer(**scene, n=32)

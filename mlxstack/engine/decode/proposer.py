@@ -1,0 +1,117 @@
+"""Proposers: tokens that may come next, which the sampler verifies (speculative decoding)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from mlxstack.core.request import Request
+from mlxstack.engine.decode.batch_row import BatchRow, ProposalSource, RowStep
+from mlxstack.engine.kv.slot_context import SlotContext
+
+
+class Proposer(Protocol):
+    """Proposes tokens for the rows of a batch. MLX thread only."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it may propose anything."""
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether it is given the last hidden states of all passes."""
+
+    @property
+    def model_name(self) -> str | None:
+        """Name of its model; None without one, or after a failure."""
+
+    @property
+    def plain_share(self) -> float:
+        """Share of the seconds of the last settled step that it takes without proposals."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Its part of `Counters`, by field."""
+
+    def start(self, request: Request, text: Sequence[int]) -> ProposalSource | None:
+        """Source of a new row; `text` is its prompt without tokens of other inputs."""
+
+    def propose(
+        self, rows: Sequence[BatchRow], *, is_prefilling: bool
+    ) -> list[tuple[BatchRow, Exception]]:
+        """Set the `proposed` tokens of each row, which are all known; rows whose rules raised.
+
+        A prefill chunk follows the step where `is_prefilling`.
+        """
+
+    def expects(self, rows: Sequence[BatchRow]) -> bool:
+        """Whether it is likely to propose after the tokens in flight."""
+
+    def settle(
+        self,
+        step: Sequence[RowStep],
+        outcomes: Sequence[Sequence[int] | None],
+        seconds: float | None,
+    ) -> None:
+        """Learn from a step: tokens of each row, and its seconds, where measured.
+
+        The accepted tokens come first. None for a row that has left.
+        """
+
+    def observe_prefill(
+        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
+    ) -> None:
+        """Take the states (n, dim) of a prefill chunk from `start` on, and its tokens (n + 1)."""
+
+    def late_row(
+        self, rows: Sequence[BatchRow], has_room: Callable[[int], bool]
+    ) -> BatchRow | None:
+        """Row whose context of the proposer's model is to be computed further."""
+
+    def catch_up(self, row: BatchRow, seconds: float) -> None:
+        """Compute a chunk of it, of about `seconds`."""
+
+
+class NoProposals:
+    """Proposes nothing: one token per row and step."""
+
+    is_active = False
+    needs_states = False
+    model_name = None
+    plain_share = 1.0
+    counters: Mapping[str, int] = {}
+
+    def start(self, request: Request, text: Sequence[int]) -> None:
+        """No source."""
+
+    def propose(
+        self, rows: Sequence[BatchRow], *, is_prefilling: bool
+    ) -> list[tuple[BatchRow, Exception]]:
+        """No tokens."""
+        return []
+
+    def expects(self, rows: Sequence[BatchRow]) -> bool:
+        """Never."""
+        return False
+
+    def settle(
+        self,
+        step: Sequence[RowStep],
+        outcomes: Sequence[Sequence[int] | None],
+        seconds: float | None,
+    ) -> None:
+        """Nothing to learn."""
+
+    def observe_prefill(
+        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
+    ) -> None:
+        """Nothing to take."""
+
+    def late_row(self, rows: Sequence[BatchRow], has_room: Callable[[int], bool]) -> None:
+        """No row."""
+
+    def catch_up(self, row: BatchRow, seconds: float) -> None:
+        """Nothing to compute."""
+
+
+NO_PROPOSALS = NoProposals()
