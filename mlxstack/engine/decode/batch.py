@@ -217,7 +217,7 @@ class Batch:
         return None
 
     def _collect(self, step: Sequence[RowStep], began: float | None = None) -> list[TokenSampled]:
-        """Tokens of a step of which nothing was read yet; it is measured from `began` on."""
+        """Read the tokens of a step, which is measured from `began` on."""
         if not step:
             return []
         mx.eval([choice.token for taken in step for choice in taken.choices])
@@ -273,7 +273,7 @@ def _keep_logits(
 
 
 def _new_lines(rows: Sequence[BatchRow]) -> list[int]:
-    """Logits after the last known token of each row and its proposed ones."""
+    """Lines of logits after the newest token of each row."""
     lines: list[int] = []
     start = 0
     for row in rows:
@@ -284,7 +284,7 @@ def _new_lines(rows: Sequence[BatchRow]) -> list[int]:
 
 
 def _read(taken: RowStep, *, is_fed: bool) -> list[int]:
-    """Tokens that the row has now; it feeds the last one, unless a step ahead has done so."""
+    """Read the sampled tokens; `is_fed` where a step ahead feeds the last one."""
     row = taken.row
     tokens = _accepted(row.proposed, taken.choices)
     if row.proposed:

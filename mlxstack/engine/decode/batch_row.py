@@ -72,7 +72,7 @@ class BatchRow:
 
     @property
     def max_proposed(self) -> int:
-        """Tokens that may be proposed for the next pass; none after a rollback.
+        """Maximum of proposed tokens in the next pass; 0 after a rollback.
 
         KV is quantized between passes, so they end at the latest where that is due.
         """
@@ -95,7 +95,7 @@ class BatchRow:
         self.n_left -= n_sampled
 
     def settle(self, choices: Sequence[Choice], tokens: Sequence[int]) -> None:
-        """Keep the accepted `tokens` of a proposal; the caches drop the refused ones."""
+        """Keep the accepted `tokens`; the caches drop the refused ones."""
         fed = [*self.known, *tokens[:-1]]
         is_kept = self.context.end_proposal(*fed)
         self.pending = None

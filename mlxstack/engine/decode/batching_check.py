@@ -322,7 +322,7 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
 def _drafted(
     runner: ModelRunner, contexts: Sequence[SlotContext], fed: Sequence[list[int]], n_vocab: int
 ) -> list[Logits]:
-    """Logits of three passes; of the first one row i keeps i + 1 tokens.
+    """Logits of three passes; row i keeps i + 1 tokens of the first.
 
     The others bring rows of different length: their padding must leave no trace in the states.
     """

@@ -1,6 +1,6 @@
-"""Drafts of all rows: which row gets how many tokens, from its own texts or from a model.
+"""Proposer of the batch by drafts, from texts or a model.
 
-Proposer of the batch. A draft is fed where tokens per second grow, as measured by the seconds of
+A draft is fed where tokens per second grow, as measured by the seconds of
 passes by width; see `policy.drafts`.
 """
 
@@ -35,7 +35,10 @@ DEFAULT_POLICY = PrefillPolicy()
 
 
 class DraftCoordinator:
-    """Drafts for rows that have a `Drafter`; `model` drafts where texts do not."""
+    """Drafts for rows that have a `Drafter`.
+
+    The `model` drafts where their texts do not.
+    """
 
     is_active = True
 
@@ -152,7 +155,10 @@ class DraftCoordinator:
     def _draft_by_model(
         self, rows: Sequence[BatchRow], offers: list[DraftOffer], is_prefilling: bool
     ) -> dict[int, int]:
-        """Draft by the model; its tokens by row. Offers of other rows are weighed beside them."""
+        """Draft by the model; the number of its tokens by row.
+
+        They are known tokens when the offers of other rows are weighed.
+        """
         counts = self._model_widths(rows, offers, is_prefilling)
         if self.model is None or not counts:
             return {}
@@ -198,7 +204,7 @@ class DraftCoordinator:
         return self._runner.layout(row.context.own_caches)
 
     def _passes(self, step: Sequence[RowStep]) -> list[int]:
-        """Widths of the passes of a step; none where no row may have a draft."""
+        """Widths of the passes of a step, if rows have drafters."""
         if any(drafter_of(taken.row) is not None for taken in step):
             return pass_widths([taken.n_fed for taken in step], self._layout(step[0].row))
         return []
@@ -242,7 +248,7 @@ class DraftCoordinator:
         modeled: Sequence[int],
         seconds: float,
     ) -> None:
-        """Have the model learn from a step in which these rows had its drafts."""
+        """Let the model learn from a step with drafts for these rows."""
         if self.model is None:
             return
         counts = [1 + len(taken.row.proposed) for taken in step]
@@ -257,7 +263,7 @@ class DraftCoordinator:
 
 
 def _offer(row: BatchRow) -> DraftOffer:
-    """Prepare a draft of the row; none after a rollback of recurrent state."""
+    """Prepare a draft of the row; none after a rollback."""
     if row.replay:
         return DraftOffer(n_known=len(row.replay) + 1)
     drafter = drafter_of(row)

@@ -99,7 +99,7 @@ class MTPDrafter(DraftModel):
         self.bytes_beside = self.bytes_per_token
 
     def observe(self, taken: RowStep, tokens: Sequence[int]) -> None:
-        """Note the states before the tokens of a row, which wait for the next draft."""
+        """Note the states before a row's tokens for the next draft."""
         if self.is_broken or taken.states is None:
             return
         context = taken.row.context
@@ -113,7 +113,10 @@ class MTPDrafter(DraftModel):
     def observe_prefill(
         self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
     ) -> None:
-        """Compute the pairs of a prefill chunk: states (n, dim) from `start` on, tokens (n + 1)."""
+        """Compute the pairs of a prefill chunk.
+
+        They are states (n, dim) from `start` on, and tokens (n + 1).
+        """
         if self.is_broken:
             return
         try:

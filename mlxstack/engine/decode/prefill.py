@@ -101,7 +101,7 @@ def _slot_tokens(
 
 
 def row_of(batch: Batch, request: Request, slot: int, context: SlotContext, n_ctx: int) -> BatchRow:
-    """The row of a request whose prompt is computed but for its last token.
+    """The row of a request, computed but for its last token.
 
     Its answer ends at the latest when prompt and answer are `n_ctx` tokens. Raises BadRequest for
     a prompt that ends with an image, whose features no row can bring.

@@ -27,21 +27,21 @@ class Proposer(Protocol):
 
     @property
     def plain_share(self) -> float:
-        """Share of the seconds of the last settled step that it takes without proposals."""
+        """Share of the last step's seconds that it takes without proposals."""
 
     @property
     def counters(self) -> Mapping[str, int]:
         """Its part of `Counters`, by field."""
 
     def start(self, request: Request, text: Sequence[int]) -> ProposalSource | None:
-        """Source of a new row; `text` is its prompt without tokens of other inputs."""
+        """Source of a new row; `text` is the text of its prompt."""
 
     def propose(
         self, rows: Sequence[BatchRow], *, is_prefilling: bool
     ) -> list[tuple[BatchRow, Exception]]:
-        """Set the `proposed` tokens of each row, which are all known; rows whose rules raised.
+        """Set the `proposed` tokens of rows; returns those whose rules raised.
 
-        A prefill chunk follows the step where `is_prefilling`.
+        Their last tokens are known. With `is_prefilling` a prefill chunk follows the step.
         """
 
     def expects(self, rows: Sequence[BatchRow]) -> bool:
@@ -53,15 +53,15 @@ class Proposer(Protocol):
         outcomes: Sequence[Sequence[int] | None],
         seconds: float | None,
     ) -> None:
-        """Learn from a step: tokens of each row, and its seconds, where measured.
+        """Learn from a step, its sampled tokens and, where measured, seconds.
 
-        The accepted tokens come first. None for a row that has left.
+        Of each row they are the accepted tokens and one more; None for a row that has left.
         """
 
     def observe_prefill(
         self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
     ) -> None:
-        """Take the states (n, dim) of a prefill chunk from `start` on, and its tokens (n + 1)."""
+        """Note a prefill chunk: states (n, dim) from `start` on, tokens (n + 1)."""
 
     def late_row(
         self, rows: Sequence[BatchRow], has_room: Callable[[int], bool]

@@ -54,7 +54,7 @@ class Choice(Struct, frozen=True):
 
 
 class UniformStream:
-    """Uniform numbers in [0, 1) from the chain of random keys that a seed begins."""
+    """Uniform numbers in [0, 1) from a seed's chain of random keys."""
 
     def __init__(self, seed: int) -> None:
         self._key = mx.random.key(seed)
@@ -201,7 +201,7 @@ class Sampler:
 
 
 class RowDraw:
-    """Lines of logits from which a row draws, from `start` on, and the outcome."""
+    """Draw of a row from its lines of logits, `start` and following."""
 
     def __init__(
         self, sampler: Sampler, start: int, logits: mx.array, proposed: Sequence[int]
