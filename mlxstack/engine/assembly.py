@@ -11,7 +11,6 @@ from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
-from mlxstack.core.request import with_image_ends
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
@@ -87,13 +86,12 @@ class EngineAssembly:
         stacker = None
         if model.check.can_stack and runner.can_stack:
             stacker = RowStacker(slot_kv.has_room)
-        images = model.loaded.images
         proposer = model.drafts.proposer(runner, costs, limits.prefill)
         remote = None
         if self._remote is not None:
             remote = RemotePrefill(self._remote, thread.post)
         loop = EngineLoop(
-            Batch(runner, proposer, stacker, images),
+            Batch(runner, proposer, model.loaded.inputs, stacker),
             slot_kv,
             preset.slots.n_ctx,
             limits,
@@ -104,8 +102,7 @@ class EngineAssembly:
             is_batching=model.check.is_batching and preset.batch.enabled,
             why_not_batching=model.check.why_not,
         )
-        if images is not None:
-            loop.transforms.append(with_image_ends)
+        loop.transforms.append(model.loaded.inputs.with_checkpoints)
         if model.n_fixed_rope is not None:
             loop.transforms.append(partial(keyed_by_length, fixed=model.n_fixed_rope))
         if model.check.why_not:
@@ -195,7 +192,7 @@ class EngineAssembly:
             model.token_bytes + model.drafts.bytes_per_token,
             plan.array_limit,
         )
-        slot_kv.images = model.loaded.images
+        slot_kv.inputs = model.loaded.inputs
         return slot_kv
 
     def _limits(self, model: PreparedModel, plan: MemoryPlan) -> SchedulerLimits:

@@ -79,8 +79,8 @@ def load_drafts(
         drafts = _load_head(preset, loaded, check, progress)
     else:
         drafts = LoadedDrafts(is_active)
-    if drafts.model is not None and loaded.images is not None:
-        drafts.model.placeholder = loaded.images.image_model.placeholder
+    if drafts.model is not None:
+        drafts.model.placeholder = loaded.inputs.placeholder
     return drafts
 
 

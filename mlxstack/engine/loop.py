@@ -217,8 +217,7 @@ class EngineLoop:
             self.flush(deliver)
         speed = self.stats.speed
         policy = self._limits.prefill
-        images = self.batch.images
-        stalled = images.requests_without_pixels if images is not None else ()
+        stalled = self.batch.inputs.stalled
         self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy, stalled)
         self._state, early = scheduler.next_early_chunk(self._state, speed, policy)
         is_proposing = self.batch.proposer.is_active
@@ -400,7 +399,7 @@ class EngineLoop:
     def _end_prefill(self, live: RequestState) -> None:
         if self._remote is not None:
             self._remote.end(live.request.id)
-        self.slot_kv.release_images(live.request.id)
+        self.batch.inputs.release(live.request.id)
 
     def _switch(self, live: RequestState, slot: int) -> None:
         """Continue from fetched KV where it is a block ahead."""

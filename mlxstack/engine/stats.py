@@ -211,15 +211,13 @@ class EngineStats:
 
 
 def batch_counters(counters: Counters, batch: Batch) -> Counters:
-    """Counters with those of the batch and its proposer."""
-    images = batch.images
+    """Counters with those of the batch, its proposer and inputs."""
     return replace(
         counters,
         n_decode_calls=batch.n_calls,
         n_decode_rows=batch.n_rows,
-        n_image_encodes=images.n_encodes if images else 0,
-        n_image_tokens=images.n_prefilled if images else 0,
         **batch.proposer.counters,
+        **batch.inputs.counters,
     )
 
 

@@ -54,7 +54,7 @@ FEATURES = (
     ),
     Mutant(
         "drafts are within the room of the device", "engine/loop.py",
-        "_DRAFTING = 8", "_DRAFTING = 64",
+        "_PROPOSING = 8", "_PROPOSING = 64",
         "tests/engine/test_drafts.py::test_room_is_checked_before_drafts_outgrow_it",
     ),
     Mutant(

@@ -62,7 +62,7 @@ IMAGES = (
     ),
     Mutant(
         "features of images count as KV", "engine/slots/slot_kv_manager.py",
-        "self.images.n_bytes if self.images else 0", "0",
+        "self.lookup.n_bytes + self.inputs.n_bytes", "self.lookup.n_bytes",
         MEMORY + "test_features_are_counted_and_dropped_under_pressure",
     ),
     Mutant(
@@ -72,7 +72,7 @@ IMAGES = (
     ),
     Mutant(
         "a cancelled request frees its pixels", "engine/loop.py",
-        "self.slot_kv.release_images(live.request.id)", "pass",
+        "self.batch.inputs.release(live.request.id)", "pass",
         MEMORY + "test_a_cancelled_request_frees_its_pixels",
     ),
     Mutant(
@@ -168,7 +168,8 @@ IMAGES = (
     ),
     Mutant(
         "an MTP head gets no virtual ids", "engine/decode/prefill.py",
-        "known = tuple(without_virtual(known, images.image_model.placeholder))", "pass",
+        "inputs.vocabulary_ids(request.tokens[start : end + 1])",
+        "request.tokens[start : end + 1]",
         DRAFTS + "test_drafters_get_the_placeholder_in_place_of_features",
     ),
     Mutant(

@@ -17,7 +17,7 @@ from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Choice, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.engine.vision.encoder import ImageEncoder
+from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
 
 
 class Batch:
@@ -33,12 +33,12 @@ class Batch:
         self,
         runner: ModelRunner,
         proposer: Proposer = NO_PROPOSALS,
+        inputs: TokenInputs = PLAIN_TOKENS,
         stacker: RowStacker | None = None,
-        images: ImageEncoder | None = None,
     ) -> None:
         self.runner = runner
         self.proposer = proposer
-        self.images = images
+        self.inputs = inputs
         self._stacker = stacker
         self._is_prefilling = False
         self.in_flight: Sequence[RowStep] = ()

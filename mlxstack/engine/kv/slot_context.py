@@ -225,6 +225,11 @@ class SlotContext:
             self._counted, self._is_prefilled = None, len(tokens) > 1
         self.quantize_if_due()
 
+    def extend_to(self, row: TokenRow, end: int) -> None:
+        """Note the next tokens of a row, up to `end`, whose KV was just appended."""
+        part = kept(row, len(self.tokens), end)
+        self.extend(part.tokens, part.images)
+
     def keep_logits(self, n_tokens: int, logits: mx.array) -> None:
         """Keep the logits (1, vocabulary) after the prompt of `n_tokens`."""
         self._prompt_logits = PromptLogits(n_tokens, logits)

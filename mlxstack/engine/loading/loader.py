@@ -30,7 +30,8 @@ from mlxstack.engine.loading.tokenizer_folder import refusal as tokenizer_refusa
 from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
-from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
+from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
+from mlxstack.engine.vision.encoder import image_encoder
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.folder_check import check_adapter, check_folder
 from mlxstack.models.generation_config import sampling_defaults
@@ -59,15 +60,13 @@ QUANTIZATION = "hf_quant_config.json"
 
 
 class LoadedModel(Struct, frozen=True):
-    """Model in memory with its tokenizer (mlx-lm's wrapper) and facts.
-
-    `images` encodes those of a vision model.
-    """
+    """Model in memory with its tokenizer (mlx-lm's wrapper) and facts."""
 
     model: Any
     tokenizer: Any
     facts: ModelFacts
-    images: ImageEncoder | None = None
+    inputs: TokenInputs = PLAIN_TOKENS
+    """What its prompts have beside tokens."""
 
 
 def load(
@@ -117,9 +116,9 @@ def load(
     # KV is quantized from a position on that may be in the middle of an image.
     if images is not None and images.image_model.is_bidirectional and kv.bits < PLAIN_BITS:
         images = None
-    if images is not None:
-        facts = _with_images(facts, path)
-    return LoadedModel(model, tokenizer, facts, images)
+    if images is None:
+        return LoadedModel(model, tokenizer, facts)
+    return LoadedModel(model, tokenizer, _with_images(facts, path), images)
 
 
 def _model_of(spec: ModelSpec, path: Path) -> tuple[Any, dict[str, Any]]:

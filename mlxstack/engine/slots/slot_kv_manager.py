@@ -18,8 +18,8 @@ from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps, IncrementalPack, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
-from mlxstack.engine.vision.encoder import ImageEncoder
 from mlxstack.policy.kv.parking import ContextFacts, is_stored, is_worth_parking
 from mlxstack.policy.kv.prefix_index import common_tokens
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -37,8 +37,8 @@ class SlotKVManager:
     of arrays; 0 without a limit.
     """
 
-    images: ImageEncoder | None = None
-    """Encoder of images, whose features count as KV."""
+    inputs: TokenInputs = PLAIN_TOKENS
+    """Inputs of prompts, whose bytes count as KV."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SlotKVManager:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of live contexts with promised room, last prompts, and images.
+        """Bytes of live contexts with promised room, last prompts, and inputs.
 
         A checkpoint that is shared or parked too counts once.
         """
@@ -77,8 +77,7 @@ class SlotKVManager:
         )
         contexts = sum(context.cache_bytes + context.n_unreserved for context in self.slots)
         drafts = sum(context.draft_bytes for context in self.slots)
-        images = self.images.n_bytes if self.images else 0
-        return checkpoints + contexts + drafts + self.lookup.n_bytes + images
+        return checkpoints + contexts + drafts + self.lookup.n_bytes + self.inputs.n_bytes
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether `n_bytes` fit in addition to all live KV."""
@@ -86,17 +85,11 @@ class SlotKVManager:
         return is_within and not self._is_beyond_device(n_bytes)
 
     def drop_copies(self) -> None:
-        """Drop draft contexts, row stacks, image features: they only save time."""
+        """Drop draft contexts, row stacks, unused inputs: they only save time."""
         for context in self.slots:
             context.draft = None
             context.unstack()
-        if self.images is not None:
-            self.images.drop()
-
-    def release_images(self, request_id: str) -> None:
-        """Forget that a request needs images."""
-        if self.images is not None:
-            self.images.release(request_id)
+        self.inputs.drop()
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:

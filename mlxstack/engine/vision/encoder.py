@@ -2,14 +2,17 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import ImageProcessor
-from mlxstack.core.prompt_tokens import ImageSpan
+from mlxstack.core.image import FIRST_VIRTUAL, ImageProcessor
+from mlxstack.core.prompt_tokens import ImageSpan, text_tokens, whole_images, without_virtual
+from mlxstack.core.request import Request, with_image_ends
 from mlxstack.engine.model.runner import SlotTokens
+from mlxstack.engine.model.token_inputs import PLAIN_TOKENS
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.seam import ImageModel, image_model
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
@@ -17,6 +20,7 @@ from mlxstack.models.model_files import processor_of
 from mlxstack.policy.scheduling.chunked_prefill import steps_within
 from mlxstack.text.images.bounds import RefusedImage, pixels_of
 
+ENDS_WITH_IMAGE = "the prompt ends with an image; text must follow it"
 MAX_BYTES = 256 << 20
 """Bytes of features that are kept; those of the last image always are."""
 N_THREADS = 2
@@ -25,7 +29,7 @@ WAIT_S = 0.05
 
 
 class ImageEncoder:
-    """Owner of image features, by digest, and of the tower.
+    """Inputs of a vision model: image features, by digest.
 
     The tower is loaded for the first image. MLX thread only.
     """
@@ -53,7 +57,17 @@ class ImageEncoder:
         return pixels + encodings + self._n_feature_bytes
 
     @property
-    def requests_without_pixels(self) -> set[str]:
+    def placeholder(self) -> int:
+        """Token of the vocabulary in place of each feature."""
+        return self.image_model.placeholder
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """As `TokenInputs.counters`."""
+        return {"n_image_encodes": self.n_encodes, "n_image_tokens": self.n_prefilled}
+
+    @property
+    def stalled(self) -> set[str]:
         """Requests that wait for the pixels of an image."""
         waiting = (name for name, pixels in self._pixels.items() if not pixels.done())
         return set().union(*(self._needed_by.get(name, ()) for name in waiting))
@@ -61,6 +75,50 @@ class ImageEncoder:
     @property
     def _n_feature_bytes(self) -> int:
         return sum(one.n_bytes for one in self._features.values())
+
+    def with_checkpoints(self, request: Request) -> Request:
+        """The request with a checkpoint at the end of each image."""
+        return with_image_ends(request) if request.images else request
+
+    def text(self, request: Request) -> Sequence[int]:
+        """Tokens of the prompt without those of images."""
+        return text_tokens(request.tokens) if request.images else request.tokens
+
+    def vocabulary_ids(self, tokens: Iterable[int]) -> list[int]:
+        """Tokens with the placeholder for each feature."""
+        return without_virtual(tokens, self.placeholder)
+
+    def chunk_end(self, request: Request, start: int, end: int) -> int:
+        """End of a chunk, at the latest that of an image. Raises BadRequest.
+
+        Images whose tokens all attend to each other are not cut.
+        """
+        ends = (image.end for image in request.images if start < image.end < end)
+        end = min(ends, default=end)
+        if self.image_model.is_bidirectional:
+            end = whole_images(request.images, start, end)
+            if end == len(request.tokens):
+                raise BadRequest(ENDS_WITH_IMAGE)
+        return end
+
+    def prepare(self, request: Request, start: int, end: int, seconds: float) -> bool:
+        """Whether the features of a chunk are known; else work on them. Raises as `work`."""
+        for image in _touched(request, start, end):
+            if not self.has(image):
+                self.work(request.id, image, seconds)
+                return self.has(image)
+        return True
+
+    def shift(self, request: Request) -> int:
+        """As `TokenInputs.shift`. Raises BadRequest."""
+        if request.tokens[-1] >= FIRST_VIRTUAL:
+            raise BadRequest(ENDS_WITH_IMAGE)
+        return self.image_model.shift(request.images, len(request.tokens))
+
+    def note_prefilled(self, request: Request, end: int) -> None:
+        """Release the images of a request at the end of one."""
+        if any(image.end == end for image in request.images):
+            self.release(request.id)
 
     def drop(self) -> None:
         """Forget features that no prompt needs now."""
@@ -109,17 +167,17 @@ class ImageEncoder:
                 return
             del self._features[name]
 
-    def slot_tokens(
-        self, caches: list[Any], tokens: tuple[int, ...], start: int, images: tuple[ImageSpan, ...]
-    ) -> SlotTokens:
+    def slot_tokens(self, caches: list[Any], request: Request, start: int, end: int) -> SlotTokens:
         """Tokens of a chunk for a pass; its images are encoded."""
-        end = start + len(tokens)
-        touched = [image for image in images if image.start < end and start < image.end]
+        if not request.images:
+            return PLAIN_TOKENS.slot_tokens(caches, request, start, end)
+        touched = _touched(request, start, end)
         for image in touched:
             self._features.move_to_end(image.digest)
             self.n_prefilled += min(end, image.end) - max(start, image.start)
         parts = [self._part(image, start, end) for image in touched]
-        return self.image_model.slot_tokens(caches, tokens, start, images, parts)
+        tokens = request.tokens[start:end]
+        return self.image_model.slot_tokens(caches, tokens, start, request.images, parts)
 
     def _part(self, image: ImageSpan, start: int, end: int) -> Features:
         """Features of an image among the tokens `[start, end)`."""
@@ -156,6 +214,11 @@ def image_encoder(model: Any, folder: Path, config: dict[str, Any]) -> ImageEnco
     if processor is None or vision_model is None:
         return None
     return ImageEncoder(vision_model, folder, processor)
+
+
+def _touched(request: Request, start: int, end: int) -> list[ImageSpan]:
+    """Images that have tokens among `[start, end)`."""
+    return [image for image in request.images if image.start < end and start < image.end]
 
 
 def _is_ready(pixels: Future[Any]) -> bool:

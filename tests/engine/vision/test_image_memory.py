@@ -35,9 +35,8 @@ def engine(folder: Path, tmp_path: Path) -> Iterator[Driver]:
 
 
 def encoder(loop: EngineLoop) -> ImageEncoder:
-    found = loop.slot_kv.images
-    assert found is not None
-    return found
+    assert isinstance(loop.batch.inputs, ImageEncoder)
+    return loop.batch.inputs
 
 
 def done(engine: Driver, work: Callable[[EngineLoop], T]) -> T:

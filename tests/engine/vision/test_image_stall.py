@@ -13,6 +13,7 @@ from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.vision import tower
 from mlxstack.engine.vision.blocks import VisionBlock
+from mlxstack.engine.vision.encoder import ImageEncoder
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 from tests.engine.vision.test_image_memory import done
@@ -122,9 +123,9 @@ def test_a_longer_prompt_is_answered_while_pixels_are_decoded(
     folder = vision_models.build(tmp_path / "vl", "qwen3_vl")
     with running(preset_of(folder, slots=SlotSpec(count=2, n_ctx=1024)), tmp_path) as engine:
         scene = Pictures(folder)(prompt(9, 4), png(1), prompt(9, 5))
-        own = done(engine, lambda loop: loop.slot_kv.images)
+        own = done(engine, lambda loop: loop.batch.inputs)
         goes_on = Event()
-        assert own is not None
+        assert isinstance(own, ImageEncoder)
         decode = own._decode
 
         def slow(image: ImageSpan) -> Any:
@@ -142,7 +143,7 @@ def test_a_longer_prompt_is_answered_while_pixels_are_decoded(
 
 def let_pixels_be_known(engine: Driver, image: ImageSpan) -> None:
     """Decode pixels before the requests, so that their thread costs no steps."""
-    encoder = done(engine, lambda loop: loop.slot_kv.images)
-    assert encoder is not None
+    encoder = done(engine, lambda loop: loop.batch.inputs)
+    assert isinstance(encoder, ImageEncoder)
     pixels = encoder._pixels[image.digest] = encoder._pool.submit(encoder._decode, image)
     pixels.result(timeout=WAIT_S)

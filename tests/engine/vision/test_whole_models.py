@@ -15,9 +15,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxstack.core.image import ImageSize, digest, virtual_ids
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.core.prompt_tokens import ImageSpan
+from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
+from mlxstack.core.request import Request
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.vision.encoder import ImageEncoder
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Encoding, VisionTower
 from mlxstack.models.model_files import processor_of
@@ -59,21 +61,23 @@ def asked(folder: Path) -> dict[str, Any]:
 def logits(folder: Path, kind: str) -> mx.array:
     """Logits of the last token of the prompt and of the first tokens of the answer."""
     loaded = loader.load(ModelSpec(id=str(folder)), KVSpec())
-    assert loaded.images is not None
+    encoder = loaded.inputs
+    assert isinstance(encoder, ImageEncoder)
     prompt = asked(folder)
     runner = ModelRunner(loaded.model)
     (image,) = prompt["images"]
-    while not loaded.images.has(image):
-        loaded.images.work("a", image, 1.0)
+    while not encoder.has(image):
+        encoder.work("a", image, 1.0)
     caches = make_prompt_cache(loaded.model)
     greedy = FIXTURE[f"{kind}.greedy"].tolist()
     tokens = (*prompt["tokens"], *greedy[: N_LOGITS - 1])
+    request = Request("a", PromptTokens(tokens, prompt["images"]), 1)
     rows = []
     # The image alone, the text after it, and one token each, as the engine computes them.
     ends = [image.start, image.end, len(prompt["tokens"]), *range(len(prompt["tokens"]) + 1, 999)]
     start = 0
     for end in ends[: N_LOGITS + 2]:
-        part = loaded.images.slot_tokens(caches, tokens[start:end], start, prompt["images"])
+        part = encoder.slot_tokens(caches, request, start, end)
         rows.append(runner.execute([part])[-1])
         start = end
     return mx.stack(rows[2:])

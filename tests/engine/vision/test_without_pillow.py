@@ -29,7 +29,8 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.loading.loader import load
 from mlxstack.models.model_files import why_text_only
 loaded = load(ModelSpec(id=sys.argv[1]), KVSpec())
-print(loaded.images, loaded.facts.accepts_images, why_text_only(Path(loaded.facts.path)))
+facts = loaded.facts
+print(type(loaded.inputs).__name__, facts.accepts_images, why_text_only(Path(facts.path)))
 print("PIL" in sys.modules)
 """
 
@@ -53,6 +54,6 @@ def test_nothing_of_ours_loads_pillow_or_numpy() -> None:
 def test_without_pillow_a_model_is_loaded_as_a_text_model(tmp_path: Path) -> None:
     folder = vision_models.build(tmp_path / "model", "qwen3_vl")
     assert printed(HIDDEN + ANSWER, str(folder)) == [
-        "None False Pillow is not installed; it comes with the extra [vision]",
+        "PlainTokens False Pillow is not installed; it comes with the extra [vision]",
         "False",
     ]
