@@ -1,13 +1,14 @@
 """Interfaces that the engine depends on, injected at start-up."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.conversation import Tool
 from mlxstack.core.engine_events import FinishReason
+from mlxstack.core.image import ImageSize
 from mlxstack.core.prompt_tokens import ImageRange
 from mlxstack.core.response_parts import AnswerPart, CallBlock
 
@@ -197,6 +198,38 @@ class AnswerFormat(Protocol):
         deferred ones too. `before` are the last tokens of a text that the answer continues.
         With `is_raw` nothing is a mark; with `has_grammar` a grammar rules the content.
         """
+
+
+class ImageProcessor(Protocol):
+    """Image processing of a family of models, without MLX."""
+
+    @property
+    def placeholder(self) -> str:
+        """Text of the token in place of a feature."""
+
+    @property
+    def written(self) -> str:
+        """Text that the chat template writes for one image.
+
+        It is replaced by `framed` where it differs.
+        """
+
+    @property
+    def framed(self) -> str:
+        """The placeholder within the text that surrounds it in a chat."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Family, parameters, code version and weights of the tower, as text."""
+
+    def size(self, width: int, height: int, detail: str = "auto") -> ImageSize:
+        """Size after resizing of an image of `width` x `height` pixels, upright."""
+
+    def expand(self, size: ImageSize) -> tuple[str | None, ...]:
+        """Replacement of the placeholder: texts of special tokens, None for each feature."""
+
+    def pixels(self, image: Any, size: ImageSize) -> Any:
+        """Input of the tower (float32 numpy) of an upright RGB image."""
 
 
 class ConstraintState(Protocol):

@@ -1,6 +1,6 @@
 """Tokens of a prompt together with the ranges of its images.
 
-The ids of an image, `core.image.virtual_ids`, have too few bits to tell images apart: block hashes
+The virtual ids of an image have too few bits to tell images apart: block hashes
 and comparisons of tokens look at the digests of the ranges too.
 """
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
 from mlxstack.core.errors import SetupError
-from mlxstack.core.image import ImageProcessor
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.core.preset import ModelSpec, VisionSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.models.bounded_json import (

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.core.image import ImageProcessor
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.text.answer_format import ModelAnswerFormat
 from mlxstack.text.formats.turn_ends import turn_ends
 from mlxstack.text.images.image_splicer import ImageMarks, ImageSplicer

@@ -86,7 +86,7 @@ IMAGES = (
         MEMORY + "test_images_of_one_chunk_are_encoded_once_beyond_the_bound",
     ),
     Mutant(
-        "another image has other ids", "core/image.py",
+        "another image has other ids", "text/images/spans.py",
         "hashlib.sha256(image + block", "hashlib.sha256(block",
         SLOTS + "test_67_pages_have_67_keys_and_answers",
     ),

@@ -24,6 +24,7 @@ from mlxstack.core.image import FIRST_VIRTUAL, ImagePart
 from mlxstack.models.model_files import processor_of
 from mlxstack.service.parts.openai_messages import read_stored, write_message
 from mlxstack.text.assembly import assemble_text
+from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import MAX_IN_ALL, MAX_NEW, ImageReader
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests import vision_models
@@ -105,7 +106,7 @@ def test_the_next_turn_begins_with_the_ids_of_this_one(prompt_maker: PromptMaker
 
 
 def test_a_placeholder_that_somebody_spells_is_no_image(prompt_maker: PromptMaker) -> None:
-    mark = ImagePart(png()).mark
+    mark = mark_of(ImagePart(png()))
     spelled = f"<|vision_start|><|image_pad|><|vision_end|> {mark}"
     prompt = prompt_maker.make(
         chat({"role": "user", "content": [SHOWN, {"type": "text", "text": "x"}]})
@@ -185,7 +186,7 @@ def test_a_stored_message_keeps_its_images() -> None:
 def test_a_model_that_cannot_see_reads_notes(prompt_maker: PromptMaker) -> None:
     blind = assemble_text(prompt_maker._encoder.tokenizer).prompt_maker
     image = ImagePart(png())
-    conversation = Conversation((Message(Role.USER, f"a {image.mark}", images=(image,)),))
+    conversation = Conversation((Message(Role.USER, f"a {mark_of(image)}", images=(image,)),))
     prompt = blind.make(conversation)
     assert "a [image omitted]" in (prompt.text or "")
     assert not prompt.images
@@ -230,5 +231,5 @@ def test_virtual_ids_are_read_as_the_placeholder(prompt_maker: PromptMaker) -> N
 
 def test_a_stored_result_with_more_images_than_a_user_may_send_is_read() -> None:
     part = ImagePart(png())
-    stored = Message(Role.TOOL, part.mark * (MAX_NEW + 5), images=(part,) * (MAX_NEW + 5))
+    stored = Message(Role.TOOL, mark_of(part) * (MAX_NEW + 5), images=(part,) * (MAX_NEW + 5))
     assert read_stored(write_message(stored)).images == stored.images

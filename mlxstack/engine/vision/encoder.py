@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import FIRST_VIRTUAL, ImageProcessor
+from mlxstack.core.image import FIRST_VIRTUAL
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.core.prompt_tokens import ImageSpan, text_tokens, whole_images, without_virtual
 from mlxstack.core.request import Request, with_image_ends
 from mlxstack.engine.model.runner import SlotTokens

@@ -77,8 +77,8 @@ def check_history(agent: str, past: Conversation) -> None:
     if n_bytes <= MAX_HISTORY_BYTES and len(images) <= MAX_IMAGES:
         return
     # Only here: a hash of every image takes its time.
-    different = {image.mark: len(image.data) for image in images}
-    n_bytes = n_text + sum(different.values())
+    different = set(images)
+    n_bytes = n_text + sum(len(image.data) for image in different)
     if n_bytes <= MAX_HISTORY_BYTES and len(different) <= MAX_IMAGES:
         return
     raise BadRequest(

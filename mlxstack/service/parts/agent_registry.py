@@ -12,17 +12,16 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from mlxstack.core.commands import AgentKVLocation
-from mlxstack.core.conversation import Conversation, Role, Tool
+from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.errors import StackError
-from mlxstack.core.image import MARK_OPENS
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
 from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
 from mlxstack.service.parts.agent_store import AgentStore, StoredKV
 from mlxstack.service.parts.stats import BUSY
 from mlxstack.store.agent_history import History
-from mlxstack.text.images.spans import unmarked
+from mlxstack.text.images.marks import unmarked
 from mlxstack.text.normalize_messages import pair_results
 
 SEPARATOR = " · "
@@ -62,8 +61,8 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     """Name an agent by client and folder, else by its first words."""
     messages = conversation.messages
     system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MAX_SCANNED]
-    user = next((m.text for m in messages if m.role is Role.USER), "")
-    user = (unmarked(user) if MARK_OPENS in user else user)[:MAX_SCANNED]
+    first = next((m for m in messages if m.role is Role.USER), Message(Role.USER))
+    user = (unmarked(first.text) if first.images else first.text)[:MAX_SCANNED]
     client = _client(system, hint)
     folder = _folder(system) or _folder(user)
     opening = first_words(REMINDERS.sub("", user))

@@ -13,6 +13,7 @@ from mlxstack.core.errors import BadRequest, Damaged, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
 from mlxstack.store.agent_history import image_of
+from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import KINDS, MAX_IN_ALL, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments, plain_text, system_text
 
@@ -172,7 +173,7 @@ def with_marks(
         found = images.new(part, f"{at}[{i}]") if is_new else images.earlier(part)
         if isinstance(found, ImagePart):
             found_images.append(found)
-            found = found.mark
+            found = mark_of(found)
         parts.append({"type": "text", "text": found})
     return parts, tuple(found_images)
 
@@ -243,7 +244,7 @@ def _written_content(
     parts: list[dict[str, Any]] = []
     rest = message.text
     for image in message.images:
-        before, _, rest = rest.partition(image.mark)
+        before, _, rest = rest.partition(mark_of(image))
         if before:
             parts.append({"type": "text", "text": before})
         image_url = {"url": url_of(image), "detail": image.detail}

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
-from mlxstack.core.image import ImagePart, ImageProcessor, MediaText
+from mlxstack.core.image import ImagePart, MediaText
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images, text_tokens
 from mlxstack.service.parts.image_checks import ImageChecks

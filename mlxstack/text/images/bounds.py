@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import Busy
-from mlxstack.core.image import ImageProcessor, ImageSize
+from mlxstack.core.image import ImageSize
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.text.limited_pool import LimitedPool, PoolLimits
 from mlxstack.text.limited_process import Overrun, Stalled
 

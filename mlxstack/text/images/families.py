@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from mlxstack.core.image import ImageProcessor
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.text.images import gemma3, gemma4, pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles
 

@@ -8,30 +8,30 @@ from msgspec import structs
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import SetupError
-from mlxstack.core.image import (
+from mlxstack.core.image import MEDIA_MARKER, ImagePart
+from mlxstack.core.interfaces import ImageProcessor
+from mlxstack.core.prompt_tokens import without_virtual
+from mlxstack.text.images.marks import (
     MARK_CLOSES,
     MARK_OPENS,
-    MEDIA_MARKER,
-    ImagePart,
-    ImageProcessor,
-    marks,
+    content_parts,
+    mark_of,
+    marks_in,
+    with_own_marks,
 )
-from mlxstack.core.prompt_tokens import without_virtual
 from mlxstack.text.images.reader import OMITTED
 from mlxstack.text.images.spans import (
     check_media,
-    content_parts,
     image_splices,
     images_of,
     moved_from_tools,
-    with_own_marks,
     without_images,
 )
 from mlxstack.text.prompt.splicer import PromptSplicer, Scope
 from mlxstack.text.template.chat_template import PROBE_CALL, ChatTemplate
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Splice
 
-_IMAGE = ImagePart(b"").mark
+_IMAGE = mark_of(ImagePart(b""))
 SHOWN_TO_USER = (Message(Role.USER, f"a{_IMAGE}b{_IMAGE}c"),)
 SHOWN_BY_TOOL = (
     Message(Role.USER, "a"),
@@ -113,7 +113,7 @@ class ImageSplicer(PromptSplicer):
         images = [
             by_mark[mark]
             for message in adapted.messages
-            for mark in marks(message.text)
+            for mark in marks_in(message.text)
             if mark in by_mark
         ]
         return image_splices(self._processor, images, rendering, self._token_of)

@@ -1,73 +1,37 @@
-"""Marks of images in messages, placeholders in renderings, and ranges in prompts."""
+"""Images in renderings: placeholders, virtual token ids and ranges.
 
+The id of a feature is `2^30 | 30 bits of SHA-256(digest, index)`.
+"""
+
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from msgspec import structs
 
-from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.conversation import Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import (
-    MARK,
-    MARK_CLOSES,
-    MARK_OPENS,
-    MEDIA_MARKER,
-    ImagePart,
-    ImageProcessor,
-    digest,
-    marks,
-    virtual_ids,
-)
+from mlxstack.core.image import FIRST_VIRTUAL, MEDIA_MARKER, ImagePart, ImageSize
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.text.images.bounds import RefusedImage, upright_size
+from mlxstack.text.images.marks import MARK, mark_of
 from mlxstack.text.tokens.cached_tokenizer import Splice
 
-_JOINED = re.compile(f"\n?({MARK.pattern})\n?")
-
-
-def unmarked(text: str) -> str:
-    """The text without marks, as people read it."""
-    if MARK_OPENS in text:
-        return MARK.sub("[image]", text)
-    return text
+_BITS = FIRST_VIRTUAL - 1
+_PER_HASH = 8
 
 
 def without_images(messages: Iterable[Message], note: str, *roles: Role) -> tuple[Message, ...]:
     """Messages with `note` in place of each image of these roles."""
-    return tuple(
-        structs.replace(one, text=MARK.sub(note, one.text), images=())
-        if one.images and one.role in roles
-        else one
-        for one in messages
-    )
-
-
-def with_own_marks(conversation: Conversation) -> Conversation:
-    """Conversation whose texts hold only marks of their images."""
-    messages = tuple(map(_with_own_marks, conversation.messages))
-    return structs.replace(conversation, messages=messages)
-
-
-def _with_own_marks(message: Message) -> Message:
-    if MARK_OPENS not in message.text and MARK_CLOSES not in message.text:
-        return message
-    own = [image.mark for image in message.images]
-    if marks(message.text) == own and message.text.count(MARK_OPENS) == len(own):
-        return message
-    text = message.text.replace(MARK_OPENS, "").replace(MARK_CLOSES, "")
-    return structs.replace(message, text=text, images=())
-
-
-def content_parts(text: str) -> list[dict[str, Any]]:
-    """Content of a message for its template: texts and images in order."""
-    parts: list[dict[str, Any]] = []
-    for piece in _JOINED.split(text):
-        if MARK.fullmatch(piece):
-            parts.append({"type": "image"})
-        elif piece:
-            parts.append({"type": "text", "text": piece})
-    return parts
+    noted: list[Message] = []
+    for message in messages:
+        if message.images and message.role in roles:
+            text = MARK.sub(note, message.text)
+            noted.append(structs.replace(message, text=text, images=()))
+        else:
+            noted.append(message)
+    return tuple(noted)
 
 
 def moved_from_tools(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -83,7 +47,7 @@ def moved_from_tools(messages: Sequence[Message]) -> tuple[Message, ...]:
             waiting = []
         if message.role is Role.TOOL and message.images:
             shown = [f"image of tool result {message.tool_call_id or ''}".rstrip()]
-            shown += [image.mark for image in message.images]
+            shown += [mark_of(image) for image in message.images]
             waiting.append(Message(Role.USER, "\n".join(shown), images=message.images))
             text = MARK.sub("[image: see below]", message.text)
             message = structs.replace(message, text=text, images=())  # noqa: PLW2901
@@ -93,7 +57,7 @@ def moved_from_tools(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 def images_of(messages: Iterable[Message]) -> dict[str, ImagePart]:
     """Images by their marks."""
-    return {image.mark: image for message in messages for image in message.images}
+    return {mark_of(image): image for message in messages for image in message.images}
 
 
 def image_splices(
@@ -145,3 +109,23 @@ def check_media(text: str, images: Sequence[ImagePart]) -> None:
             f"{len(images)} images; write one marker for each",
             "prompt",
         )
+
+
+def digest(data: bytes, fingerprint: str, size: ImageSize) -> bytes:
+    """SHA-256 of encoded bytes, the processor's fingerprint and the resized size.
+
+    Without the size, an image in two sizes would share the ids of its first features.
+    """
+    hashed = hashlib.sha256(f"{fingerprint} {size.width}x{size.height}".encode())
+    hashed.update(hashlib.sha256(data).digest())
+    return hashed.digest()
+
+
+def virtual_ids(image: bytes, n: int) -> list[int]:
+    """Virtual token ids of the `n` features of an image."""
+    ids: list[int] = []
+    for block in range(-(-n // _PER_HASH)):
+        hashed = hashlib.sha256(image + block.to_bytes(4, "little")).digest()
+        words = (int.from_bytes(hashed[i : i + 4], "little") for i in range(0, 32, 4))
+        ids += [FIRST_VIRTUAL | (word & _BITS) for word in words]
+    return ids[:n]

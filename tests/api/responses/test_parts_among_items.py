@@ -9,6 +9,7 @@ import pytest
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, messages
 from mlxstack.core.conversation import Message, Role
 from mlxstack.core.preset import ServerSpec
+from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import ImageReader
 from tests.api.responses.conftest import Scripted
 from tests.api.test_served_images import png
@@ -122,7 +123,7 @@ def test_an_image_among_the_items_is_seen() -> None:
     part = {"type": "input_image", "image_url": url}
     reader = ImageReader(accepts_images=True)
     (asked,) = messages([part, {"type": "input_text", "text": "Look."}], ToolNames(), reader)
-    assert [image.mark for image in asked.images] == [asked.text.partition("\n")[0]]
+    assert [mark_of(image) for image in asked.images] == [asked.text.partition("\n")[0]]
 
 
 def test_instructions_as_items_name_their_own_field(scripted: Scripted) -> None:

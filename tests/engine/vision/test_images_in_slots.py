@@ -19,12 +19,12 @@ from PIL import Image
 
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import digest, virtual_ids
 from mlxstack.core.preset import PrefillSpec, Speculation
 from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.vision.seam import ImageRope
 from mlxstack.models.model_files import processor_of
+from mlxstack.text.images.spans import digest, virtual_ids
 from tests import vision_models
 from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
 from tests.repetition import in_soak

@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxstack.core.image import ImageProcessor, ImageSize
+from mlxstack.core.image import ImageSize
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only

@@ -13,7 +13,7 @@ pytest.importorskip("PIL")
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxstack.core.image import ImageSize, digest, virtual_ids
+from mlxstack.core.image import ImageSize
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
 from mlxstack.core.request import Request
@@ -23,6 +23,7 @@ from mlxstack.engine.vision.encoder import ImageEncoder
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Encoding, VisionTower
 from mlxstack.models.model_files import processor_of
+from mlxstack.text.images.spans import digest, virtual_ids
 from tests import vision_models
 from tests.engine.harness import preset_of, running
 from tests.engine.vision.oracle import N_LOGITS, PICTURE, picture, scene

@@ -7,8 +7,10 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.image import ImageProcessor, ImageSize, digest
+from mlxstack.core.image import ImageSize
+from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.models.model_files import processor_of, why_text_only
+from mlxstack.text.images.spans import digest
 from tests import models, vision_models
 
 pytestmark = pytest.mark.mlx

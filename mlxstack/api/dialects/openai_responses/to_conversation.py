@@ -33,6 +33,7 @@ from mlxstack.service.parts.openai_messages import (
     with_marks,
 )
 from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments
 
@@ -318,7 +319,7 @@ def _asked_in_parts(
             image = images.new(part, at) if is_new else images.earlier(part)
             if isinstance(image, ImagePart):
                 shown_images.append(image)
-                texts.append(image.mark)
+                texts.append(mark_of(image))
             else:
                 texts.append(image)
         else:
