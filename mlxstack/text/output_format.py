@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.interfaces import CallMarkers
-from mlxstack.text.formats.call_reader import strict_marks, trigger_marks
 from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.description import (
+from mlxstack.text.formats.syntax import (
     ARGUMENTS,
     ID,
     NAME,
@@ -104,8 +103,8 @@ class OutputFormat:
                 return (self.call_opening[:2], recipient)
             return ()
         shared = _shared_marks(self.description)
-        marks = trigger_marks(syntax) - shared
-        whole = {self.trigger_mark} if shared & trigger_marks(syntax) else set()
+        marks = syntax.trigger_marks - shared
+        whole = {self.trigger_mark} if shared & syntax.trigger_marks else set()
         sequences = {self._tokens(mark) for mark in marks | whole}
         return tuple(sorted(one for one in sequences if one and one != tuple(self.mark_tokens)))
 
@@ -132,7 +131,7 @@ class OutputFormat:
         is_last = forced.is_last and not forced.head
         ways = [replace(forced, forced=self.trigger_mark, head="", is_last=is_last)]
         shared = _shared_marks(self.description)
-        for mark in sorted(strict_marks(syntax) - shared - {self.trigger_mark}):
+        for mark in sorted(syntax.strict_marks - shared - {self.trigger_mark}):
             # The first mark of a section is left out now and then.
             if is_mark(mark) and len(self._tokens(mark)) == 1 and not forced.is_last:
                 alone = replace(syntax, section_opens="", section_closes="")

@@ -21,7 +21,7 @@ from mlxstack.core.response_parts import (
 )
 from mlxstack.text.formats.answer_reader import AnswerReader, Break, Calls, Cut, Spoken, Unparsed
 from mlxstack.text.formats.call_writer import CallEvent
-from mlxstack.text.formats.description import DerivedFormat
+from mlxstack.text.formats.syntax import DerivedFormat
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape

@@ -43,7 +43,7 @@ CALLS = (
     ),
     Mutant(
         "only a declared argument ends a value", "text/formats/tagged_calls.py",
-        "if not self._types.declares(argument.name, following.key):", "if not following.key:",
+        "if not self.types.declares(argument.name, following.key):", "if not following.key:",
         LENIENT + "test_another_argument_ends_a_value_that_nothing_closes",
     ),
     Mutant(

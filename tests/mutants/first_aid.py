@@ -68,7 +68,7 @@ FIRST_AID = (
         "tests/text/test_parsers.py::test_text_keeps_its_white_space",
     ),
     Mutant(
-        "the id of a call is not its name", "text/formats/call_parts.py",
+        "the id of a call is not its name", "text/formats/call_bodies.py",
         'checked_call(fields["name"], fields.get("id"), arguments)',
         'checked_call(fields.get("id", fields["name"]), None, arguments)',
         "tests/text/test_parsers.py::test_mistral_calls_may_have_an_id",

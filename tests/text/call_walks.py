@@ -10,8 +10,8 @@ from llguidance import LLMatcher
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.description import ParsedMessage, is_mark, pieces
 from mlxstack.text.formats.families import FAMILIES, Family
+from mlxstack.text.formats.syntax import ParsedMessage, is_mark, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, GrammarState
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.formats.description import (
+from mlxstack.text.formats.syntax import (
     CallSyntax,
     DerivedFormat,
     JsonBody,

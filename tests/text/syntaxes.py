@@ -1,6 +1,7 @@
 """Descriptions of call syntaxes, as published templates write them."""
 
-from mlxstack.text.formats.description import (
+from mlxstack.text.formats.families import FAMILIES
+from mlxstack.text.formats.syntax import (
     ARGUMENTS,
     ID,
     NAME,
@@ -10,7 +11,6 @@ from mlxstack.text.formats.description import (
     NamedBody,
     TaggedBody,
 )
-from mlxstack.text.formats.families import FAMILIES
 
 OBJECT = JsonBody(
     ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"), ("name",), ("arguments",)

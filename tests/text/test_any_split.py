@@ -22,8 +22,8 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
 )
 from mlxstack.text.formats.answer_reader import AnswerReader, Spoken
-from mlxstack.text.formats.description import DerivedFormat, pieces
 from mlxstack.text.formats.families import FAMILIES
+from mlxstack.text.formats.syntax import DerivedFormat, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_parser import OutputParser

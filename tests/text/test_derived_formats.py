@@ -15,7 +15,7 @@ from mlxstack.text.assembly import assemble_text
 from mlxstack.text.formats import derivation
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls, read_answer
 from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.description import (
+from mlxstack.text.formats.syntax import (
     DerivedFormat,
     FormatSource,
     ReasoningMarks,

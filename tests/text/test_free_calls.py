@@ -11,8 +11,7 @@ from mlxstack.core.preset import ModelSpec, Preset, StructuredOutputSpec
 from mlxstack.service.calls import admission
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.text_processor import TextProcessor
-from mlxstack.text.formats.call_reader import trigger_marks
-from mlxstack.text.formats.description import first_mark
+from mlxstack.text.formats.syntax import first_mark
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
@@ -112,7 +111,7 @@ def test_none_lets_no_mark_of_a_call_be_completed(name: str) -> None:
     layout = ConstraintLayout(len(walker.tokenizer), made.eos, forbidden=made.call_sequences)
     marks = {made.forced_opening}
     if made.description.channels is None:
-        marks = trigger_marks(made.description.calls)
+        marks = made.description.calls.trigger_marks
         if first_mark(made.trigger_mark) in marks:
             # Where sections of other kinds begin with the same mark, more is needed.
             marks = marks - {first_mark(made.trigger_mark)} | {made.forced_opening}

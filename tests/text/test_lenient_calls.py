@@ -10,8 +10,8 @@ from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.response_parts import ContentPart
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Cut, Unparsed, read_answer
 from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.families import FAMILIES
+from mlxstack.text.formats.syntax import DerivedFormat
 from tests.text.formats import EACH, Format, made_tokenizer, tokenizer_of
 from tests.text.invented import INVENTED
 from tests.text.test_derived_formats import said

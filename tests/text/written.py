@@ -22,8 +22,8 @@ from mlxstack.text.formats import derivation
 from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.call_derivation import MIN_PROSE
 from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.probe_renderings import common_start, opened_length, tokens
+from mlxstack.text.formats.syntax import DerivedFormat
 from tests.text.test_derived_formats import CODE
 from tests.text.test_published_templates import TEMPLATES, tokenizer_of
 

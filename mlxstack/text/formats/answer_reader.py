@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallStarted
-from mlxstack.text.formats.call_parts import ReadCalls
+from mlxstack.text.formats.call_bodies import ReadCalls
 from mlxstack.text.formats.call_reader import CallReader
 from mlxstack.text.formats.call_writer import CallEvent
-from mlxstack.text.formats.description import (
+from mlxstack.text.formats.repairs import ELEMENTS, MARKS
+from mlxstack.text.formats.syntax import (
     Channels,
     DerivedFormat,
     ParsedMessage,
@@ -20,7 +21,6 @@ from mlxstack.text.formats.description import (
     first_mark,
     is_mark,
 )
-from mlxstack.text.formats.foreign_calls import ELEMENTS, MARKS
 from mlxstack.text.formats.text_feed import (
     FENCE,
     FoundMark,
@@ -130,6 +130,8 @@ class AnswerReader:
         return self._go_on()
 
     def _go_on(self) -> list[Spoken]:
+        if self._calls is not None:
+            self._calls.advance()
         next(self._steps, None)
         spoken = self._spoken
         self._spoken = []

@@ -18,15 +18,6 @@ CONSTANTS_OF_JSON = {"true": True, "false": False, "null": None}
 PREFIX = "functions."
 """Name space of tools in some prompts, which other formats do not write."""
 
-# Everything up to a quote that nothing closes.
-_CLOSED = re.compile(r'(?:[^"]|"(?:\\.|[^"\\])*+")*+', re.DOTALL)
-# A key without quotes, or else a text to be passed.
-_BARE_KEY = re.compile(
-    r'"(?:\\.|[^"\\])*+(?:"|\\?\Z)|(?<=[{,\s])([A-Za-z_]\w*+)(?=\s*:)', re.DOTALL
-)
-_KEY_ALONE = re.compile(r"(?<=[{,\s])([A-Za-z_]\w*+)(?=\s*:)")
-MAX_RELAXED = 4
-"""Braces that may be doubled around one value."""
 CDATA_OPENS = "<![CDATA["
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 ANY = ANYTHING
@@ -77,30 +68,6 @@ class ArgumentTypes:
     def root(self, name: str) -> dict[str, Any]:
         """The parameters of a tool."""
         return dict(self._tools.get(name, {}))
-
-
-class CalledArguments:
-    """The arguments of a call, maybe text without quotes."""
-
-    def __init__(self, types: ArgumentTypes, name: str) -> None:
-        self._types, self._name = types, types.name(name)
-        self.offers = types.has
-
-    def is_copied(self, key: str, sign: str) -> bool:
-        """Whether a value that begins so means what it says."""
-        raise NotImplementedError
-
-    def types_of(self, key: str) -> SchemaTypes:
-        """Types of an argument."""
-        return self._types.of(self._name, key)
-
-    def is_bare(self, key: str, begun: str) -> bool:
-        """Whether a value that begins so is surely text without quotes."""
-        return is_surely_text(begun, self.types_of(key))
-
-    def declares(self, key: str) -> bool:
-        """Whether the tool has an argument of this name."""
-        return self._types.declares(self._name, key)
 
 
 def argument_value(text: str, types: SchemaTypes) -> Any:
@@ -159,7 +126,7 @@ def decoded(bare: str, text: str) -> Any:
         return text
 
 
-def object_of(text: str, n_relaxed: int = 0) -> Any:
+def object_of(text: str) -> Any:
     """A JSON value, or else a Python literal; raises ValueError."""
     try:
         return json.loads(text, strict=False)
@@ -167,31 +134,12 @@ def object_of(text: str, n_relaxed: int = 0) -> Any:
         raise ValueError(str(error)) from error
     except ValueError:
         try:
-            return python_value(ast.parse(text, mode="eval").body)
+            return ast.literal_eval(_JsonConstants().visit(ast.parse(text, mode="eval").body))
         except UNDECODABLE as error:
-            if n_relaxed < MAX_RELAXED and (relaxed := _quoted_keys(text)) != text:
-                return object_of(relaxed, n_relaxed + 1)
             raise ValueError(str(error)) from error
 
 
-def _quoted_keys(text: str) -> str:
-    """JSON whose keys have quotes, and whose braces are not doubled."""
-    bare = text.strip()
-    if bare.startswith("{{") and bare.endswith("}}"):
-        bare = bare[1:-1]
-    # Nothing after an open quote is a closed text; looking for one at each quote takes too long.
-    closed = _CLOSED.match(bare)
-    end = len(bare) if closed is None else closed.end()
-    head = _BARE_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], bare[:end])
-    return head + _KEY_ALONE.sub(r'"\1"', bare[end:])
-
-
-def python_value(node: ast.expr) -> Any:
-    """Value of a Python literal, also with the constants of JSON."""
-    return ast.literal_eval(_Constants().visit(node))
-
-
-class _Constants(ast.NodeTransformer):
+class _JsonConstants(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in CONSTANTS_OF_JSON:
             return ast.Constant(CONSTANTS_OF_JSON[node.id])

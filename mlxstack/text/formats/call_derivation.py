@@ -9,22 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.text.formats.argument_values import object_of
-from mlxstack.text.formats.description import (
-    ARGUMENTS,
-    COUNT,
-    ID,
-    INDEX,
-    KEY,
-    NAME,
-    TYPE,
-    CallBody,
-    CallSyntax,
-    JsonBody,
-    NamedBody,
-    PythonBody,
-    ReasoningMarks,
-    TaggedBody,
-)
 from mlxstack.text.formats.probe_renderings import (
     CONTENT,
     IDS,
@@ -41,6 +25,22 @@ from mlxstack.text.formats.probe_renderings import (
     tokens,
 )
 from mlxstack.text.formats.reasoning_derivation import TurnMarks
+from mlxstack.text.formats.syntax import (
+    ARGUMENTS,
+    COUNT,
+    ID,
+    INDEX,
+    KEY,
+    NAME,
+    TYPE,
+    CallBody,
+    CallSyntax,
+    JsonBody,
+    NamedBody,
+    PythonBody,
+    ReasoningMarks,
+    TaggedBody,
+)
 
 MIN_PROSE = 60
 """Least characters of a text of the prompt; marks are shorter."""

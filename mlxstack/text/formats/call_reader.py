@@ -7,11 +7,24 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats.argument_values import ArgumentTypes
-from mlxstack.text.formats.call_parts import MAX_HEAD, SEPARATORS, SLOT, CallParts, ReadCalls
+from mlxstack.text.formats.call_bodies import (
+    MAX_HEAD,
+    SEPARATORS,
+    SLOT,
+    BodyReader,
+    CallContext,
+    GemmaReader,
+    NamedReader,
+    PublishedReader,
+    PythonReader,
+    ReadCalls,
+)
 from mlxstack.text.formats.call_writer import CallEvent, CallWriter
-from mlxstack.text.formats.checked_calls import UNREADABLE, parse_calls, tool_schemas
-from mlxstack.text.formats.description import (
-    GEMMA_HEAD,
+from mlxstack.text.formats.checked_calls import UNREADABLE, tool_schemas
+from mlxstack.text.formats.json_calls import JsonReader
+from mlxstack.text.formats.repairs import ELEMENTS, FOREIGN, NAMED, TAGGED
+from mlxstack.text.formats.syntax import (
+    CallBody,
     CallSyntax,
     GemmaBody,
     JsonBody,
@@ -23,10 +36,18 @@ from mlxstack.text.formats.description import (
     is_mark,
     pieces,
 )
-from mlxstack.text.formats.foreign_calls import ELEMENTS, FOREIGN, ForeignCalls
-from mlxstack.text.formats.tagged_calls import TaggedCalls
+from mlxstack.text.formats.tagged_calls import TaggedReader
 from mlxstack.text.formats.text_feed import FENCE, Reading, TextFeed
-from mlxstack.text.formats.value_calls import ValueCalls
+
+READERS: dict[type[CallBody], type[BodyReader]] = {
+    JsonBody: JsonReader,
+    NamedBody: NamedReader,
+    TaggedBody: TaggedReader,
+    PythonBody: PythonReader,
+    GemmaBody: GemmaReader,
+    PublishedBody: PublishedReader,
+}
+"""Reader of each node."""
 
 _NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
 _BRACKETS = re.compile(r"[\s}\]]*")
@@ -49,20 +70,29 @@ class CallReader:
         tools: Iterable[Tool],
         emit: Callable[[CallEvent], None],
     ) -> None:
-        self._syntax = syntax
-        self._feed = feed
         tools = tuple(tools)
         self.types = ArgumentTypes(tools)
-        self._schemas = tool_schemas(tools)
+        self.strict = syntax.strict_marks
+        self.lenient = set(syntax.body.heads[:1]) or syntax.trigger_marks - self.strict
+        self.is_bare = syntax.is_bare
+        self.has_sections = bool(syntax.section_opens)
+        self._syntax = syntax
+        self._feed = feed
         self._writer = CallWriter(feed, emit, self.types)
-        self.strict = strict_marks(syntax)
-        self._gemma_openings = {GEMMA_HEAD} if isinstance(syntax.body, GemmaBody) else set()
-        self.lenient = self._gemma_openings or trigger_marks(syntax) - self.strict
-        self.is_bare, self.has_sections = syntax.is_bare, bool(syntax.section_opens)
-        self._parts = CallParts(syntax, feed, self.types, self._writer)
-        self.closings = self._parts.outer_closings
-        self._values = ValueCalls(self._parts)
-        self._others = ForeignCalls(self._parts)
+        self._context = CallContext(feed, self.types, tool_schemas(tools), self._writer)
+        self._body = READERS[type(syntax.body)](syntax, self._context)
+        self.closings = self._body.outer_closings
+        named = syntax.body if isinstance(syntax.body, JsonBody) and syntax.body.name else FOREIGN
+        self._objects = JsonReader(syntax, self._context, named)
+        bodies = (PythonBody(is_list=False), *NAMED)
+        self._python, *self._names = (
+            READERS[type(body)](replace(syntax, body=body), self._context) for body in bodies
+        )
+        self._messages = NamedReader(syntax, self._context)
+
+    def advance(self) -> None:
+        """Tell what the text now makes certain."""
+        self._writer.advance()
 
     def section(
         self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
@@ -121,25 +151,33 @@ class CallReader:
         self._writer.begin(at)
         read = yield from self._tried(self._object(at, is_marked=is_marked))
         if read is None:
-            is_call = yield from self._values.begins_call(at)
-            if isinstance(self._syntax.body, PythonBody):
-                is_call = is_call or (yield from self._parts.tool_name(at, "(")) >= 0
+            is_call = yield from self._begins_python(
+                at, may_be_plain=self._syntax.body.name_ends == "("
+            )
             is_element = not is_call and (yield from self._feed.any_of(ELEMENTS, at)) > at
             if is_marked or is_call or is_element:
-                read = yield from self._others.read(at)
+                read = yield from self._other_syntax(at)
         if read is not None and self.knows(read):
             return self._told(read)
         return None
 
+    def _begins_python(self, at: int, *, may_be_plain: bool) -> Reading[bool]:
+        """Whether Python calls of an offered tool begin here."""
+        feed = self._feed
+        is_list = yield from feed.starts("[", at)
+        if not (is_list or may_be_plain):
+            return False
+        start = (yield from feed.space(at + 1)) if is_list else at
+        return (yield from self._body.tool_name(start, "(")) >= 0
+
     def _object(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
         """Calls of objects, which name their arguments unless marks are around them."""
-        body = self._syntax.body
-        body = body if isinstance(body, JsonBody) and body.name else FOREIGN
+        body = self._objects.body
         names = {body.name[-1], "name"}
         keys = names | {path[0] for path in (body.arguments, body.id, body.name) if path}
-        if not (yield from self._values.begins_object(at, names, keys | UNMARKED)):
+        if not (yield from self._objects.begins_object(at, names, keys | UNMARKED)):
             return None
-        read = yield from self._values.json(body, at, is_certain=True)
+        read = yield from self._objects.objects(at, is_certain=True)
         keys = {"arguments", "parameters", body.arguments[-1]}
         text = "" if read is None else self._feed.text[at : read.end]
         is_named = is_marked or any(re.search(rf"[\"']{key}[\"']", text) for key in keys)
@@ -156,7 +194,7 @@ class CallReader:
             return False
         if not is_mark(mark):
             start = yield from feed.literal(_from(self._syntax.opens, mark), 0)
-            return start is None or (yield from self._parts.tool_name(start)) < 0
+            return start is None or (yield from self._body.tool_name(start)) < 0
         if (yield from feed.any_of(_QUOTES, len(mark))) > len(mark):
             return not (yield from feed.starts(FENCE, len(mark)))
         while (begun := _BEGUN_PROSE.fullmatch(feed.text, len(mark))) and not feed.is_final:
@@ -170,7 +208,7 @@ class CallReader:
     def begins_end(self, text: str) -> bool:
         """Whether a text begins a closing mark."""
         begun = text.strip()
-        return bool(begun) and any(mark.startswith(begun) for mark in self._parts.closing_marks)
+        return bool(begun) and any(mark.startswith(begun) for mark in self._body.closing_marks)
 
     def is_named(self, text: str) -> bool:
         """Whether a text begins as an unmarked call of an offered tool."""
@@ -182,7 +220,7 @@ class CallReader:
 
     def _told(self, read: ReadCalls) -> ReadCalls:
         """Write the other calls."""
-        calls = tuple(replace(one, name=self.types.name(one.name)) for one in read.calls)
+        calls = tuple(replace(call, name=self.types.name(call.name)) for call in read.calls)
         for call in () if self._writer.is_quiet else calls[len(self._writer.calls) :]:
             self._writer.emit(call)
         return replace(read, calls=calls)
@@ -191,7 +229,7 @@ class CallReader:
         """Call whose arguments are a message, up to one of `ends`."""
         self._writer.is_quiet = False
         self._writer.begin(at)
-        return self._told((yield from self._values.message(name, at, ends)))
+        return self._told((yield from self._messages.message(name, at, ends)))
 
     def emit(self, call: ToolCall) -> None:
         """Tell a call that was read quietly."""
@@ -199,7 +237,7 @@ class CallReader:
 
     def unreadable(self, at: int) -> Reading[int]:
         """End of an unparsable section: its closing mark, or the text's end."""
-        mark = yield from self._feed.find(self._parts.closings, at)
+        mark = yield from self._feed.find(self._body.closings, at)
         return (yield from self._feed.passed(self._syntax.section_closes, mark.end))
 
     def _following(self, end: int) -> Reading[int]:
@@ -209,9 +247,9 @@ class CallReader:
         at = yield from feed.space((yield from feed.passed(syntax.between, end)))
         at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
         opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
-        if not opening and isinstance(syntax.body, JsonBody):
+        if not opening and syntax.body.is_object:
             opening = "{"
-        openings = [one for one in (opening, *self.lenient) if one]
+        openings = [mark for mark in (opening, *self.lenient) if mark]
         if (yield from feed.any_of(openings, at)) > at:
             return at
         return -1
@@ -231,11 +269,11 @@ class CallReader:
             inside = yield from self._without_name_space(start)
         if inside is None:
             return (yield from self._foreign(start, is_inside=is_inside))
-        is_named = is_lenient and not is_marked and isinstance(syntax.body, TaggedBody | NamedBody)
-        if is_named and (yield from self._parts.tool_name(inside)) < 0:
+        is_named = is_lenient and not is_marked and syntax.body.begins_with_name
+        if is_named and (yield from self._body.tool_name(inside)) < 0:
             return None
         self._writer.begin(inside)
-        body = yield from self._tried(self._body(inside))
+        body = yield from self._tried(self._body.read(inside))
         if body is None:
             return (yield from self._foreign(start, is_inside=is_inside))
         if body.is_cut:
@@ -248,9 +286,10 @@ class CallReader:
 
     def _without_name_space(self, at: int) -> Reading[int | None]:
         """Position after a mark without its name space, or at a head."""
-        if isinstance(self._syntax.body, GemmaBody):
-            inside = yield from self._feed.any_of((GEMMA_HEAD,), at)
-            end = yield from self._parts.tool_name(inside, "{")
+        body = self._syntax.body
+        if body.heads:
+            inside = yield from self._feed.any_of(body.heads[:1], at)
+            end = yield from self._body.tool_name(inside, body.name_ends)
             return at if inside > at and end >= 0 else None
         mark, *rest = pieces(self._syntax.opens) or [""]
         if len(rest) != 1 or not is_mark(mark) or not rest[0].endswith("."):
@@ -262,7 +301,7 @@ class CallReader:
         feed = self._feed
         syntax = self._syntax
         end = yield from feed.optional(syntax.closes, at)
-        if end > at or not isinstance(syntax.body, JsonBody | NamedBody):
+        if end > at or not syntax.body.ends_in_bracket:
             return end
         rest = yield from feed.after(_BRACKETS, at)
         if not syntax.closes.strip():
@@ -280,26 +319,28 @@ class CallReader:
             body = yield from reading
         except UNREADABLE:
             body = None
-        is_told = self._writer.is_open or bool(self._writer.calls)
-        if body is None and is_told:
+        if body is None and self._writer.is_told:
             return (yield from self._broken())
         return body
 
     def _broken(self) -> Reading[ReadCalls]:
         """The calls that were told, up to a closing mark."""
-        mark = yield from self._feed.find(self._parts.ends, self._writer.position)
+        writer = self._writer
+        mark = yield from self._feed.find(self._body.ends, writer.position)
         # A value between tags that reached the end may quote whole calls.
-        closings = self._parts.closing_marks if isinstance(self._syntax.body, TaggedBody) else ()
+        is_tagged = isinstance(self._syntax.body, TaggedBody)
+        closings = self._body.closing_marks if is_tagged else ()
         is_quote = bool(closings) and mark.text not in closings
         is_last = is_quote or not self._feed.text[mark.end :].strip()
-        if self._feed.is_cut and is_last and self._writer.is_open:
+        if self._feed.is_cut and is_last and writer.is_open:
+            writer.cut()
             end = len(self._feed.text)
-            self._writer.cut()
-            return ReadCalls(tuple(self._writer.calls), end, is_closed=False, is_cut=True)
-        return ReadCalls(self._writer.settle(None, mark.start), mark.start)
+            return ReadCalls(tuple(writer.calls), end, is_closed=False, is_cut=True)
+        return ReadCalls(writer.close(mark.start), mark.start)
 
     def _foreign(self, at: int, *, is_inside: bool) -> Reading[ReadCalls | None]:
         """Calls of another syntax between the marks of this one."""
+        body = self._syntax.body
         mark = first_mark(self._syntax.opens)
         if not (mark or is_inside):
             return None
@@ -309,45 +350,63 @@ class CallReader:
         is_between = inside is not None
         inside = at if inside is None else inside
         self._writer.begin(inside)
-        body = None
-        if not isinstance(self._syntax.body, JsonBody):
-            body = yield from self._tried(self._values.json(FOREIGN, inside))
-        if body is None:
-            inside = yield from self._feed.any_of(self._gemma_openings, inside)
-            body = yield from self._others.read(inside)
-        if body is None or body.is_cut:
-            return body
+        read = None
+        if not body.is_object:
+            read = yield from self._tried(self._objects.objects(inside))
+        if read is None:
+            inside = yield from self._feed.any_of(body.heads[:1], inside)
+            read = yield from self._other_syntax(inside)
+        if read is None or read.is_cut:
+            return read
         closing = next(reversed(pieces(self._syntax.closes)), "") if is_between else ""
-        end = yield from self._feed.optional(closing, body.end)
-        return ReadCalls(body.calls, end, not closing or end > body.end)
+        end = yield from self._feed.optional(closing, read.end)
+        return ReadCalls(read.calls, end, not closing or end > read.end)
 
-    def _body(self, at: int) -> Reading[ReadCalls | None]:
-        match self._syntax.body:
-            case JsonBody() as body:
-                return (yield from self._values.json(body, at))
-            case NamedBody():
-                return (yield from self._values.named(at))
-            case TaggedBody() as body:
-                return (yield from TaggedCalls(self._parts, body).read(at))
-            case PythonBody() as body:
-                return (yield from self._values.python(body, at))
-            case GemmaBody() as body:
-                return (yield from self._values.gemma(body, at))
-            case PublishedBody() as body:
-                end = (yield from self._feed.find(self._parts.closings, at)).start
-                calls = parse_calls(body.parser, self._feed.text[at:end], self._schemas)
-                return ReadCalls(calls, end) if calls else None
+    def _other_syntax(self, at: int) -> Reading[ReadCalls | None]:
+        """Calls of offered tools in the syntax of another model, read quietly."""
+        was_quiet = self._writer.is_quiet
+        self._writer.is_quiet = True
+        try:
+            at = yield from self._feed.space(at)
+            readings = [self._elements(at)]
+            if (yield from self._begins_python(at, may_be_plain=True)):
+                readings.append(self._python.read(at))
+            readings += (reader.read(at) for reader in self._names)
+            for reading in readings:
+                self._writer.begin(at)
+                read = yield from self._known(reading)
+                if read is not None:
+                    return read
+            return None
+        finally:
+            self._writer.is_quiet = was_quiet
 
+    def _known(self, reading: Reading[ReadCalls | None]) -> Reading[ReadCalls | None]:
+        """Calls of offered tools alone."""
+        try:
+            read = yield from reading
+        except UNREADABLE:
+            return None
+        if read is not None and read.calls and self.knows(read):
+            return read
+        return None
 
-def strict_marks(syntax: CallSyntax) -> set[str]:
-    """The marks that announce calls."""
-    return {first_mark(one) for one in (syntax.section_opens, syntax.opens)} - {""}
-
-
-def trigger_marks(syntax: CallSyntax) -> set[str]:
-    """Opening marks, and the one of calls without the first."""
-    inner = [one for one in pieces(syntax.opens)[1:] if one.startswith("<") and len(one) > 2]
-    return strict_marks(syntax) | set(inner[-1:])
+    def _elements(self, at: int) -> Reading[ReadCalls | None]:
+        """Calls of tags, one after the other."""
+        feed = self._feed
+        for syntax in TAGGED:
+            calls: tuple[ToolCall, ...] = ()
+            end = at
+            reader = TaggedReader(syntax, self._context)
+            while (start := (yield from feed.literal(syntax.opens, end))) is not None:
+                read = yield from self._known(reader.read(start))
+                if read is None:
+                    break
+                calls = (*calls, *read.calls)
+                end = yield from feed.optional(syntax.closes, read.end)
+            if calls:
+                return ReadCalls(calls, end)
+        return None
 
 
 def _from(literal: str, piece: str) -> str:

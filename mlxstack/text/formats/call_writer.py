@@ -1,7 +1,7 @@
 """Writes tool calls as events, with arguments in pieces of JSON."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from mlxstack.core.response_parts import ArgumentsPart, ToolCallPart, ToolCallSt
 from mlxstack.text.formats.argument_values import ArgumentTypes
 from mlxstack.text.formats.checked_calls import plain
 from mlxstack.text.formats.text_feed import MarkSet, TextFeed
-from mlxstack.text.formats.value_copier import DECIDING, ValueCopier, escaped
+from mlxstack.text.formats.values import DECIDING, ValueCopier, escaped
 
 CallEvent = ToolCallStarted | ArgumentsPart | ToolCallPart
 """Part of a call; its id is the model's own or ""."""
@@ -54,17 +54,19 @@ Copier = ValueCopier | TextCopier
 class CallWriter:
     """Writes the calls of a section in order, once certain.
 
-    Nothing told is taken back: a call that is open stays one, and `settle` completes its arguments.
-    A call opens only with the name of an offered tool, as `types` say; a quiet writer opens none.
-    `calls` are those that have ended since `begin`.
+    Nothing told is taken back: a call that is open stays one, and `close` completes its arguments.
     """
 
     def __init__(
         self, feed: TextFeed, emit: Callable[[CallEvent], None], types: ArgumentTypes
     ) -> None:
         self.is_quiet = False
+        """Whether no call opens."""
+
         self.calls: list[ToolCall] = []
-        self.reached = 0
+        """Calls that have ended since `begin`."""
+
+        self._reached = 0
         self._feed = feed
         self._emit = emit
         self._types = types
@@ -72,7 +74,8 @@ class CallWriter:
         self._written = ""
         self._keys: set[str] = set()
         self._copier: Copier | None = None
-        self._n_copied = self._depth = 0
+        self._ends: MarkSet | None = None
+        self._scan = self._n_copied = self._depth = 0
         self._prefix = ""
         self._is_members = False
 
@@ -81,56 +84,68 @@ class CallWriter:
         """Whether a call has opened and not ended."""
         return self._open is not None
 
+    @property
+    def is_told(self) -> bool:
+        """Whether a call has opened since `begin`."""
+        return self.is_open or bool(self.calls)
+
     def begin(self, at: int) -> None:
         """Begin with the text at `at`; nothing is open."""
         self.calls = []
-        self.reached = at
+        self._reached = at
 
     def open(self, name: str, call_id: str = "") -> bool:
-        """Whether the call that stands here is told from now on."""
+        """Whether a call of an offered tool is told from now on."""
         name = self._types.name(name)
         if self.is_quiet or self._open is not None or not self._types.has(name):
             return False
         self._open = ToolCallStarted(call_id, name)
-        self._written, self._keys = "", set()
+        self._written = ""
+        self._keys = set()
         self._copier = None
         self._is_members = True
         self._emit(self._open)
         return True
 
     def copy(self, copier: Copier, depth: int = 0) -> None:
-        """Take the arguments from a copier, from now on.
-
-        They are in `depth` containers.
-        """
+        """Take the arguments from a copier, in `depth` containers, from now on."""
         self._copier = copier
+        self._ends = None
         self._depth = depth
         self._is_members = False
         self._n_copied = len(copier.written)
         self._prefix = ""
 
-    def begin_value(self, key: str, copier: Copier | None) -> None:
-        """Begin an argument that its own copier may copy."""
+    def begin_value(self, key: str, copier: Copier | None, ends: MarkSet | None = None) -> None:
+        """Begin an argument that ends before one of `ends`."""
         # Of a key that comes again, the first value was sent.
         is_new = key not in self._keys
         self._copier = copier if is_new else None
+        self._ends = ends
+        self._scan = 0 if copier is None else copier.at
         self._n_copied = 0
         self._prefix = f'{"," if self._keys else "{"}"{escaped(key)}":' if is_new else ""
         self._keys.add(key)
 
     def advance(self) -> None:
-        """Tell what has been copied."""
+        """Tell what has become certain."""
         copier = self._copier
-        if self._open is None or copier is None or len(copier.written) == self._n_copied:
+        if self._open is None or copier is None:
             return
-        piece = self._prefix + copier.written[self._n_copied :]
-        self._n_copied = len(copier.written)
-        self._prefix = ""
-        self._write(piece)
+        if self._ends is not None:
+            text = self._feed.text
+            mark = self._ends.search(text, self._scan, is_final=self._feed.is_final)
+            self._scan = self._ends.hold(text, self._scan) if mark is None else mark.start
+            copier.read(text[: self._scan], is_final=False)
+        if len(copier.written) > self._n_copied:
+            piece = self._prefix + copier.written[self._n_copied :]
+            self._n_copied = len(copier.written)
+            self._prefix = ""
+            self._write(piece)
 
     def end_value(self, value: Any, end: int, reached: int) -> None:
         """End an argument at `end`; `value` counts unless another was written."""
-        self.reached = reached
+        self._reached = reached
         if self._open is None or (self._copier is None and not self._prefix):
             return
         text = arguments_json(plain(value))
@@ -150,36 +165,29 @@ class CallWriter:
         self.advance()
         if self._is_members:
             self._write("}" if self._keys else "{}")
-        return self._end(json.loads(self._written))
+        assert self._open is not None
+        call = ToolCall(self._open.id, self._open.name, json.loads(self._written))
+        self._open = None
+        self._copier = None
+        self.calls.append(call)
+        self._emit(_ended(call, self._written))
+        return call
 
-    def settle(self, calls: Sequence[ToolCall] | None, end: int) -> tuple[ToolCall, ...]:
-        """All calls up to `end`; `calls` is another reading.
-
-        It counts where it only adds to what was told; otherwise a call that is open goes on with
-        the rest of the text.
-        """
-        rest = list(calls or ())[len(self.calls) :]
+    def close(self, end: int) -> tuple[ToolCall, ...]:
+        """All calls; one that is open takes the text up to `end`."""
         if self._open is not None:
             self.advance()
-            is_same = bool(rest) and self._types.name(rest[0].name) == self._open.name
-            call = rest[0] if is_same else None
-            text = "" if call is None else arguments_json(call.arguments)
-            if call is not None and text.startswith(self._written):
-                self._write(text[len(self._written) :])
-                self._end(call.arguments)
-                rest = rest[1:]
-            else:
-                self._write(self._closing(end))
-                self._end(json.loads(self._written))
-                rest = []
-        return (*self.calls, *rest)
+            self._write(self._closing(end))
+            self._is_members = False
+            self._copier = None
+            self.end()
+        return tuple(self.calls)
 
     def cut(self) -> None:
         """End the open call as the end of the answer left it."""
         assert self._open is not None
         self.advance()
-        at = self.reached if self._copier is None else self._copier.at
-        arguments = json.loads(self._written + self._closing(at))
+        arguments = json.loads(self._written + self._closing(0))
         call = ToolCall(self._open.id, self._open.name, arguments)
         self._open = None
         self._emit(_ended(call, self._written, is_cut=True))
@@ -195,55 +203,23 @@ class CallWriter:
     def position(self) -> int:
         """The position up to which the text has been read."""
         if self._copier is None:
-            return self.reached
-        return max(self.reached, self._copier.at)
+            return self._reached
+        return max(self._reached, self._copier.at)
 
     def _closing(self, end: int) -> str:
         """Text that completes the arguments with the text up to `end`."""
         copier = self._copier
         last = ""
         if copier is not None and copier.written and not self._prefix:
-            rest = self._feed.text[copier.at : end]
-            last = copier.closing(rest, self._depth)
+            last = copier.closing(self._feed.text[copier.at : end], self._depth)
         if not self._is_members:
             return last
         return last + ("}" if self._written else "{}")
-
-    def _end(self, arguments: Any) -> ToolCall:
-        assert self._open is not None
-        call = ToolCall(self._open.id, self._open.name, arguments)
-        self._open = None
-        self._copier = None
-        self.calls.append(call)
-        self._emit(_ended(call, self._written))
-        return call
 
     def _write(self, text: str) -> None:
         if self._open is not None and text:
             self._written += text
             self._emit(ArgumentsPart(text))
-
-
-class BoundCopy:
-    """Copies a value up to the first mark that may end it."""
-
-    def __init__(self, feed: TextFeed, writer: CallWriter, copier: Copier, ends: MarkSet) -> None:
-        self._feed = feed
-        self._writer = writer
-        self._copier = copier
-        self._ends = ends
-        self._scan = copier.at
-        self._end = -1
-
-    def advance(self) -> None:
-        """Copy and tell what has become certain."""
-        text = self._feed.text
-        if self._end < 0:
-            mark = self._ends.search(text, self._scan, is_final=self._feed.is_final)
-            self._scan = self._ends.hold(text, self._scan) if mark is None else mark.start
-            self._end = -1 if mark is None else mark.start
-        self._copier.read(text[: self._scan], is_final=False)
-        self._writer.advance()
 
 
 def _ended(call: ToolCall, text: str, *, is_cut: bool = False) -> ToolCallPart:

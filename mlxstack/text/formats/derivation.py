@@ -8,27 +8,18 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.call_derivation import derive_calls
-from mlxstack.text.formats.description import (
+from mlxstack.text.formats.families import FAMILIES
+from mlxstack.text.formats.probe_renderings import NAMES, TWO, TYPED, TemplateProbes
+from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
+from mlxstack.text.formats.syntax import (
     FALLBACK_CALLS,
     CallSyntax,
     DerivedFormat,
     FormatSource,
-    GemmaBody,
-    JsonBody,
-    NamedBody,
     PublishedBody,
-    PythonBody,
-    TaggedBody,
 )
-from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.probe_renderings import NAMES, TWO, TYPED, TemplateProbes
-from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
 
 MAX_KNOWN = 32
-SYNTAXES = {
-    JsonBody: "json", NamedBody: "named_json", TaggedBody: "tagged", PythonBody: "pythonic",
-    GemmaBody: "gemma", PublishedBody: "published",
-}  # fmt: skip
 CHECKED: dict[str, dict[str, Any]] = {
     "code": {"key_one": '    if (a < b) {\n        return "x\\n";\n    }\n', "key_two": "\n\né 格"},
     "text like JSON": {"key_one": "5", "key_two": "[1, 2]"},
@@ -69,8 +60,7 @@ def _derive(tokenizer: Any) -> DerivedFormat:
     )
     calls = derive_calls(probes, turn, reasoning)
     if calls is not None:
-        name = SYNTAXES[type(calls.body)]
-        derived = replace(base, name=name, source=FormatSource.DERIVED, calls=calls)
+        derived = replace(base, name=calls.body.kind, source=FormatSource.DERIVED, calls=calls)
         problems = _problems(derived, probes)
         if not problems:
             return derived
@@ -103,7 +93,7 @@ def _published(tokenizer: Any) -> CallSyntax | None:
     if not tokenizer.has_tool_calling or tokenizer.tool_parser is None:
         return None
     return CallSyntax(
-        PublishedBody(tokenizer.tool_parser),
+        PublishedBody(parser=tokenizer.tool_parser),
         section_opens=tokenizer.tool_call_start or "",
         section_closes=tokenizer.tool_call_end or "",
     )

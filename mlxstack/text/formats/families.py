@@ -8,7 +8,7 @@ from collections.abc import Collection
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.text.formats.description import (
+from mlxstack.text.formats.syntax import (
     ARGUMENTS,
     FALLBACK_CALLS,
     ID,
@@ -100,7 +100,7 @@ FAMILIES = (
     _family(
         "gemma4",
         ("<|tool_call>call:",),
-        CallSyntax(GemmaBody('<|"|>'), opens="<|tool_call>", closes="<tool_call|>"),
+        CallSyntax(GemmaBody(), opens="<|tool_call>", closes="<tool_call|>"),
         reasoning=ReasoningMarks("<|channel>thought", "<channel|>"),
         strays=("<|channel>", "<|tool_response>"),
     ),
@@ -108,7 +108,9 @@ FAMILIES = (
         "function_gemma",
         ("<start_function_call>", "<escape>"),
         CallSyntax(
-            GemmaBody("<escape>"), opens="<start_function_call>", closes="<end_function_call>"
+            GemmaBody(quote="<escape>", is_flat=True),
+            opens="<start_function_call>",
+            closes="<end_function_call>",
         ),
     ),
     _family(

@@ -5,12 +5,12 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.text.formats.argument_values import ANY, argument_value, type_names
-from mlxstack.text.formats.description import KEY, TaggedBody
+from mlxstack.text.formats.notations import CONTAINERS
+from mlxstack.text.formats.syntax import KEY, TaggedBody
 from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
 from mlxstack.text.schema_types import Schema, SchemaTypes, schema_types
 
 MAX_DEPTH = 32
-CONTAINERS = frozenset({"object", "array"})
 
 
 class TypedPlace(Struct, frozen=True):
@@ -88,10 +88,10 @@ class NestedTags:
         mark = yield from self._feed.find(MarkSet([closes]), at)
         if not mark.text:
             raise ValueError(f"nothing closes {key}")
-        return scalar(self._feed.text[at : mark.start], place.types), mark.end
+        return tag_value(self._feed.text[at : mark.start], place.types), mark.end
 
 
-def scalar(text: str, types: SchemaTypes) -> Any:
+def tag_value(text: str, types: SchemaTypes) -> Any:
     """Value of a tag without tags, maybe an empty container."""
     if not text.strip() and not types.texts:
         names = type_names(types)

@@ -4,7 +4,6 @@ import re
 
 from msgspec import Struct
 
-from mlxstack.text.formats.description import ReasoningMarks, first_mark, is_mark, pieces
 from mlxstack.text.formats.probe_renderings import (
     CONTENT,
     THOUGHT,
@@ -15,6 +14,7 @@ from mlxstack.text.formats.probe_renderings import (
     common_start,
     tokens,
 )
+from mlxstack.text.formats.syntax import ReasoningMarks, first_mark, is_mark, pieces
 
 _NAME = r"[\w:.▁ -]*(?:think|thought|reason)[\w:.▁ -]*"
 _PAIRS = (

@@ -13,72 +13,62 @@ from mlxstack.text.formats.argument_values import (
     is_surely_text,
     object_of,
 )
-from mlxstack.text.formats.call_parts import (
-    MAX_HEAD,
-    QUOTES,
-    SLOT,
-    SPACES,
-    CallParts,
-    ReadCalls,
-    watched,
-)
-from mlxstack.text.formats.call_writer import BoundCopy, Copier, TextCopier
+from mlxstack.text.formats.call_bodies import MAX_HEAD, SLOT, BodyReader, CallContext, ReadCalls
+from mlxstack.text.formats.call_writer import Copier, TextCopier
 from mlxstack.text.formats.checked_calls import UNREADABLE
-from mlxstack.text.formats.description import KEY, TYPE, TaggedBody, first_mark, pieces
-from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
+from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, tag_value
+from mlxstack.text.formats.syntax import KEY, TYPE, CallSyntax, TaggedBody, first_mark, pieces
 from mlxstack.text.formats.text_feed import FENCE, FoundMark, MarkSet, Reading, quoted_otherwise
-from mlxstack.text.formats.value_copier import ValueCopier
+from mlxstack.text.formats.values import ValueCopier
 from mlxstack.text.schema_types import SchemaTypes
 
 MIN_MARK = 3
 """The least characters of a mark that opens arguments and may end a value."""
 
+SPACES = (" ", "\n", "\t", "\r")
+CDATA_OPENS = "<![CDATA["
+CDATA_CLOSES = "]]>"
 _KEY = re.compile(r"[^\s<>/][^<>]*")
 
 
 class Argument(Struct, frozen=True):
-    """Argument of the tool `name`, whose value is at `at`.
-
-    `is_text` if the call writes its type; None where it writes none.
-    """
+    """Argument of the tool `name`, whose value is at `at`."""
 
     name: str
     key: str
     at: int
     types: SchemaTypes
     is_text: bool | None = None
+    """Type that the call writes; None where it writes none."""
 
 
-class TaggedCalls:
+class TaggedReader(BodyReader):
     """Reads calls of a tagged body."""
 
-    def __init__(self, parts: CallParts, body: TaggedBody) -> None:
-        self._parts = parts
-        self._body = body
-        self._feed = parts.feed
-        self._syntax = parts.syntax
-        self._types = parts.types
-        self._writer = parts.writer
-        self._nested = NestedTags(parts.feed, body)
-        self._block = _json_block(body)
-        self._next = _next_opening(body)
-        opening = next((one for one in reversed(pieces(parts.syntax.opens)) if "<" in one), "")
+    def __init__(self, syntax: CallSyntax, context: CallContext) -> None:
+        super().__init__(syntax, context)
+        assert isinstance(syntax.body, TaggedBody)
+        self._body = syntax.body
+        self._nested = NestedTags(self.feed, self._body)
+        self._block = _json_block(self._body)
+        self._next = _next_opening(self._body)
+        opening = next((one for one in reversed(pieces(syntax.opens)) if "<" in one), "")
         self._opening = opening if self._next else ""
-        self._given: set[str] = set()
+        self._read_keys: set[str] = set()
 
     def read(self, at: int) -> Reading[ReadCalls | None]:
         """One call, from its name to its last argument."""
-        feed = self._feed
+        feed = self.feed
         body = self._body
         opening = first_mark(body.argument_opens)
         at = at if opening else (yield from feed.space(at))
         stops = (opening, "{", FENCE, first_mark(body.value_closes)) if opening else SPACES
-        fields, at = yield from self._parts.read_head(at, stops)
+        fields, at = yield from self.read_head(at, stops)
         at = yield from feed.passed(body.value_closes, at)
         if (inside := (yield from self._object_at(at))) >= 0:
             return (yield from self._object(fields, inside))
         arguments: dict[str, Any] = {}
-        self._given = set()
+        self._read_keys = set()
         while True:
             start = yield from feed.literal(body.argument_opens, at)
             if start is None or (not opening and (yield from self._ends_pairs(at))):
@@ -86,20 +76,20 @@ class TaggedCalls:
             argument = yield from self._argument(fields["name"], start)
             if argument is None or not argument.key:
                 break
-            self._given.add(argument.key)
-            self._writer.open(fields["name"], fields.get("id", ""))
+            self._read_keys.add(argument.key)
+            self.writer.open(fields["name"], fields.get("id", ""))
             value, at = yield from self._value(argument)
             arguments.setdefault(argument.key, value)
-        is_cut = feed.is_cut and self._writer.is_open
-        if (is_cut or at < len(feed.text)) and not (yield from self._parts.closes_at(at)):
+        is_cut = feed.is_cut and self.writer.is_open
+        if (is_cut or at < len(feed.text)) and not (yield from self.closes_at(at)):
             return None
-        if self._writer.is_open:
-            return ReadCalls((self._writer.end(),), at)
-        return self._parts.settled(fields, arguments, at)
+        if self.writer.is_open:
+            return ReadCalls((self.writer.end(),), at)
+        return self.whole_call(fields, arguments, at)
 
     def _object_at(self, at: int) -> Reading[int]:
         """Position of a JSON object in place of tags; -1 without one."""
-        feed = self._feed
+        feed = self.feed
         at = yield from feed.space(at)
         if (yield from feed.any_of(("{", FENCE), at)) > at:
             return at
@@ -113,17 +103,17 @@ class TaggedCalls:
 
     def _object(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
         """Call whose arguments are a JSON object, maybe in a block."""
-        read = yield from self._parts.named(fields, at)
-        if read is None or not self._block[1]:
-            return read
-        return replace(read, end=(yield from self._feed.passed(self._block[1], read.end)))
+        call = yield from self.object_call(fields, at)
+        if call is None or not self._block[1]:
+            return call
+        return replace(call, end=(yield from self.feed.passed(self._block[1], call.end)))
 
     def _argument(self, name: str, at: int) -> Reading[Argument | None]:
         """Key of an argument, maybe ""; None if no value follows."""
-        feed = self._feed
+        feed = self.feed
         body = self._body
         before, _, after = body.value_opens.partition(TYPE)
-        key_end = MarkSet(one for piece in pieces(before) for one in quoted_otherwise(piece))
+        key_end = MarkSet(text for piece in pieces(before) for text in quoted_otherwise(piece))
         mark = yield from feed.find(key_end, at)
         if not mark.text or mark.start - at > MAX_HEAD:
             return None
@@ -140,12 +130,43 @@ class TaggedCalls:
             kind = feed.text[inside : stop.start]
             is_text = kind == dict(body.types).get("string") if kind else None
             inside = yield from feed.literal(after, stop.start)
-        types = self._types.of(name, key)
         if inside is None:
             return None
-        return Argument(name, key, inside, types, is_text)
+        return Argument(name, key, inside, self.types.of(name, key), is_text)
 
-    def _argument_copier(self, argument: Argument, at: int) -> Copier:
+    def _value(self, argument: Argument) -> Reading[tuple[Any, int]]:
+        """Value of an argument, and the position after its closing marks."""
+        body = self._body
+        at = argument.at
+        if body.item:
+            place = TypedPlace(argument.types, self.types.root(argument.name))
+            if (yield from self._nested.begins(at, place)):
+                self.writer.begin_value(argument.key, None)
+                value, end = yield from self._nested.container(argument.key, at, place)
+                self.writer.end_value(value, end, end)
+                return value, end
+        if not body.value_closes:
+            return (yield from self._json_value(argument))
+        # White space of the template is no part of the value.
+        space = body.value_opens[len(body.value_opens.rstrip()) :]
+        at = yield from self.feed.any_of([space], at)
+        closing = body.value_closes.strip().replace(KEY, argument.key)
+        ends = MarkSet([closing, self._next, self._opening, *self.ends.marks])
+        self.writer.begin_value(argument.key, self._copier(argument, at), ends)
+        mark = yield from self._closing_of(closing, argument, at)
+        if mark is None:
+            self.writer.advance()
+            mark = self._missing_closing(argument, at)
+        if mark is None:
+            raise ValueError(f"nothing closes {argument.key}")
+        closes = body.value_closes
+        text = self.feed.text[at : mark.start]
+        text = text.removesuffix(closes[: len(closes) - len(closes.lstrip())])
+        value = self._readable(argument, text)
+        self.writer.end_value(value, at + len(text), mark.end)
+        return value, mark.end
+
+    def _copier(self, argument: Argument, at: int) -> Copier:
         types = argument.types
         if argument.is_text:
             return TextCopier(at, bool)
@@ -154,84 +175,55 @@ class TaggedCalls:
         # A number in quotes is a number.
         return ValueCopier(at, has_scalars=False, has_texts=bool(types.texts))
 
-    def _value(self, argument: Argument) -> Reading[tuple[Any, int]]:
-        """Value of an argument, and the position after its closing marks."""
-        body = self._body
-        at = argument.at
-        if body.item:
-            place = TypedPlace(argument.types, self._types.root(argument.name))
-            if (yield from self._nested.begins(at, place)):
-                return (yield from self._container(place, argument))
-        if not body.value_closes:
-            return (yield from self._json_value(argument))
-        # White space of the template is no part of the value.
-        space = body.value_opens[len(body.value_opens.rstrip()) :]
-        at = yield from self._feed.any_of([space], at)
-        closing = body.value_closes.strip().replace(KEY, argument.key)
-        copier = self._argument_copier(argument, at)
-        self._writer.begin_value(argument.key, copier)
-        ends = MarkSet([closing, self._next, self._opening, *self._parts.ends.marks])
-        copy = BoundCopy(self._feed, self._writer, copier, ends)
-        mark = yield from self._closing_of(closing, argument, at, copy)
-        if mark is None:
-            copy.advance()
-            mark = self._missing_closing(argument, at)
-        if mark is None:
-            raise ValueError(f"nothing closes {argument.key}")
-        closes = body.value_closes
-        text = self._feed.text[at : mark.start]
-        text = text.removesuffix(closes[: len(closes) - len(closes.lstrip())])
-        value = self._told(argument, text)
-        self._writer.end_value(value, at + len(text), mark.end)
-        return value, mark.end
-
-    def _container(self, place: TypedPlace, argument: Argument) -> Reading[tuple[Any, int]]:
-        """Object or list of nested tags, written as a whole."""
-        self._writer.begin_value(argument.key, None)
-        value, end = yield from self._nested.container(argument.key, argument.at, place)
-        self._writer.end_value(value, end, end)
+    def _json_value(self, argument: Argument) -> Reading[tuple[Any, int]]:
+        """A value of JSON that nothing closes."""
+        feed = self.feed
+        at = yield from feed.space(argument.at)
+        copier = self._copier(argument, at)
+        self.writer.begin_value(argument.key, copier)
+        if (yield from self.copied(copier)):
+            end = copier.at
+        elif (yield from feed.any_of('"{[', at)) > at:
+            raise ValueError(f"{argument.key} has no value")
+        else:
+            ends = [pieces(literal)[0] for literal in self.syntax.closings]
+            end = (yield from feed.find(MarkSet([*SPACES, *ends]), at)).start
+        if end <= at:
+            raise ValueError(f"{argument.key} has no value")
+        value = self._typed(argument, feed.text[at:end])
+        self.writer.end_value(value, end, end)
         return value, end
 
-    def _missing_closing(self, argument: Argument, at: int) -> FoundMark | None:
-        """End of an offered tool's call, in place of a closing mark."""
-        feed = self._feed
-        if not self._types.has(argument.name) or feed.is_cut:
-            return None
-        mark = MarkSet(self._parts.closing_marks).search(feed.text, at, is_final=True)
-        return self._before_call(at, len(feed.text) if mark is None else mark.start)
-
-    def _closing_of(
-        self, closing: str, argument: Argument, at: int, copy: BoundCopy
-    ) -> Reading[FoundMark | None]:
+    def _closing_of(self, closing: str, argument: Argument, at: int) -> Reading[FoundMark | None]:
         """Mark that ends a value; the rest of the call follows.
 
         Another argument or call ends a value that nothing closes.
         """
-        marks = MarkSet([closing, self._next, self._opening, "<![CDATA[", "]]>"])
+        marks = MarkSet([closing, self._next, self._opening, CDATA_OPENS, CDATA_CLOSES])
         first: FoundMark | None = None
         is_data = False
         scan = at
         while True:
-            mark = yield from watched(self._feed.find(marks, scan), copy.advance)
+            mark = yield from self.feed.find(marks, scan)
             if not mark.text:
                 return first
             scan = mark.end
             if mark.text == self._next:
-                if not is_data and (yield from self._is_next(argument, mark.start, copy)):
-                    return FoundMark(at + len(self._feed.text[at : mark.start].rstrip()))
+                if not is_data and (yield from self._is_next(argument, mark.start)):
+                    return FoundMark(at + len(self.feed.text[at : mark.start].rstrip()))
                 continue
             if mark.text == self._opening:
                 if is_data or not (yield from self._begins_call(mark.start)):
                     continue
                 outer = yield from self._enclosing(closing, mark.end)
                 if outer is None:
-                    if self._feed.is_cut:
+                    if self.feed.is_cut:
                         return first
                     return self._before_call(at, mark.start)
                 mark = outer
                 scan = outer.end
             if mark.text != closing:
-                is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
+                is_data = mark.text == CDATA_OPENS and (is_data or mark.start == at)
                 continue
             first = first or mark
             if not is_data and (yield from self._ends_value(mark.end)):
@@ -239,13 +231,13 @@ class TaggedCalls:
 
     def _begins_call(self, at: int) -> Reading[bool]:
         """Whether a call of an offered tool with an argument opens here."""
-        feed = self._feed
-        opens = self._syntax.opens
+        feed = self.feed
+        opens = self.syntax.opens
         start = yield from feed.literal(opens[opens.rfind(self._opening) :], at)
-        if start is None or (yield from self._parts.tool_name(start)) < 0:
+        if start is None or (yield from self.tool_name(start)) < 0:
             return False
         try:
-            _, end = yield from self._parts.read_head(start, (self._next,))
+            _, end = yield from self.read_head(start, (self._next,))
         except UNREADABLE:
             return False
         return (yield from feed.literal(self._next, end)) is not None
@@ -254,71 +246,57 @@ class TaggedCalls:
         """Mark that closes a value in which calls are quoted."""
         bounds = MarkSet([closing, self._next])
         depth = 0
-        while (mark := (yield from self._feed.find(bounds, at))).text:
+        while (mark := (yield from self.feed.find(bounds, at))).text:
             depth = depth + (1 if mark.text == self._next else -1)
             at = mark.end
             if depth < 0:
                 return mark
         return None
 
+    def _missing_closing(self, argument: Argument, at: int) -> FoundMark | None:
+        """End of an offered tool's call, in place of a closing mark."""
+        feed = self.feed
+        if not self.types.has(argument.name) or feed.is_cut:
+            return None
+        mark = MarkSet(self.closing_marks).search(feed.text, at, is_final=True)
+        return self._before_call(at, len(feed.text) if mark is None else mark.start)
+
     def _before_call(self, at: int, end: int) -> FoundMark:
         """End of a value before the marks between two calls."""
-        syntax = self._syntax
-        text = self._feed.text[at:end].rstrip()
+        syntax = self.syntax
+        text = self.feed.text[at:end].rstrip()
         between = f"{syntax.closes} {syntax.section_closes} {syntax.section_opens} {syntax.opens}"
         for piece in reversed(pieces(between)):
             text = text.removesuffix(piece).rstrip()
         return FoundMark(at + len(text))
 
-    def _is_next(self, argument: Argument, at: int, copy: BoundCopy) -> Reading[bool]:
+    def _is_next(self, argument: Argument, at: int) -> Reading[bool]:
         """Whether another argument opens here, and not inside a text."""
-        start = yield from self._feed.literal(self._body.argument_opens, at)
+        start = yield from self.feed.literal(self._body.argument_opens, at)
         following = None
         if start is not None:
             following = yield from self._argument(argument.name, start)
-        if following is None or following.key in self._given:
+        if following is None or following.key in self._read_keys:
             return False
-        if not self._types.declares(argument.name, following.key):
+        if not self.types.declares(argument.name, following.key):
             return False
         closing = self._body.value_closes.strip()
-        marks = MarkSet([closing, *self._parts.closing_marks])
-        mark = yield from watched(self._feed.find(marks, following.at), copy.advance)
+        mark = yield from self.feed.find(MarkSet([closing, *self.closing_marks]), following.at)
         if mark.text != closing:
             return True
         return (yield from self._ends_value(mark.end))
 
-    def _json_value(self, argument: Argument) -> Reading[tuple[Any, int]]:
-        """A value of JSON that nothing closes."""
-        at = yield from self._feed.space(argument.at)
-        copier = self._argument_copier(argument, at)
-        self._writer.begin_value(argument.key, copier)
-        yield from self._parts.copied(copier)
-        end = copier.at if copier.is_done else (yield from self._json_end(at))
-        if end <= at:
-            raise ValueError(f"{argument.key} has no value")
-        value = self._typed(argument, self._feed.text[at:end])
-        self._writer.end_value(value, end, end)
-        return value, end
-
-    def _json_end(self, at: int) -> Reading[int]:
-        feed = self._feed
-        if (yield from feed.any_of('"{[', at)) > at:
-            return (yield from feed.balanced(at, QUOTES, ()))
-        closes = (self._syntax.closes, self._syntax.section_closes)
-        ends = [pieces(one)[0] for one in closes if one.strip()]
-        return (yield from feed.find(MarkSet([*SPACES, *ends]), at)).start
-
     def _ends_pairs(self, at: int) -> Reading[bool]:
         """Whether no other argument can follow."""
-        at = yield from self._feed.space(at)
-        return at == len(self._feed.text) or (yield from self._parts.closes_at(at))
+        at = yield from self.feed.space(at)
+        return at == len(self.feed.text) or (yield from self.closes_at(at))
 
     def _ends_value(self, at: int) -> Reading[bool]:
         """Whether the next argument, the call's end or the text's follows."""
-        following = yield from self._feed.literal(self._body.argument_opens, at)
+        following = yield from self.feed.literal(self._body.argument_opens, at)
         return following is not None or (yield from self._ends_pairs(at))
 
-    def _told(self, argument: Argument, text: str) -> Any:
+    def _readable(self, argument: Argument, text: str) -> Any:
         """Value of an argument; its text if unreadable in an open call.
 
         Raises what `_typed` raises.
@@ -326,19 +304,18 @@ class TaggedCalls:
         try:
             return self._typed(argument, text)
         except UNREADABLE:
-            if self._writer.is_open:
+            if self.writer.is_open:
                 return text
             raise
 
     def _typed(self, argument: Argument, text: str) -> Any:
-        types = argument.types
         if argument.is_text:
             return text
         if argument.is_text is False or self._body.has_json_text:
-            return _json_or_text(text, types)
+            return _json_or_text(text, argument.types)
         if self._body.item:
-            return scalar(text, types)
-        return argument_value(text, types)
+            return tag_value(text, argument.types)
+        return argument_value(text, argument.types)
 
 
 def _next_opening(body: TaggedBody) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from mlxstack.text.formats.description import COUNT, pieces
+from mlxstack.text.formats.syntax import COUNT, pieces
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -150,35 +150,6 @@ class TextFeed:
         """The position after a whole literal, if it is there."""
         end = yield from self.literal(literal, at)
         return at if end is None else end
-
-    def balanced(self, at: int, quotes: tuple[str, ...], stops: tuple[str, ...]) -> Reading[int]:
-        """Position after the bracket or quote's partner; -1 without one.
-
-        Text between `quotes` counts for nothing, nor does what a backslash escapes in it; one of
-        `stops` outside of it ends the search in vain.
-        """
-        is_escaping = all(len(quote) == 1 for quote in quotes)
-        outside = MarkSet([*"[]{}()", *quotes, *stops])
-        inside = {quote: MarkSet([quote, "\\"] if is_escaping else [quote]) for quote in quotes}
-        depth = 0
-        quote = ""
-        while True:
-            mark = yield from self.find(inside[quote] if quote else outside, at)
-            if not mark.text or (not quote and mark.text in stops):
-                return -1
-            at = mark.end
-            if mark.text == "\\":
-                at += 1
-            elif mark.text == quote:
-                quote = ""
-                if depth == 0:
-                    return at
-            elif mark.text in quotes:
-                quote = mark.text
-            else:
-                depth += 1 if mark.text in "[{(" else -1
-                if depth == 0:
-                    return at
 
 
 def quoted_otherwise(piece: str) -> list[str]:

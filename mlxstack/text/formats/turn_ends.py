@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mlxstack.text.formats.description import first_mark, is_mark
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.formats.probe_renderings import (
     CONTENT,
@@ -14,6 +13,7 @@ from mlxstack.text.formats.probe_renderings import (
     USER,
     TemplateProbes,
 )
+from mlxstack.text.formats.syntax import first_mark, is_mark
 
 NEXT_USER = {"role": "user", "content": "Next question."}
 

@@ -8,23 +8,23 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.description import CallSyntax, JsonBody
+from mlxstack.text.formats.syntax import CallSyntax
+from mlxstack.text.grammar.constrain import call_rule
 from mlxstack.text.grammar.lark_builder import LarkBuilder
 from mlxstack.text.grammar.response_format import bound
-from mlxstack.text.grammar.tool_call_formats import ToolCallFormat, format_of
 
 
 class CallDelimiters(Struct, frozen=True):
-    """Tool call syntax of a model, with its `forced` opening text.
-
-    `special` are the tokens without text of their own, by name. `head` is the header of a message
-    that holds the call.
-    """
+    """Tool call syntax of a model, with its `forced` opening text."""
 
     syntax: CallSyntax
     forced: str
     special: Mapping[str, int]
+    """Tokens without text of their own, by name."""
+
     head: str = ""
+    """Header of a message that holds the call."""
+
     is_last: bool = False
 
 
@@ -54,17 +54,18 @@ def call_grammar(calls: ForcedCalls) -> CallGrammar:
     A tool that the format has no words for is left out; raises BadRequest if that is every one.
     """
     builder = LarkBuilder(calls.marks.special)
-    form = format_of(_after_forced(calls.marks))
-    rules = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
-    known = [(tool, builder.rule(one)) for tool, one in rules if one is not None]
-    if form is None or not known:
+    syntax = _after_forced(calls.marks)
+    rules = [(tool, call_rule(syntax, tool, builder)) for tool in calls.tools]
+    known = [(tool, builder.rule(rule)) for tool, rule in rules if rule is not None]
+    if not known:
         raise _unspeakable(calls.tools)
-    others = [tool for tool, one in rules if one is None] if calls.is_complete else []
-    free = builder.either(builder.call_opening(form.named, tool.name) for tool in others)
+    others = [tool for tool, rule in rules if rule is None] if calls.is_complete else []
+    opening = syntax.body.up_to_name
+    free = builder.either(builder.call_opening(opening, tool.name) for tool in others)
     if calls.marks.head:
         start = _headed(calls, known, builder)
     else:
-        start = _start(calls, form, known, free, builder)
+        start = _start(calls, builder.rule(" | ".join(rule for _, rule in known)), free, builder)
     grammar = builder.grammar(start)
     bound(grammar, "tools")
     return CallGrammar(LLMatcher.grammar_from_lark(grammar), frozenset(builder.unenforced))
@@ -73,7 +74,7 @@ def call_grammar(calls: ForcedCalls) -> CallGrammar:
 def _after_forced(marks: CallDelimiters) -> CallSyntax:
     """Syntax of an unmarked call whose body begins with forced text."""
     body = marks.syntax.body
-    if not marks.syntax.is_bare or not isinstance(body, JsonBody):
+    if not (marks.syntax.is_bare and body.is_object):
         return marks.syntax
     parts = (body.parts[0].removeprefix(marks.forced), *body.parts[1:])
     return replace(marks.syntax, body=replace(body, parts=parts))
@@ -85,33 +86,27 @@ def _headed(calls: ForcedCalls, known: list[tuple[Tool, str]], builder: LarkBuil
     rest = calls.marks.head.removeprefix(calls.marks.forced)
     opens = f"{rest}{syntax.section_opens}{syntax.opens}"
     closes = builder.literal(f"{syntax.closes}{syntax.section_closes}")
-    forms = [f"{builder.call_opening(opens, tool.name)} {call} {closes}" for tool, call in known]
+    forms = [f"{builder.call_opening(opens, tool.name)} {rule} {closes}" for tool, rule in known]
     return builder.rule(" | ".join(forms))
 
 
-def _start(
-    calls: ForcedCalls,
-    form: ToolCallFormat,
-    known: list[tuple[Tool, str]],
-    free: str,
-    builder: LarkBuilder,
-) -> str:
+def _start(calls: ForcedCalls, call: str, free: str, builder: LarkBuilder) -> str:
     """Calls after the forced text, or up to a `free` name.
 
     A call without marks comes alone.
     """
     syntax = calls.marks.syntax
-    call = builder.rule(" | ".join(one for _, one in known))
     ending = builder.literal("" if calls.marks.is_last else syntax.closes)
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
     head = builder.call_opening(whole.removeprefix(calls.marks.forced), "")
     last = builder.literal(syntax.section_closes)
     before = ""
     more = ""
-    if form.between is not None:
-        before = builder.literal(form.opens)
-        ending = f"{builder.literal(form.closes)} {ending}"
-        more = f"{builder.literal(form.between)}"
+    if syntax.body.brackets is not None:
+        opens, closes = syntax.body.brackets
+        before = builder.literal(opens)
+        ending = f"{builder.literal(closes)} {ending}"
+        more = builder.literal(syntax.between)
     elif not syntax.is_bare and not calls.marks.is_last:
         more = f"{ending} {builder.literal(f'{syntax.between}{syntax.opens}')}"
     is_row = bool(more) and not calls.is_single
@@ -120,7 +115,8 @@ def _start(
     if not free:
         return start
     ways = [start, f"{head} {before} {free}"]
-    ways += [f"{head} {before} {call} {rest} {more} {free}"] if is_row else []
+    if is_row:
+        ways.append(f"{head} {before} {call} {rest} {more} {free}")
     return " | ".join(ways)
 
 
