@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.get_closest_marker("metal")]
     if not config.getoption("--soak"):
         config.hook.pytest_deselected(
-            items=[one for one in items if one.get_closest_marker("soak")]
+            items=[test for test in items if test.get_closest_marker("soak")]
         )
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
     length = Counter[Path]()

@@ -65,8 +65,8 @@ HOMES = "TESTS_HOMES"
 
 def own(env: Mapping[str, str], home: str) -> dict[str, str]:
     """The environment of a test process whose home is `home`, made from that of its user."""
-    kept = {name: value for name, value in env.items() if _is_kept(name)}
-    return kept | FIXED | {"HOME": home}
+    inherited = {name: value for name, value in env.items() if _is_kept(name)}
+    return inherited | FIXED | {"HOME": home}
 
 
 def _is_kept(name: str) -> bool:

@@ -99,16 +99,20 @@ class Program(Struct):
     @property
     def parts(self) -> tuple[bool, str, list[str]]:
         """Whether it is a module; its name or path; its words."""
-        rest = self.args[2:] if self.args[1:2] == ["-P"] else self.args[1:]
-        return (True, rest[1], rest[2:]) if rest[0] == "-m" else (False, rest[0], rest[1:])
+        arguments = self.args[2:] if self.args[1:2] == ["-P"] else self.args[1:]
+        return (
+            (True, arguments[1], arguments[2:])
+            if arguments[0] == "-m"
+            else (False, arguments[0], arguments[1:])
+        )
 
     @property
     def can_be_forked(self) -> bool:
         """Whether it is of this repository, and loads the same libraries."""
         if self.args[0] != sys.executable or len(self.args) < 3 or differs(self.env, AT_START):
             return False
-        other = Path(self.cwd, "mlxstack")
-        if self.cwd != str(ROOT) and (other.exists() or not other.parent.is_dir()):
+        package = Path(self.cwd, "mlxstack")
+        if self.cwd != str(ROOT) and (package.exists() or not package.parent.is_dir()):
             return False
         is_module, name, _ = self.parts
         if is_module:
@@ -131,7 +135,9 @@ class Program(Struct):
             sys.argv = [name, *args]
             if is_module:
                 main = name, f"{name}.__main__"
-                _forget([one for one in main if not hasattr(sys.modules.get(one), "__path__")])
+                _forget(
+                    [module for module in main if not hasattr(sys.modules.get(module), "__path__")]
+                )
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             elif name == SHAPES:
                 remembered.answer_shapes()
@@ -194,8 +200,8 @@ def preloaded(env: Mapping[str, str]) -> Iterator[None]:
         yield
         return
     hub = of_hub(env)
-    others = {name: value for name, value in _env.items() if not _is_of_hub(name)}
-    server, process = _start(others | dict(hub))
+    variables = {name: value for name, value in _env.items() if not _is_of_hub(name)}
+    server, process = _start(variables | dict(hub))
     _servers[hub] = server
     try:
         yield
@@ -222,11 +228,11 @@ def _popen(start: Start) -> Callable[..., None]:
         start_new_session: bool, process_group: int,
     ) -> None:  # fmt: skip
         """As in `subprocess`."""
-        rest = preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell
+        options = preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell
         pipes = p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
         last = restore_signals, gid, gids, uid, umask, start_new_session, process_group
         if not isinstance(args, list | tuple) or executable or shell or pass_fds:
-            return EXECUTE(self, args, executable, *rest, *pipes, *last)
+            return EXECUTE(self, args, executable, *options, *pipes, *last)
         program = Program(
             [os.fsdecode(word) for word in args],
             os.fsdecode(cwd) if cwd else str(Path.cwd()),
@@ -236,7 +242,7 @@ def _popen(start: Start) -> Callable[..., None]:
         )
         pid = start(program, (p2cread, c2pwrite, errwrite)) if program.can_be_forked else None
         if pid is None:
-            return EXECUTE(self, args, executable, *rest, *pipes, *last)
+            return EXECUTE(self, args, executable, *options, *pipes, *last)
         self.pid = pid
         self._child_created = True
         self._close_pipe_fds(*pipes)
@@ -337,7 +343,7 @@ def _fork_for(connection: socket.socket) -> None:
 
 def _start_from_program(program: Program, streams: Sequence[int]) -> int | None:
     if not _helpers:
-        has_engine = any(one.name == "mlx" for one in threading.enumerate())
+        has_engine = any(thread.name == "mlx" for thread in threading.enumerate())
         return None if has_engine else _fork(program, streams)
     try:
         return _ask(_helpers[0], program, streams)
@@ -369,15 +375,15 @@ def _fork_helper() -> None:
 
 def _fork(program: Program, streams: Sequence[int]) -> int:
     """Fork a program from this one."""
-    is_placed, told = os.pipe()
+    reader, writer = os.pipe()
     _flush()
     pid = os.fork()
     if not pid:
         program.place()
         program.run(streams)
-    os.close(told)
-    os.read(is_placed, 1)
-    os.close(is_placed)
+    os.close(writer)
+    os.read(reader, 1)
+    os.close(reader)
     return pid
 
 

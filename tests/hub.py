@@ -92,9 +92,13 @@ class _Answers(BaseHTTPRequestHandler):
         path = address.path
         name = address.path.rpartition("/")[2]
         if path == "/api/models":
-            wanted = parse_qs(address.query).get("search", [""])[0].lower()
-            found = [self.hub.name] if wanted in self.hub.name.lower() else []
-            self._send(json.dumps([{"id": one, "modelId": one} for one in found]).encode())
+            searched = parse_qs(address.query).get("search", [""])[0].lower()
+            names = [self.hub.name] if searched in self.hub.name.lower() else []
+            self._send(
+                json.dumps(
+                    [{"id": model_name, "modelId": model_name} for model_name in names]
+                ).encode()
+            )
         elif self.hub.refuses is not None:
             self._refuse(self.hub.refuses[0], "", self.hub.refuses[1])
         elif GATED in path:
@@ -106,8 +110,8 @@ class _Answers(BaseHTTPRequestHandler):
             self._send(json.dumps(tree).encode())
         elif path.startswith(f"/api/models/{self.hub.name}"):
             commit = self.hub.forged.get("commit", COMMIT)
-            told = {"id": self.hub.name, "modelId": self.hub.name, "sha": commit, "private": False}
-            self._send(json.dumps({**told, "siblings": [*map(self._told, files)]}).encode())
+            card = {"id": self.hub.name, "modelId": self.hub.name, "sha": commit, "private": False}
+            self._send(json.dumps({**card, "siblings": [*map(self._told, files)]}).encode())
         elif name in files:
             self._give(name, is_head)
         else:
@@ -122,14 +126,14 @@ class _Answers(BaseHTTPRequestHandler):
         if begin and begin >= len(body):
             self._refuse(416, "")
         else:
-            rest = b"" if is_head else body[begin:]
-            if rest and self.hub.n_cuts and name.endswith(".safetensors"):
+            content = b"" if is_head else body[begin:]
+            if content and self.hub.n_cuts and name.endswith(".safetensors"):
                 self.hub.n_cuts -= 1
-                rest = rest[: len(rest) // 2]
+                content = content[: len(content) // 2]
             etag = _etag(self.hub.files[name])
             if not name.endswith(".safetensors"):
                 etag = self.hub.forged.get("etag", etag)
-            self._send(rest, len(body), begin, etag)
+            self._send(content, len(body), begin, etag)
 
     def _refuse(self, status: int, code: str, message: str = "") -> None:
         self.send_response(status)

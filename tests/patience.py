@@ -18,22 +18,22 @@ LOOK_S = 0.005
 
 
 def wait_until(
-    fact: Callable[[], Found], told: str | Callable[[], object] = "it never came true"
+    fact: Callable[[], Found], description: str | Callable[[], object] = "it never came true"
 ) -> Found:
     """Return the fact when it is true; AssertionError with `told` after `PATIENCE_S`."""
     end = time.monotonic() + PATIENCE_S
-    while not (found := fact()):
-        assert time.monotonic() < end, told() if callable(told) else told
+    while not (result := fact()):
+        assert time.monotonic() < end, description() if callable(description) else description
         time.sleep(LOOK_S)
-    return found
+    return result
 
 
 async def until(
-    fact: Callable[[], Found], told: str | Callable[[], object] = "it never came true"
+    fact: Callable[[], Found], description: str | Callable[[], object] = "it never came true"
 ) -> Found:
     """The same within an event loop, which runs on."""
     end = time.monotonic() + PATIENCE_S
-    while not (found := fact()):
-        assert time.monotonic() < end, told() if callable(told) else told
+    while not (result := fact()):
+        assert time.monotonic() < end, description() if callable(description) else description
         await asyncio.sleep(LOOK_S)
-    return found
+    return result

@@ -7,5 +7,5 @@ import pytest
 
 def in_soak(*values: Any) -> list[Any]:
     """These parameters, run with `--soak` only; a tuple is one set of several arguments."""
-    each = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [pytest.param(*one, marks=pytest.mark.soak) for one in each]
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=pytest.mark.soak) for row in rows]

@@ -23,7 +23,7 @@ def join(*args: Any, **more: Any) -> Any:
     world = JOIN(*args, **more)
     hostfile = os.environ.get("MLX_HOSTFILE")
     if hostfile and sys.platform == "linux":
-        ranks = [one.rpartition(":") for (one,) in json.loads(Path(hostfile).read_text())]
+        ranks = [address.rpartition(":") for (address,) in json.loads(Path(hostfile).read_text())]
         addresses = {(host, int(port)) for host, _, port in ranks}
         for file in Path("/proc/self/fd").iterdir():
             _wait_for_data(int(file.name), addresses)
@@ -33,11 +33,14 @@ def join(*args: Any, **more: Any) -> Any:
 def _wait_for_data(fd: int, addresses: set[tuple[str, int]]) -> None:
     """Let reads and writes of a socket block for a while, if it is of this ring."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as one:
-            if one.family is socket.AF_INET and {one.getsockname(), one.getpeername()} & addresses:
+        with socket.socket(fileno=os.dup(fd)) as connection:
+            if (
+                connection.family is socket.AF_INET
+                and {connection.getsockname(), connection.getpeername()} & addresses
+            ):
                 wait = struct.pack("ll", 0, int(READ_S * 1e6))
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
-                one.setblocking(True)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+                connection.setblocking(True)
     except OSError:
         pass  # no socket, or one without a peer

@@ -14,10 +14,10 @@ PIN = re.compile(
 
 
 def pins() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    pins_of: dict[str, list[str]] = {}
     for match in PIN.finditer((ROOT / "constraints.txt").read_text()):
-        found.setdefault(canonicalize_name(match[1]), []).append(match[2])
-    return found
+        pins_of.setdefault(canonicalize_name(match[1]), []).append(match[2])
+    return pins_of
 
 
 def test_everything_is_pinned_with_hashes() -> None:
@@ -28,7 +28,7 @@ def test_everything_is_pinned_with_hashes() -> None:
 
 def test_the_tested_set_is_what_the_project_wants() -> None:
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*about["project"]["dependencies"], *about["dependency-groups"]["dev"]]
-    for one in map(Requirement, wanted):
-        versions = pins()[canonicalize_name(one.name)]
-        assert all(version in one.specifier for version in versions), one
+    requirements = [*about["project"]["dependencies"], *about["dependency-groups"]["dev"]]
+    for requirement in map(Requirement, requirements):
+        versions = pins()[canonicalize_name(requirement.name)]
+        assert all(version in requirement.specifier for version in versions), requirement

@@ -25,8 +25,8 @@ PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 def blocks(walk: str, language: str) -> list[str]:
     """Code of a walk, without the indent of its list."""
     text = PAGE.split(f"### {walk}\n")[1].split("\n##")[0]
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
-    return [re.sub(rf"^{indent}", "", code, flags=re.MULTILINE) for indent, code in found]
+    fenced = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", code, flags=re.MULTILINE) for indent, code in fenced]
 
 
 @pytest.mark.mlx

@@ -36,9 +36,9 @@ def commands(page: Path) -> Iterator[str]:
     for _, block in BLOCK.findall(text):
         for line in block.splitlines():
             typed = line.strip().removeprefix("$ ").partition(" #")[0].partition(" && ")[0]
-            found = re.match(r'(?:eval "\$\()?mlx-stack (\S[^)"]*)', typed)
-            if found:
-                yield found[1]
+            match = re.match(r'(?:eval "\$\()?mlx-stack (\S[^)"]*)', typed)
+            if match:
+                yield match[1]
     yield from INLINE.findall(text)
 
 
@@ -54,20 +54,24 @@ def refused(line: str) -> str | None:
     command = whole_command()
     while hasattr(command, "commands") and args and not args[0].startswith(("-", "<")):
         verb = args.pop(0)
-        for one in verb.split("|"):
-            if one not in command.commands:
-                return f"no verb {one}"
+        for alternative in verb.split("|"):
+            if alternative not in command.commands:
+                return f"no verb {alternative}"
         command = command.commands[verb.partition("|")[0]]
-    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    given = [word.partition("=")[0] for word in args[: args.index("--") if "--" in args else None]]
-    unknown = [one for one in given if one.startswith("--") and one not in {*known, "--help"}]
+    options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    options_given = [
+        word.partition("=")[0] for word in args[: args.index("--") if "--" in args else None]
+    ]
+    unknown = [
+        word for word in options_given if word.startswith("--") and word not in {*options, "--help"}
+    ]
     return f"no option {unknown[0]}" if unknown else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_l2_links_lead_somewhere(page: Path) -> None:
-    missing = [one for one in LINK.findall(page.read_text(encoding="utf-8"))
-               if not (page.parent / one).exists()]  # fmt: skip
+    missing = [link for link in LINK.findall(page.read_text(encoding="utf-8"))
+               if not (page.parent / link).exists()]  # fmt: skip
     assert missing == []
 
 
@@ -92,13 +96,15 @@ def test_l2_anchors_lead_to_headings(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_l2_every_command_exists_with_its_options(page: Path) -> None:
-    wrong = {line: why for line in commands(page) if (why := refused(line))}
+    wrong = {line: reason for line in commands(page) if (reason := refused(line))}
     assert wrong == {}
 
 
 def linked(page: Path) -> set[Path]:
     """Files that a page links to."""
-    return {(page.parent / one).resolve() for one in LINK.findall(page.read_text(encoding="utf-8"))}
+    return {
+        (page.parent / link).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))
+    }
 
 
 def test_l2_the_index_leads_to_every_page_and_the_readme_to_the_index() -> None:
@@ -138,10 +144,10 @@ def section(page: Path, anchor: str) -> str:
     if not anchor:
         return text
     parts = re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
-    at = [anchor_of(part.partition("\n")[0]) for part in parts].index(anchor)
-    level = parts[at].partition(" ")[0]
-    below = itertools.takewhile(lambda part: part.startswith(f"{level}#"), parts[at + 1 :])
-    return parts[at] + "".join(below)
+    index = [anchor_of(part.partition("\n")[0]) for part in parts].index(anchor)
+    level = parts[index].partition(" ")[0]
+    below = itertools.takewhile(lambda part: part.startswith(f"{level}#"), parts[index + 1 :])
+    return parts[index] + "".join(below)
 
 
 @pytest.mark.parametrize("question", ANSWERS)
@@ -162,12 +168,12 @@ def test_the_readme_says_that_there_is_no_license_as_long_as_there_is_none() -> 
 
 def test_l2_the_table_of_capacity_is_what_plan_prints() -> None:
     page = (ROOT / "docs" / "capacity.md").read_text(encoding="utf-8")
-    shown = page.split("<!-- plan --table -->\n```\n")[1].split("```")[0]
-    said = subprocess.run(
+    table = page.split("<!-- plan --table -->\n```\n")[1].split("```")[0]
+    printed = subprocess.run(
         [*CLI, "plan", "--table", "--ctx", "4096"], capture_output=True, text=True, check=True
     ).stdout
-    assert [line.split() for line in shown.splitlines()] == [
-        line.split() for line in said.splitlines()
+    assert [line.split() for line in table.splitlines()] == [
+        line.split() for line in printed.splitlines()
     ]
 
 
@@ -175,17 +181,17 @@ def test_every_source_file_that_a_page_names_exists() -> None:
     named = {(page.name, file) for page in PAGES for file in SOURCE.findall(page.read_text())}
     assert named
     folders = (ROOT, ROOT / "mlxstack", ROOT / "tests")
-    assert [one for one in named if not any((f / one[1]).exists() for f in folders)] == []
+    assert [name for name in named if not any((f / name[1]).exists() for f in folders)] == []
 
 
 def test_every_test_that_a_page_names_exists() -> None:
     tests = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/**/*.py"))
     named = {
-        one
+        name
         for page in PAGES
-        for one in re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))
+        for name in re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))
     }
-    assert {one for one in named if f"def {one}(" not in tests} == set()
+    assert {name for name in named if f"def {name}(" not in tests} == set()
 
 
 def test_l3_troubleshooting_names_every_exit_code_and_status() -> None:
@@ -265,9 +271,12 @@ def test_the_numbers_of_the_readme_are_those_of_the_benchmarks() -> None:
         (row,) = [cells for cells in rows if name in cells[0]]
         for figure in raw:
             assert figure in measured, figure
-            shown = re.findall(r"([\d.]+) (?:s|tok/s)", "|".join(row))
+            numbers = re.findall(r"([\d.]+) (?:s|tok/s)", "|".join(row))
             value = float(figure.split()[0]) / (1000 if "ms" in figure else 1)
-            assert any(abs(float(one) - value) <= 0.03 * value for one in shown), (figure, row)
+            assert any(abs(float(number) - value) <= 0.03 * value for number in numbers), (
+                figure,
+                row,
+            )
 
 
 def test_the_first_screen_of_the_readme_has_picture_commands_numbers_and_status() -> None:

@@ -70,7 +70,7 @@ def missing(package: Path) -> list[str]:
         *(part for file in trees for part in (file.stem, file.parent.name)),
     }
     everywhere = everywhere.union(*map(definitions, trees.values()))
-    found = []
+    unknown = []
     for file, tree in trees.items():
         quoted = [
             (owner, name)
@@ -78,13 +78,13 @@ def missing(package: Path) -> list[str]:
             for name in NAME.findall(text)
             if name not in FOREIGN and not everywhere.issuperset(name.split("."))
         ]
-        known = everywhere | used(tree) if quoted else everywhere
-        found += [
+        names = everywhere | used(tree) if quoted else everywhere
+        unknown += [
             f"{file.relative_to(package)}: {owner}: {name}"
             for owner, name in quoted
-            if not known.issuperset(name.split("."))
+            if not names.issuperset(name.split("."))
         ]
-    return found
+    return unknown
 
 
 def test_names_in_docstrings_exist() -> None:

@@ -10,7 +10,9 @@ N_FEATURES = {
 }  # fmt: skip
 """How many features each chapter has: command, doors, slots, prefix cache, scheduler, memory,
 agents, dashboard, modes, bench, docs, and what nobody else has."""
-FEATURES = [f"{chapter}{at + 1}" for chapter, count in N_FEATURES.items() for at in range(count)]
+FEATURES = [
+    f"{chapter}{index + 1}" for chapter, count in N_FEATURES.items() for index in range(count)
+]
 NAME = re.compile(r"^(?:(?:async )?def )?(\w+)(?=\(| = )", re.MULTILINE)
 """Functions, and the state machines of Hypothesis, which are assigned."""
 ID = re.compile(r"(?<=_)([a-z]\d{1,2})(?=_|$)")
@@ -19,7 +21,9 @@ ID = re.compile(r"(?<=_)([a-z]\d{1,2})(?=_|$)")
 def named() -> set[str]:
     """The ids in the names of all tests: `test_c4_c5_...` shows two."""
     texts = (file.read_text(encoding="utf-8") for file in TESTS.rglob("test_*.py"))
-    return {one for text in texts for name in NAME.findall(text) for one in ID.findall(name)}
+    return {
+        feature for text in texts for name in NAME.findall(text) for feature in ID.findall(name)
+    }
 
 
 def test_each_feature_has_a_test_that_carries_its_id() -> None:

@@ -18,8 +18,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def jobs() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
-    return found
+    workflow_jobs: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+    return workflow_jobs
 
 
 def commands() -> str:
@@ -61,21 +61,21 @@ def test_the_formula_has_a_python_that_the_package_supports() -> None:
 def test_make_up_installs_no_developers_tools() -> None:
     rules = dict(re.findall(r"^(\S+): *(.*?)(?: ##.*)?$", MAKEFILE, re.MULTILINE))
     assert rules["up"] == rules["down"] == "$(VENV)/installed"
-    recipe, other = (
+    recipe, developers = (
         MAKEFILE.split(f"\n$(VENV)/{target}:")[1].split("\n\n")[0]
         for target in ("installed", "ready")
     )
     assert "pip install" in recipe and "--group" not in recipe
-    assert "--group dev" in other
+    assert "--group dev" in developers
 
 
 def test_the_wheel_needs_nothing_that_only_developers_have() -> None:
-    names = {re.split(r"[<>=\[; ]", one)[0] for one in PROJECT["dependencies"]}
+    names = {re.split(r"[<>=\[; ]", dependency)[0] for dependency in PROJECT["dependencies"]}
     assert not names & {"pytest", "mypy", "ruff", "hypothesis", "schemathesis", "cairosvg"}
 
 
 def test_no_remedy_installs_a_package_of_our_name_from_the_index() -> None:
     files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "mlxstack").rglob("*.py")]
     for file in files:
-        found = re.search(r"(?:pip|pipx|uv tool) install ['\"]?mlx-stack", file.read_text("utf-8"))
-        assert found is None, file
+        remedy = re.search(r"(?:pip|pipx|uv tool) install ['\"]?mlx-stack", file.read_text("utf-8"))
+        assert remedy is None, file

@@ -11,13 +11,13 @@ NAMED = re.compile(r"`(test_\w+)`")
 
 @pytest.mark.parametrize("page", ["security.md", "reliability.md"])
 def test_every_row_names_a_test_that_exists(page: str) -> None:
-    known = {
+    names = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"def (test_\w+)", path.read_text())
     }
     text = (ROOT / "docs" / page).read_text()
-    assert set(NAMED.findall(text)) <= known
+    assert set(NAMED.findall(text)) <= names
     rows = [
         line
         for line in text.splitlines()

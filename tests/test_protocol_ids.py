@@ -18,13 +18,13 @@ IDS = (
 
 
 def test_every_rule_has_a_test_or_a_reason() -> None:
-    found: set[str] = set()
+    rules: set[str] = set()
     for room in ROOMS:
         for file in (TESTS / room).rglob("test_*.py"):
             for name in re.findall(r"def test_(\w+)", file.read_text()):
-                found.update(re.sub(r"\b([a-z])_(\d)", r"\1\2", name.replace("__", "_")).split("_"))
-                found.update(f"{a}{b}" for a, b in re.findall(r"(?:^|_)([a-z])_(\d+u?)", name))
+                rules.update(re.sub(r"\b([a-z])_(\d)", r"\1\2", name.replace("__", "_")).split("_"))
+                rules.update(f"{a}{b}" for a, b in re.findall(r"(?:^|_)([a-z])_(\d+u?)", name))
     decisions = TESTS.parent / "docs" / "decisions"
     reasons = "\n".join(file.read_text() for file in decisions.glob("*.md")).lower()
-    missing = [i for i in IDS if i not in found and f"{i[0]}-{i[1:]}" not in reasons]
+    missing = [i for i in IDS if i not in rules and f"{i[0]}-{i[1:]}" not in reasons]
     assert missing == []

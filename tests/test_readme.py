@@ -26,12 +26,12 @@ pytestmark = [
 
 def scenes() -> list[tuple[str, str]]:
     """Every command of the README with the output it promises."""
-    found = []
+    parts = []
     for block in BLOCK.findall((ROOT / "README.md").read_text()):
         for scene in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = scene.partition("\n")
-            found.append((command, output.strip()))
-    return found
+            parts.append((command, output.strip()))
+    return parts
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_first_three_commands_work_with_the_demo_model(
     program.write_text("#!/bin/sh\necho the model is $ANTHROPIC_MODEL\n")
     program.chmod(0o755)
     path = {**env, "PATH": f"{program.parent}{os.pathsep}{env['PATH']}"}
-    for args, said in ((up, "demo is already running"), (run, "the model is demo")):
+    for args, output in ((up, "demo is already running"), (run, "the model is demo")):
         named = ["demo" if word == up[-1] else word for word in args]
         # The prompts of a coding agent do not fit into the demo's slots.
         more = ["--if-needed"] if args is up else ["--anyway"]
@@ -112,7 +112,7 @@ def test_the_first_three_commands_work_with_the_demo_model(
             check=True,
             timeout=PATIENCE_S,
         )
-        assert said in done.stdout
+        assert output in done.stdout
 
 
 def test_the_walk_through_is_true(shell: tuple[dict[str, str], str]) -> None:

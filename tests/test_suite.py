@@ -165,8 +165,8 @@ def test_a_test_process_has_a_home_of_its_own() -> None:
 
 def test_a_port_of_another_program_is_told(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_passes():\n    pass\n")
-    with socket.create_server(("127.0.0.1", unused_port())) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", unused_port())) as program:
+        port = program.getsockname()[1]
         code, output, _ = suite(tmp_path, port=port)
     assert code == 0, output
     assert f"port {port} is taken by another program" in output
@@ -180,5 +180,7 @@ def test_the_ports_of_the_suite_are_those_that_presets_have(tmp_path: Path) -> N
 
 def test_variables_that_steer_the_tests_stay() -> None:
     user = user_home.variables(Path("/home/user"), "http://127.0.0.1:1")
-    kept = {"PATH": "/bin", "MLX_STACK_CAPTURES": "/captures", "MLX_STACK_TEST_DEVICE": "gpu"}
-    assert environment.own(user | kept, "/own") == kept | environment.FIXED | {"HOME": "/own"}
+    steering = {"PATH": "/bin", "MLX_STACK_CAPTURES": "/captures", "MLX_STACK_TEST_DEVICE": "gpu"}
+    assert environment.own(user | steering, "/own") == steering | environment.FIXED | {
+        "HOME": "/own"
+    }

@@ -65,9 +65,9 @@ def called(node: ast.Call) -> str:
 def constants(tree: ast.Module) -> dict[str, float]:
     """Numbers that the module gives a name."""
     return {
-        ast.unparse(one.targets[0]): seconds(one.value, {})
-        for one in tree.body
-        if isinstance(one, ast.Assign)
+        ast.unparse(statement.targets[0]): seconds(statement.value, {})
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
     }
 
 
@@ -85,9 +85,9 @@ def limits(tree: ast.Module) -> Iterator[ast.Call]:
         if isinstance(node, ast.Call):
             if called(node) == "pytest.mark.timeout":
                 continue
-            at = POSITIONS.get(called(node).rpartition(".")[2])
-            values = [one.value for one in node.keywords if one.arg in LIMITS]
-            values += node.args[at : at + 1] if at is not None else []
+            position = POSITIONS.get(called(node).rpartition(".")[2])
+            values = [keyword.value for keyword in node.keywords if keyword.arg in LIMITS]
+            values += node.args[position : position + 1] if position is not None else []
             if any(seconds(value, named) >= MIN_LIMIT_S for value in values):
                 yield node
 
@@ -115,17 +115,17 @@ def trees() -> dict[str, ast.Module]:
 
 
 def test_no_wait_has_a_limit_of_its_own() -> None:
-    found = [
+    offences = [
         f"{name}:{call.lineno}: {called(call)} has a limit of its own; give it PATIENCE_S"
         for name, tree in trees().items()
         for call in limits(tree)
     ]
-    assert not found, "\n".join(found)
+    assert not offences, "\n".join(offences)
 
 
 def test_sleeps_and_clocks_only_become_fewer() -> None:
-    found = Counter({name: len(list(timed(tree))) for name, tree in trees().items()})
-    assert +found == COUNTED
+    counts = Counter({name: len(list(timed(tree))) for name, tree in trees().items()})
+    assert +counts == COUNTED
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ def distance(values: Any, reference: Any) -> float:
     0.1 and more. The limits lie between. Numbers twice as large round twice as much, hence the
     standard deviation.
     """
-    found = _floats(values)
+    floats = _floats(values)
     expected = _floats(reference)
-    assert found.shape == expected.shape
-    largest = float(np.abs(found - expected).max())
+    assert floats.shape == expected.shape
+    largest = float(np.abs(floats - expected).max())
     return largest / float(expected.std()) if largest else 0.0
 
 

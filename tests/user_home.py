@@ -54,15 +54,17 @@ class FileState(Struct, frozen=True):
 
 def states(home: Path) -> dict[str, FileState]:
     """State of everything in a home, by its path there."""
-    found = {}
+    state_of = {}
     for path in home.rglob("*"):
         with suppress(FileNotFoundError):
             stat = path.lstat()
             # Programs that index or protect a Mac read files, too.
             read_ns = stat.st_atime_ns if sys.platform == "linux" else 0
             state = FileState(stat.st_mode, stat.st_size, stat.st_mtime_ns, read_ns)
-            found[str(path.relative_to(home))] = FileState(stat.st_mode) if path.is_dir() else state
-    return found
+            state_of[str(path.relative_to(home))] = (
+                FileState(stat.st_mode) if path.is_dir() else state
+            )
+    return state_of
 
 
 def changes(before: Mapping[str, FileState], after: Mapping[str, FileState]) -> list[str]:
@@ -135,13 +137,13 @@ class User:
         """Note what was done since the last look; `moment` is now, such as `the end of x`."""
         before = self._states
         self._states = states(self._home)
-        found = changes(before, self._states)
+        changed = changes(before, self._states)
         while self._calls:
-            found.append(self._calls.pop())
+            changed.append(self._calls.pop())
         if not self._is_stopped and self._service.poll() is not None:
             self._is_stopped = True
-            found.append("the user's service was stopped")
-        self.traces += [f"{trace}, before {moment}" for trace in found]
+            changed.append("the user's service was stopped")
+        self.traces += [f"{trace}, before {moment}" for trace in changed]
 
 
 def variables(home: Path, url: str) -> dict[str, str]:

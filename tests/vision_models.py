@@ -301,10 +301,10 @@ def pixtral_tower(config: dict[str, Any], seed: int = 0, dim: int = 64) -> dict[
     }
     for i in range(config["num_hidden_layers"]):
         block = f"{tower}.transformer.layers.{i}"
-        shapes |= {f"{block}.attention.{one}_proj.weight": (n, n) for one in "qkvo"}
-        shapes |= {f"{block}.feed_forward.{one}_proj.weight": (wide, n) for one in ("gate", "up")}
+        shapes |= {f"{block}.attention.{part}_proj.weight": (n, n) for part in "qkvo"}
+        shapes |= {f"{block}.feed_forward.{part}_proj.weight": (wide, n) for part in ("gate", "up")}
         shapes[f"{block}.feed_forward.down_proj.weight"] = (n, wide)
-        shapes |= {f"{block}.{one}_norm.weight": (n,) for one in ("attention", "ffn")}
+        shapes |= {f"{block}.{part}_norm.weight": (n,) for part in ("attention", "ffn")}
     projector = "multi_modal_projector"
     shapes |= {
         f"{projector}.norm.weight": (n,),
@@ -342,8 +342,8 @@ def siglip_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     }
     for i in range(config["num_hidden_layers"]):
         block = f"{tower}.encoder.layers.{i}"
-        for one in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            shapes |= _linear(f"{block}.self_attn.{one}", n, n)
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes |= _linear(f"{block}.self_attn.{part}", n, n)
         shapes |= _linear(f"{block}.mlp.fc1", n, wide) | _linear(f"{block}.mlp.fc2", wide, n)
         shapes |= _norm(f"{block}.layer_norm1", n) | _norm(f"{block}.layer_norm2", n)
     return _random(shapes, seed)
@@ -377,13 +377,17 @@ def gemma4_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     for i in range(config["num_hidden_layers"]):
         block = f"{tower}.encoder.layers.{i}"
         shapes |= {f"{block}.{name}.linear.weight": shape for name, shape in sizes.items()}
-        shapes |= {f"{block}.self_attn.{one}_norm.weight": (head,) for one in "qk"}
-        for at in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            shapes[f"{block}.{at}_layernorm.weight"] = (n,)
+        shapes |= {f"{block}.self_attn.{part}_norm.weight": (head,) for part in "qk"}
+        for place in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            shapes[f"{block}.{place}_layernorm.weight"] = (n,)
         if config.get("use_clipped_linears"):
             for name in sizes:
-                bounds |= {f"{block}.{name}.{at}_max": mx.array(0.9) for at in ("input", "output")}
-                bounds |= {f"{block}.{name}.{at}_min": mx.array(-1.1) for at in ("input", "output")}
+                bounds |= {
+                    f"{block}.{name}.{place}_max": mx.array(0.9) for place in ("input", "output")
+                }
+                bounds |= {
+                    f"{block}.{name}.{place}_min": mx.array(-1.1) for place in ("input", "output")
+                }
     if config.get("standardize"):
         shapes |= {f"{tower}.std_scale": (n,), f"{tower}.std_bias": (n,)}
     weights = _random(shapes, seed) | bounds

@@ -107,20 +107,22 @@ def installed(program: str) -> str:
 
 def claude_of_node_20() -> str:
     """The newest Claude Code that npm installs where Node.js is older than 22."""
-    found = [*FOLDER.glob("node_modules/claude-code-of-node-20-*/claude")]
-    return str(found[0]) if found else installed("claude-code-of-node-20")
+    programs = [*FOLDER.glob("node_modules/claude-code-of-node-20-*/claude")]
+    return str(programs[0]) if programs else installed("claude-code-of-node-20")
 
 
-def start(client: str, url: str, folder: Path, *arguments: str, how: Start = Start.BY_HAND) -> str:
+def start(
+    client: str, url: str, folder: Path, *arguments: str, begin: Start = Start.BY_HAND
+) -> str:
     """What one headless run of a client prints, in the project of `folder`."""
-    argv, variables = command(client, url, folder, how)
+    argv, variables = command(client, url, folder, begin)
     return run([*argv, *arguments], project(folder), **environment(folder, **variables))
 
 
-def command(client: str, url: str, folder: Path, how: Start) -> tuple[list[str], dict[str, str]]:
+def command(client: str, url: str, folder: Path, begin: Start) -> tuple[list[str], dict[str, str]]:
     """The words that start a client, and the variables that they need."""
     program = installed(client)
-    if how is Start.RUN:
+    if begin is Start.RUN:
         home = str(folder / "mlx-stack")
         return [*CLI, "run", client, "--url", url, "--"], {"MLX_STACK_HOME": home}
     options, variables = by_hand(client, url, folder / "home")
@@ -230,8 +232,8 @@ def observed(live: Running) -> Iterator[Relay]:
 def generations(exchanges: Iterable[Exchange]) -> list[Exchange]:
     """Requests of an agent that offer tools; others make a title or the like."""
     posted = (exchange for exchange in exchanges if exchange.method == "POST")
-    generated = (one for one in posted if one.path.partition("?")[0] in GENERATIONS)
-    return [one for one in generated if one.json.get("tools")]
+    generated = (request for request in posted if request.path.partition("?")[0] in GENERATIONS)
+    return [request for request in generated if request.json.get("tools")]
 
 
 def offered(exchange: Exchange) -> dict[str, Any]:
@@ -266,24 +268,24 @@ def _usage(exchange: Exchange, names: str) -> int:
 def holds_tools(live: Running) -> None:
     """Every set of tools has its grammar, and none lacks the schema of a whole tool."""
     text_processor = live.service.text_processor
-    grammars = [one for futures in text_processor._free_calls.values() for one in futures]
+    grammars = [grammar for futures in text_processor._free_calls.values() for grammar in futures]
     assert grammars
-    assert all(one.result(PATIENCE_S) is not None for one in grammars)
+    assert all(grammar.result(PATIENCE_S) is not None for grammar in grammars)
     assert all("/" in path for path in text_processor.loose_schemas.paths)
 
 
 def asked(live: Running, n_before: int = 0) -> list[RequestView]:
     """The requests with a long prompt, after the first `n_before`, the oldest first."""
-    found = [one for one in live.service.request_log.requests() if one.n_prompt > MAIN]
-    return found[::-1][n_before:]
+    entries = [entry for entry in live.service.request_log.requests() if entry.n_prompt > MAIN]
+    return entries[::-1][n_before:]
 
 
 def loses_nothing(requests: list[RequestView]) -> None:
     """Each but the first of an agent reads 99 % of the prompt before it from the cache."""
     last: dict[str, int] = {}
-    for one in requests:
-        assert one.n_cached >= 0.99 * last.get(one.agent, 0), requests
-        last[one.agent] = one.n_prompt
+    for request in requests:
+        assert request.n_cached >= 0.99 * last.get(request.agent, 0), requests
+        last[request.agent] = request.n_prompt
 
 
 if __name__ == "__main__":

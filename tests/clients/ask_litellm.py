@@ -26,7 +26,7 @@ def main(url: str) -> None:
     claude = "anthropic/local-model"
     stream = ask(openai, "hello there", stream=True)
     called = ask(openai, "the weather in Paris?", tools=[TOOL]).choices[0]
-    spoken = {
+    answers = {
         "chat": ask(openai, "hello there").choices[0].message.content,
         "stream": "".join(chunk.choices[0].delta.content or "" for chunk in stream),
         "messages": ask(claude, "hello there").choices[0].message.content,
@@ -34,7 +34,7 @@ def main(url: str) -> None:
         "arguments": json.loads(called.message.tool_calls[0].function.arguments),
         "reason": called.finish_reason,
     }
-    sys.stdout.write(json.dumps(spoken))
+    sys.stdout.write(json.dumps(answers))
 
 
 main(sys.argv[1])

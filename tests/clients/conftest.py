@@ -20,8 +20,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("stage"), SCRIPT) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("stage"), SCRIPT) as playing_stage:
+        yield playing_stage
 
 
 @pytest.fixture

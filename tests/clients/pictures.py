@@ -40,8 +40,8 @@ def _read_by_claude(data: str) -> Tape:
     """`Read` of a PNG: the image stands in the result, without text."""
     first = shapes.opening("look at picture.png", max_tokens=64)
     source = {"type": "base64", "data": data, "media_type": "image/png"}
-    shown = shapes.result([{"type": "image", "source": source}])
-    second = shapes.following(first, shapes.canned("ToolA", file_path="picture.png"), shown)
+    result = shapes.result([{"type": "image", "source": source}])
+    second = shapes.following(first, shapes.canned("ToolA", file_path="picture.png"), result)
     question = {"type": "text", "text": AND_NOW}
     third = shapes.following(second, [{"type": "text", "text": "A picture."}], question)
     return _tape("claude-code-read", "/v1/messages?beta=true", first, second, third)
@@ -96,7 +96,7 @@ def _opencode(data: str) -> Tape:
         "stream_options": {"include_usage": True},
     }
     later = [*first, answer, {"role": "user", "content": AND_NOW}]
-    bodies = [{**whole, "messages": one} for one in (first, later)]
+    bodies = [{**whole, "messages": messages} for messages in (first, later)]
     return _tape("opencode-attached", "/v1/chat/completions", *bodies)
 
 

@@ -107,8 +107,8 @@ class Relay:
         finally:
             for task in tasks:
                 task.cancel()
-            for one in (writer, back_writer):
-                one.close()
+            for stream in (writer, back_writer):
+                stream.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _forth(

@@ -72,37 +72,37 @@ class Model(nn.Module):
         self.model = Text()
         self.layers = [Layer()]
         self.scale = mx.ones((1,))
-        self._words = Tokenizer.from_file(args.tokenizer)
+        self._tokenizer = Tokenizer.from_file(args.tokenizer)
         self._lines = [Line(**line) for line in args.script]
 
     def __call__(
         self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
     ) -> mx.array:
-        kept = self.layers[0](inputs, cache[0] if cache else None)
+        hidden = self.layers[0](inputs, cache[0] if cache else None)
         n_rows, length = inputs.shape
-        rows = [self._logits(kept[i].reshape(-1, 32)[:, 0]) for i in range(n_rows)]
+        rows = [self._logits(hidden[i].reshape(-1, 32)[:, 0]) for i in range(n_rows)]
         last = mx.stack(rows)[:, None]
         silent = mx.zeros((n_rows, length - 1, self.args.n_vocab))
         return mx.concatenate([silent, last], axis=1) * self.scale
 
-    def _logits(self, kept: mx.array) -> mx.array:
-        tokens: Any = kept.tolist()
+    def _logits(self, hidden: mx.array) -> mx.array:
+        tokens: Any = hidden.tolist()
         token = self._next([int(token) for token in tokens])
         return mx.where(mx.arange(self.args.n_vocab) == token, 30.0, 0.0)
 
     def _next(self, tokens: list[int]) -> int:
-        text = self._words.decode(tokens, skip_special_tokens=False)
-        heard, opening, said = text.rpartition(OPENING)
-        whole = self._answer(heard.rpartition(OPENING)[2], said)
-        if not opening or not whole.startswith(said) or whole == said:
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        heard, opening, answer = text.rpartition(OPENING)
+        whole = self._answer(heard.rpartition(OPENING)[2], answer)
+        if not opening or not whole.startswith(answer) or whole == answer:
             return END
-        rest = whole[len(said) : len(said) + HORIZON]
-        return int(self._words.encode(rest, add_special_tokens=False).ids[0])
+        following = whole[len(answer) : len(answer) + HORIZON]
+        return int(self._tokenizer.encode(following, add_special_tokens=False).ids[0])
 
-    def _answer(self, heard: str, said: str) -> str:
-        found = (line for line in self._lines if re.search(line.when, heard, re.DOTALL))
-        line = next(found, Line("", "Nothing to say."))
-        thought = f"<think>\n{line.think}\n</think>\n" if said.startswith("<think>") else ""
+    def _answer(self, heard: str, answer: str) -> str:
+        matching = (line for line in self._lines if re.search(line.when, heard, re.DOTALL))
+        line = next(matching, Line("", "Nothing to say."))
+        thought = f"<think>\n{line.think}\n</think>\n" if answer.startswith("<think>") else ""
         return thought + line.say
 
 

@@ -56,23 +56,23 @@ def playing(
     folder: Path, script: Script, n_ctx: int = 32768, *, sees: bool = False
 ) -> Iterator[Running]:
     """A running service of three slots that follows `script`."""
-    with playing_model(model(folder / "model", script, sees=sees), folder, n_ctx) as found:
-        yield found
+    with playing_model(model(folder / "model", script, sees=sees), folder, n_ctx) as playing_stage:
+        yield playing_stage
 
 
 @contextmanager
 def playing_model(
-    made: Path, folder: Path, n_ctx: int = 32768, *, thinking: bool | None = None
+    model_folder: Path, folder: Path, n_ctx: int = 32768, *, thinking: bool | None = None
 ) -> Iterator[Running]:
     """A running service of a model's folder, with its home in `folder`."""
     preset = Preset(
-        model=ModelSpec(id=str(made), alias="local-model", trust_remote_code=True),
+        model=ModelSpec(id=str(model_folder), alias="local-model", trust_remote_code=True),
         slots=SlotSpec(count=3, n_ctx=n_ctx),
         sampling=SamplingSpec(temperature=0, thinking=thinking),
         server=ServerSpec(port=0),
     )
-    with running(preset, folder / "home") as found:
-        yield found
+    with running(preset, folder / "home") as live:
+        yield live
 
 
 def program(name: str) -> Path:

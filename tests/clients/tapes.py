@@ -48,15 +48,22 @@ def tapes() -> tuple[Tape, ...]:
     """Those with words of ours, and the recorded ones, or one without requests in their place."""
     own = (_claude(), _claude_search(), _codex(), _opencode(), _aider(), _continue())
     files = sorted(Path(FOLDER).glob("*.json")) if FOLDER else []
-    known = [file for file in files if file.stem.startswith(CLIENTS)]
-    missing = (one for one in CLIENTS if not any(file.stem.startswith(one) for file in known))
-    return (*own, *map(_recorded, known), *(Tape(f"{client}-recorded") for client in missing))
+    of_clients = [file for file in files if file.stem.startswith(CLIENTS)]
+    missing = (
+        client for client in CLIENTS if not any(file.stem.startswith(client) for file in of_clients)
+    )
+    return (*own, *map(_recorded, of_clients), *(Tape(f"{client}-recorded") for client in missing))
 
 
 def _recorded(file: Path) -> Tape:
     requests = tuple(
-        Request(one["method"], one["path"], one["headers"], _inflated(one["body"], file.stem))
-        for one in json.loads(file.read_text())
+        Request(
+            exchange["method"],
+            exchange["path"],
+            exchange["headers"],
+            _inflated(exchange["body"], file.stem),
+        )
+        for exchange in json.loads(file.read_text())
     )
     return Tape(file.stem, requests)
 
@@ -65,13 +72,13 @@ def _inflated(value: Any, owner: str, key: str = "") -> Any:
     """Texts that were left out, as words of our own of about the same length."""
     match value:
         case {"type": "namespace", "tools": [str(), *_] as names, **rest}:
-            tools = [codex.function(one) for one in names]
+            tools = [codex.function(tool) for tool in names]
             return {"description": "", **rest, "type": "namespace", "tools": tools}
         case dict():
             owner += str(value.get("name", ""))
-            return {name: _inflated(one, owner, name) for name, one in value.items()}
+            return {name: _inflated(member, owner, name) for name, member in value.items()}
         case list():
-            return [_inflated(one, owner) for one in value]
+            return [_inflated(member, owner) for member in value]
         case str() if value == NOTHING_KEPT:
             return _filler(600, owner + key, is_schema=key in SCHEMAS)
         case str() if left := LEFT_OUT.fullmatch(value):
@@ -96,8 +103,8 @@ def _sent(path: str, headers: dict[str, str], *bodies: Any) -> tuple[Request, ..
 def _claude() -> Tape:
     """A title in between, a tool, and the next question."""
     first = shapes.opening("run the marker command")
-    shown = shapes.result("CAPTURED_OK", is_error=False)
-    second = shapes.following(first, shapes.canned("ToolA", command="echo"), shown)
+    result = shapes.result("CAPTURED_OK", is_error=False)
+    second = shapes.following(first, shapes.canned("ToolA", command="echo"), result)
     question = {"type": "text", "text": "a second different prompt"}
     third = shapes.following(second, [{"type": "text", "text": "Done."}], question)
     headers = {"x-claude-code-session-id": shapes.SESSION}
@@ -111,9 +118,11 @@ def _claude_search() -> Tape:
     """A search finds tools, which then stand in the middle of the list."""
     first = shapes.opening("find a tool")
     later = shapes.found_later()
-    shown = shapes.result([{"type": "tool_reference", "tool_name": one["name"]} for one in later])
-    grown = sorted([*first["tools"], *later], key=lambda one: str(one["name"]))
-    second = shapes.following(first, shapes.canned("ToolC", query="web"), shown, tools=grown)
+    result = shapes.result(
+        [{"type": "tool_reference", "tool_name": tool["name"]} for tool in later]
+    )
+    grown = sorted([*first["tools"], *later], key=lambda tool: str(tool["name"]))
+    second = shapes.following(first, shapes.canned("ToolC", query="web"), result, tools=grown)
     return Tape("claude-code-toolsearch", _sent("/v1/messages?beta=true", {}, first, second))
 
 
@@ -132,7 +141,7 @@ def _opencode() -> Tape:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    tools = [_function(name, at) for at, name in enumerate(("bash", "edit", "glob"))]
+    tools = [_function(name, number) for number, name in enumerate(("bash", "edit", "glob"))]
     asked = {"role": "user", "content": '"run the marker command"'}
     head = [{"role": "system", "content": prompt_of(500, 5)}, asked]
     title = [{"role": "system", "content": prompt_of(120, 6)}, asked]
@@ -143,11 +152,11 @@ def _opencode() -> Tape:
         "reasoning_content": "let me think",
         "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
     }
-    shown = {"role": "tool", "tool_call_id": "call_1", "content": "CAPTURED_OK\n"}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "CAPTURED_OK\n"}
     bodies = [
         {**whole, "messages": title},
         {**whole, "messages": head, "tools": tools, "tool_choice": "auto"},
-        {**whole, "messages": [*head, answered, shown], "tools": tools, "tool_choice": "auto"},
+        {**whole, "messages": [*head, answered, result], "tools": tools, "tool_choice": "auto"},
     ]
     return Tape("opencode", _sent("/v1/chat/completions", {"x-session-id": "ses_1"}, *bodies))
 
@@ -164,14 +173,14 @@ def _aider() -> Tape:
         {"role": "assistant", "content": "Ok, any changes I propose will be to those files."},
     ]
     asked = {"role": "user", "content": "make hello return 2"}
-    said = [asked, {"role": "assistant", "content": "hello.py\n```\nreturn 2\n```"}]
+    turns = [asked, {"role": "assistant", "content": "hello.py\n```\nreturn 2\n```"}]
     settled = [{"role": "user", "content": "I updated the files."}]
     settled.append({"role": "assistant", "content": "Ok."})
     ask = {"role": "user", "content": "now fix the errors"}
     whole = {"model": "local-model", "stream": True, "temperature": 0}
     bodies = [
         {**whole, "messages": [*head, *files, asked]},
-        {**whole, "messages": [*head, *said, *settled, *files, ask]},
+        {**whole, "messages": [*head, *turns, *settled, *files, ask]},
     ]
     return Tape("aider", _sent("/v1/chat/completions", {}, *bodies))
 
@@ -186,18 +195,18 @@ def _continue() -> Tape:
         "function": {"name": "Bash", "arguments": arguments},
     }
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
-    shown = {"role": "tool", "content": "CAPTURED_OK\n", "tool_call_id": "call_1"}
+    result = {"role": "tool", "content": "CAPTURED_OK\n", "tool_call_id": "call_1"}
     done = [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "and now?"}]
     whole: dict[str, Any] = {
         "model": "local-model",
         "stream": True,
-        "tools": [_function(name, at) for at, name in enumerate(("Read", "Bash", "Edit"))],
+        "tools": [_function(name, number) for number, name in enumerate(("Read", "Bash", "Edit"))],
         "max_tokens": 64,
         "stream_options": {"include_usage": True},
     }
     first = [{"role": "system", "content": prompt_of(500, 10)}, asked]
-    second = [*first, called, shown]
-    bodies = [{**whole, "messages": one} for one in (first, second, [*second, *done])]
+    second = [*first, called, result]
+    bodies = [{**whole, "messages": messages} for messages in (first, second, [*second, *done])]
     headers = {"user-agent": "ls/JS 5.23.2", "x-stainless-lang": "js"}
     return Tape("continue-tool-loop", _sent("/v1/chat/completions", headers, *bodies))
 

@@ -49,10 +49,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield service
 
 
-def claude(url: str, folder: Path, *arguments: str, how: Start = Start.BY_HAND) -> dict[str, Any]:
+def claude(url: str, folder: Path, *arguments: str, begin: Start = Start.BY_HAND) -> dict[str, Any]:
     """What one headless run of Claude Code tells."""
-    told = start("claude", url, folder, *HEADLESS, *arguments, how=how)
-    return dict(json.loads(told.splitlines()[-1]))
+    done = start("claude", url, folder, *HEADLESS, *arguments, begin=begin)
+    return dict(json.loads(done.splitlines()[-1]))
 
 
 def with_property_names(tools: dict[str, Any]) -> list[str]:
@@ -74,8 +74,8 @@ def test_all_tools_of_the_version_for_an_older_node_are_held(live: Running, tmp_
     argv = [claude_of_node_20(), *HEADLESS, TASK.format("claude")]
     with observed(live) as relay:
         variables = environment(tmp_path, **claude_variables(relay.url))
-        told = run(argv, project(tmp_path), **variables)
-    assert json.loads(told.splitlines()[-1])["result"] == DONE
+        done = run(argv, project(tmp_path), **variables)
+    assert json.loads(done.splitlines()[-1])["result"] == DONE
     for exchange in generations(relay.exchanges):
         assert len(offered(exchange)) >= 20
         assert with_property_names(offered(exchange)) == ["TaskCreate", "TaskUpdate"]
@@ -91,13 +91,13 @@ def test_all_tools_without_tool_search_are_held(live: Running, tmp_path: Path) -
     with observed(live) as relay:
         variables |= claude_variables(relay.url) | {"ENABLE_TOOL_SEARCH": "false"}
         argv += [*options, "--permission-prompt-tool=stdio"]
-        told = run(
+        done = run(
             argv,
             project(tmp_path),
             json.dumps({"type": "user", "message": message}),
             **environment(tmp_path, **variables),
         )
-    assert json.loads(told.splitlines()[-1])["result"] == DONE
+    assert json.loads(done.splitlines()[-1])["result"] == DONE
     for exchange in generations(relay.exchanges):
         assert len(offered(exchange)) >= 20
         assert with_property_names(offered(exchange)) == ["AskUserQuestion"]
@@ -106,14 +106,14 @@ def test_all_tools_without_tool_search_are_held(live: Running, tmp_path: Path) -
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_a_person_types_two_turns_and_allows_a_command(live: Running, tmp_path: Path) -> None:
     place = project(tmp_path)
-    known = {
+    trusted = {
         "hasCompletedOnboarding": True,
         "projects": {str(place): {"hasTrustDialogAccepted": True}},
     }
     with observed(live) as relay:
         argv, variables = command("claude", relay.url, tmp_path, Start.RUN)
         variables = environment(tmp_path, **variables)
-        (tmp_path / "home" / ".claude.json").write_text(json.dumps(known))
+        (tmp_path / "home" / ".claude.json").write_text(json.dumps(trusted))
         pane = Pane(place, argv, variables)
         try:
             pane.shows("manual mode")
@@ -156,28 +156,28 @@ def test_x30_a_helper_works_beside_the_main_agent(live: Running, tmp_path: Path)
     assert claude(live.url, tmp_path, TASK.format("a helper"))["result"] == DONE
     requests = asked(live, n)
     main, helper = dict.fromkeys(request.agent for request in requests)
-    task, sent, *rest, told = [request for request in requests if request.agent == main]
-    assert not rest and len([request for request in requests if request.agent == helper]) == 1
-    loses_nothing([task, sent])
+    task, with_call, *between, last = [request for request in requests if request.agent == main]
+    assert not between and len([request for request in requests if request.agent == helper]) == 1
+    loses_nothing([task, with_call])
     # What the helper said comes as a user turn, so the template drops the thoughts before it.
-    assert task.n_prompt - told.n_cached <= MARKS
+    assert task.n_prompt - last.n_cached <= MARKS
 
 
 def test_a_burst_of_counts_is_answered(live: Running, tmp_path: Path) -> None:
     with relaying(Relay(live.url)) as relay:
-        told = claude(relay.url, tmp_path, "/context")
+        reply = claude(relay.url, tmp_path, "/context")
     counts = [e for e in relay.exchanges if e.path.startswith("/v1/messages/count_tokens")]
     assert len(counts) > 10
     assert all(exchange.status == 200 for exchange in counts)
-    assert not told["is_error"]
-    assert "Context Usage" in str(told["result"])
+    assert not reply["is_error"]
+    assert "Context Usage" in str(reply["result"])
 
 
 def test_run_takes_the_web_search_away(live: Running, tmp_path: Path) -> None:
     names = []
-    for how in (Start.BY_HAND, Start.RUN):
+    for begin in (Start.BY_HAND, Start.RUN):
         with observed(live) as relay:
-            assert not claude(relay.url, tmp_path, "say hello", how=how)["is_error"]
+            assert not claude(relay.url, tmp_path, "say hello", begin=begin)["is_error"]
         names.append((b"WebSearch" in relay.sent, b"WebFetch" in relay.sent))
     assert names == [(True, True), (False, True)]
 
@@ -189,5 +189,5 @@ def test_settings_of_the_user_lead_nowhere_else(live: Running, tmp_path: Path) -
     for env in (away, {"CLAUDE_CODE_USE_BEDROCK": "1", "AWS_REGION": "us-east-1"}):
         own.write_text(json.dumps({"env": env, "model": "us.anthropic.claude-sonnet-4-6"}))
         n = len(asked(live))
-        assert not claude(live.url, tmp_path, "say hello", how=Start.RUN)["is_error"]
+        assert not claude(live.url, tmp_path, "say hello", begin=Start.RUN)["is_error"]
         assert len(asked(live, n)) == 1

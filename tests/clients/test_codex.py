@@ -68,10 +68,10 @@ def test_a_full_context_is_final(tmp_path: Path) -> None:
     with playing(tmp_path / "small", SCRIPT, n_ctx=4096) as small:
         argv, variables = command("codex", small.url, tmp_path, Start.BY_HAND)
         argv += [*CODEX_EXEC, TASK.format("codex")]
-        told = ended(argv, project(tmp_path), **environment(tmp_path, **variables))
+        done = ended(argv, project(tmp_path), **environment(tmp_path, **variables))
         assert asked(small) == []
-    assert "turn.failed" in told.stdout
-    assert "ran out of room" in told.stdout
+    assert "turn.failed" in done.stdout
+    assert "ran out of room" in done.stdout
 
 
 def test_codex_drops_none_of_our_settings(live: Running, tmp_path: Path) -> None:

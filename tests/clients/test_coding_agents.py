@@ -111,19 +111,19 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield service
 
 
-@pytest.mark.parametrize("how", Start, ids=lambda how: how.name.lower())
+@pytest.mark.parametrize("begin", Start, ids=lambda begin: begin.name.lower())
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 def test_all_tools_run_and_a_second_turn_reuses(
-    live: Running, agent: Agent, how: Start, tmp_path: Path
+    live: Running, agent: Agent, begin: Start, tmp_path: Path
 ) -> None:
     installed(agent.name)
     (project(tmp_path) / "notes.txt").write_text(MARKER)
     with observed(live) as relay:
         task = [word.format(TASK.format(agent.name)) for word in agent.first]
-        assert DONE in start(agent.name, relay.url, tmp_path, *task, how=how)
+        assert DONE in start(agent.name, relay.url, tmp_path, *task, begin=begin)
         call, result = generations(relay.exchanges)
         question = [word.format(AND_THEN) for word in agent.second]
-        assert AGAIN in start(agent.name, relay.url, tmp_path, *question, how=how)
+        assert AGAIN in start(agent.name, relay.url, tmp_path, *question, begin=begin)
         second = generations(relay.exchanges)[2]
     assert agent.tools <= offered(call).keys()
     assert MARKER.encode() in result.body, "the client ran the tool"
@@ -138,8 +138,8 @@ def test_an_image_is_seen(live: Running, agent: Agent, tmp_path: Path) -> None:
     (project(tmp_path) / "picture.png").write_bytes(png("purple"))
     n_before = len(asked(live))
     with observed(live) as relay:
-        said = start(agent.name, relay.url, tmp_path, *agent.image, how=Start.RUN)
-    assert SEEN in said
+        output = start(agent.name, relay.url, tmp_path, *agent.image, begin=Start.RUN)
+    assert SEEN in output
     assert asked(live, n_before)[-1].n_images == 1
 
 
@@ -157,7 +157,7 @@ def test_opencode_takes_our_model_in_a_project_with_another(live: Running, tmp_p
     (project(tmp_path) / "opencode.json").write_text(json.dumps(settings))
     with observed(live) as relay:
         task = TASK.format("opencode")
-        assert DONE in start("opencode", relay.url, tmp_path, "run", task, how=Start.RUN)
+        assert DONE in start("opencode", relay.url, tmp_path, "run", task, begin=Start.RUN)
 
 
 def test_qwen_code_takes_our_model_though_its_user_has_another(
@@ -177,4 +177,4 @@ def test_qwen_code_takes_our_model_though_its_user_has_another(
     (folder / "settings.json").write_text(json.dumps(settings))
     with observed(live) as relay:
         task = TASK.format("qwen")
-        assert DONE in start("qwen", relay.url, tmp_path, "--yolo", task, how=Start.RUN)
+        assert DONE in start("qwen", relay.url, tmp_path, "--yolo", task, begin=Start.RUN)

@@ -45,36 +45,36 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def turns(tape: Tape) -> Iterator[tuple[Conversation, Message, Conversation]]:
     """Each conversation, the answer that its client received, and how it went on."""
-    found = [one for request in tape.requests if (one := conversation(request)) is not None]
-    known = [replace(one, thinking=True) for one in found]
-    for at, one in enumerate(known):
-        n = len(one.messages)
-        follows = (x for x in known[at + 1 :] if x.messages[:n] == one.messages)
+    talks = [talk for request in tape.requests if (talk := conversation(request)) is not None]
+    thinking = [replace(talk, thinking=True) for talk in talks]
+    for number, talk in enumerate(thinking):
+        n = len(talk.messages)
+        follows = (x for x in thinking[number + 1 :] if x.messages[:n] == talk.messages)
         later = next((x for x in follows if len(x.messages) > n + 1), None)
         if later is not None and later.messages[n].role is Role.ASSISTANT:
-            yield one, later.messages[n], later
+            yield talk, later.messages[n], later
 
 
 def sampled(model: Model, asked: Conversation, answer: Message) -> tuple[tuple[int, ...], Message]:
     """The tokens in KV after an answer that was thought about first, and the answer."""
     calls = "".join(
-        f'\n<tool_call>\n{{"name": "{one.name}", "arguments": {json.dumps(one.arguments)}}}'
+        f'\n<tool_call>\n{{"name": "{call.name}", "arguments": {json.dumps(call.arguments)}}}'
         "\n</tool_call>"
-        for one in answer.tool_calls
+        for call in answer.tool_calls
     )
     prompt = model.prompt_maker.make(asked)
     tokens = model.encode(f"{THOUGHT}\n</think>\n\n{answer.text}{calls}")
-    said = replace(answer, reasoning=THOUGHT)
+    message = replace(answer, reasoning=THOUGHT)
     assert prompt.answer_at is not None
-    model.prompt_maker.remember_answer(NAMELESS, prompt, SampledAnswer(said, tokens))
-    return prompt.tokens + tokens, said
+    model.prompt_maker.remember_answer(NAMELESS, prompt, SampledAnswer(message, tokens))
+    return prompt.tokens + tokens, message
 
 
 def replayed(model: Model, tape: Tape) -> Sums:
     sums = Sums()
     for asked, answer, later in turns(tape):
-        cached, said = sampled(model, asked, answer)
-        begun = model.prompt_maker.expected(asked, said).tokens[:-1]
+        cached, message = sampled(model, asked, answer)
+        begun = model.prompt_maker.expected(asked, message).tokens[:-1]
         start = common_prefix(cached, begun)
         if len(begun) - start < MIN_TOKENS:
             begun = begun[:start]
@@ -93,11 +93,11 @@ def replayed(model: Model, tape: Tape) -> Sums:
 
 
 def test_sessions_use_what_was_begun_early(model: Model) -> None:
-    found = {tape.name: replayed(model, tape) for tape in tapes() if tape.requests}
-    sys.stdout.writelines(f"\n{name:48} {sums}" for name, sums in found.items())
-    n_begun = sum(sums.n_begun for sums in found.values())
-    n_used = sum(sums.n_used for sums in found.values())
+    cached_of = {tape.name: replayed(model, tape) for tape in tapes() if tape.requests}
+    sys.stdout.writelines(f"\n{name:48} {sums}" for name, sums in cached_of.items())
+    n_begun = sum(sums.n_begun for sums in cached_of.values())
+    n_used = sum(sums.n_used for sums in cached_of.values())
     sys.stdout.write(f"\nbegun {n_begun}, used {n_used}\n")
-    assert sum(sums.n_turns for sums in found.values())
+    assert sum(sums.n_turns for sums in cached_of.values())
     assert n_used >= MIN_USED * n_begun
-    assert all(sums.n_late <= sums.n_before for sums in found.values())
+    assert all(sums.n_late <= sums.n_before for sums in cached_of.values())

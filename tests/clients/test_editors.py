@@ -50,8 +50,8 @@ TOOL: Any = {
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("editors"), SCRIPT, N_CTX) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("editors"), SCRIPT, N_CTX) as stage:
+        yield stage
 
 
 def section(page: str, title: str) -> str:
@@ -60,8 +60,8 @@ def section(page: str, title: str) -> str:
 
 
 def block(page: str, title: str, language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", section(page, title), re.DOTALL)
-    return str(found)
+    (code,) = re.findall(rf"```{language}\n(.*?)```", section(page, title), re.DOTALL)
+    return str(code)
 
 
 def here(url: str, live: Running) -> str:
@@ -85,7 +85,9 @@ def stream_with_tools(base_url: str, key: str, model: str, max_tokens: int) -> s
     chunks = list(stream)
     assert chunks[-1].usage is not None
     calls = [c.delta.tool_calls for chunk in chunks for c in chunk.choices if c.delta.tool_calls]
-    return "".join(one.function.arguments or "" for call in calls for one in call if one.function)
+    return "".join(
+        delta.function.arguments or "" for call in calls for delta in call if delta.function
+    )
 
 
 def test_cline_finds_the_service_with_the_fields_of_the_page(live: Running) -> None:
@@ -112,8 +114,8 @@ def test_vs_code_finds_the_service_with_the_models_of_the_page(live: Running) ->
     assert model["maxInputTokens"] + model["maxOutputTokens"] == 65536
     base, path = here(model["url"], live).split("/v1/")
     assert path == "chat/completions"
-    found = stream_with_tools(f"{base}/v1", provider["apiKey"], model["id"], 4096)
-    assert "MARKER" in found
+    arguments = stream_with_tools(f"{base}/v1", provider["apiKey"], model["id"], 4096)
+    assert "MARKER" in arguments
 
 
 def test_continue_finds_the_service_with_the_config_of_the_page(live: Running) -> None:
@@ -121,8 +123,8 @@ def test_continue_finds_the_service_with_the_config_of_the_page(live: Running) -
     options = model["defaultCompletionOptions"]
     assert options["contextLength"] > options["maxTokens"]
     url = here(model["apiBase"], live)
-    found = stream_with_tools(url, model["apiKey"], model["model"], options["maxTokens"])
-    assert "MARKER" in found
+    arguments = stream_with_tools(url, model["apiKey"], model["model"], options["maxTokens"])
+    assert "MARKER" in arguments
 
 
 @pytest.mark.client
@@ -143,15 +145,17 @@ def test_continue_itself_runs_a_tool_with_the_config_of_the_page(
 def test_open_webui_reaches_the_service_under_the_name_of_docker(live: Running) -> None:
     page = (DOCS / "open-webui.md").read_text(encoding="utf-8")
     command = shlex.split(re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0].replace("\\\n", ""))
-    given = dict(word.split("=", 1) for word in command if word.startswith(("OPENAI", "ENABLE")))
-    name, path = re.findall(r"http://([\w.]+):7109(/v1)", given["OPENAI_API_BASE_URL"])[0]
+    variables = dict(
+        word.split("=", 1) for word in command if word.startswith(("OPENAI", "ENABLE"))
+    )
+    name, path = re.findall(r"http://([\w.]+):7109(/v1)", variables["OPENAI_API_BASE_URL"])[0]
     host = {"host": f"{name}:{live.url.rpartition(':')[2]}"}
-    key = {"authorization": f"Bearer {given['OPENAI_API_KEY']}"}
+    key = {"authorization": f"Bearer {variables['OPENAI_API_KEY']}"}
     models = httpx.get(f"{live.url}{path}/models", headers=host | key)
     model = models.json()["data"][0]["id"]
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "MARKER_42"}]}
-    said = httpx.post(f"{live.url}{path}/chat/completions", headers=host | key, json=body)
-    assert said.status_code == 200 and said.text.rstrip().endswith("[DONE]")
+    answer = httpx.post(f"{live.url}{path}/chat/completions", headers=host | key, json=body)
+    assert answer.status_code == 200 and answer.text.rstrip().endswith("[DONE]")
     page_of_docker = host | {"origin": f"http://{name}:3000"}
     assert httpx.get(f"{live.url}{path}/models", headers=page_of_docker).status_code == 403
 

@@ -47,9 +47,9 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     if not LITELLM.exists():
         pytest.skip(f"{LITELLM} is not installed; tests/clients/litellm.txt names the version")
     folder = tmp_path_factory.mktemp("litellm")
-    found = CONFIG.search(PAGE.read_text())
-    assert found is not None
-    config = found[1]
+    match = CONFIG.search(PAGE.read_text())
+    assert match is not None
+    config = match[1]
     port = unused_port()
     env = {
         "PATH": os.environ["PATH"],
@@ -61,9 +61,9 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     with ExitStack() as stack:
         services = {}
         for name in ("mac-a", "mac-b"):
-            one = stack.enter_context(ExitStack())
-            url = one.enter_context(running(tiny_preset(folder / "model"), folder / name)).url
-            services[f"{url}/v1"] = one
+            opened = stack.enter_context(ExitStack())
+            url = opened.enter_context(running(tiny_preset(folder / "model"), folder / name)).url
+            services[f"{url}/v1"] = opened
             assert f"http://{name}.local:7119" in config
             config = config.replace(f"http://{name}.local:7119", url)
         (folder / "litellm.yaml").write_text(config)
@@ -101,16 +101,16 @@ def test_an_agent_stays_where_its_kv_is(proxy: Proxy) -> None:
             break
     assert len(agents) == 2, "all agents were sent to one service"
     for service, (header, session, turns, last) in agents.items():
-        said = last
+        reply = last
         for _ in range(5):
             turns += [
-                {"role": "assistant", "content": said["choices"][0]["message"]["content"]},
+                {"role": "assistant", "content": reply["choices"][0]["message"]["content"]},
                 {"role": "user", "content": "And tomorrow?"},
             ]
-            n_before = said["usage"]["prompt_tokens"]
-            there, said = proxy.say(turns, header, session)
-            assert there == service
-            assert said["usage"]["prompt_tokens_details"]["cached_tokens"] >= n_before - 2
+            n_before = reply["usage"]["prompt_tokens"]
+            origin, reply = proxy.say(turns, header, session)
+            assert origin == service
+            assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= n_before - 2
 
     service, (header, session, turns, _) = agents.popitem()
     proxy.services[service].close()

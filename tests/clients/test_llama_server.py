@@ -15,26 +15,32 @@ BASIC = "--port 9 --temp 0.8 --seed 42 --host 127.0.0.1 --batch-size 32 --no-slo
 
 
 def test_the_page_names_listed_tests() -> None:
-    known = reasons(PAGE.read_text())
+    reason_of = reasons(PAGE.read_text())
     listed = {line.removeprefix("unit/") for line in IDS.read_text().splitlines()}
-    assert len(listed) - len(known) >= 115
-    assert known.keys() <= listed
+    assert len(listed) - len(reason_of) >= 115
+    assert reason_of.keys() <= listed
 
 
 def test_a_verdict_is_a_fault_where_the_page_says_something_else() -> None:
-    one, two, three, *rest = IDS.read_text().splitlines()
-    known = {name.removeprefix("unit/"): "it is so" for name in (two, three)}
-    outcomes = dict.fromkeys([one, three, *rest[1:]], "passed") | {two: "failed", rest[1]: "failed"}
-    found = list(verdicts(outcomes, known).values())
-    assert found[:2] == ["passed", "differs: it is so"]
-    assert [check.startswith(FAULT) for check in found[2:6]] == [True, True, True, False]
-    assert "not run" in found[3] and "failed" in found[4]
-    known = dict.fromkeys(known, "by chance, it is so")
-    assert [one[:6] for one in verdicts(outcomes, known).values()][1:3] == ["differ", "passed"]
+    first, two, three, *passing = IDS.read_text().splitlines()
+    reason_of = {name.removeprefix("unit/"): "it is so" for name in (two, three)}
+    outcomes = dict.fromkeys([first, three, *passing[1:]], "passed") | {
+        two: "failed",
+        passing[1]: "failed",
+    }
+    texts = list(verdicts(outcomes, reason_of).values())
+    assert texts[:2] == ["passed", "differs: it is so"]
+    assert [check.startswith(FAULT) for check in texts[2:6]] == [True, True, True, False]
+    assert "not run" in texts[3] and "failed" in texts[4]
+    reason_of = dict.fromkeys(reason_of, "by chance, it is so")
+    assert [text[:6] for text in verdicts(outcomes, reason_of).values()][1:3] == [
+        "differ",
+        "passed",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("more", "section", "wanted"),
+    ("more", "section", "expected"),
     [
         ("--parallel 2 --ctx-size 512 --metrics", "slots", {"count": 2, "n_ctx": 256}),
         ("--parallel 2 --ctx-size 512 --kv-unified", "slots", {"count": 2, "n_ctx": 512}),
@@ -48,11 +54,11 @@ def test_the_shim_makes_a_preset_of_options(
     monkeypatch: pytest.MonkeyPatch,
     more: str,
     section: str,
-    wanted: dict[str, object],
+    expected: dict[str, object],
 ) -> None:
     monkeypatch.setenv("SUITE_MODEL", "demo")
-    made = preset(options(f"{BASIC} {more}".split()))
+    sections = preset(options(f"{BASIC} {more}".split()))
     file = tmp_path / "suite.yaml"
-    file.write_text(json.dumps(made))
+    file.write_text(json.dumps(sections))
     read = json.loads(msgspec.json.encode(presets.load(str(file), Home(tmp_path)).preset))
-    assert read[section].items() >= wanted.items()
+    assert read[section].items() >= expected.items()

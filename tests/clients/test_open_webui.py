@@ -36,8 +36,8 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("webui"), SCRIPT, N_CTX) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("webui"), SCRIPT, N_CTX) as stage:
+        yield stage
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_its_lists_of_models_name_the_one_that_is_served(http: httpx.Client) -> 
 def test_a_tool_runs_and_its_result_is_answered(live: Running, http: httpx.Client) -> None:
     task = {"role": "user", "content": TASK.format("opencode")}
     first = streamed(http, {"messages": [task], "tools": TOOLS, "think": True})
-    (call,) = [one for line in first for one in line["message"].get("tool_calls", ())]
+    (call,) = [tool_call for line in first for tool_call in line["message"].get("tool_calls", ())]
     assert call["function"]["arguments"]["command"] == ECHO
     assert text(first, "thinking").strip() == THOUGHT
     # Open WebUI numbers the calls, and names them in the results.

@@ -35,14 +35,14 @@ TAPES = [picture_tapes(png(color))[i] for i, color in enumerate(COLORS)]
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("seeing"), SCRIPT, N_CTX, sees=True) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("seeing"), SCRIPT, N_CTX, sees=True) as stage:
+        yield stage
 
 
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("blind"), SCRIPT, N_CTX) as found:
-        yield found
+    with playing(tmp_path_factory.mktemp("blind"), SCRIPT, N_CTX) as stage:
+        yield stage
 
 
 def sent(live: Running, request: Request) -> httpx.Response:
@@ -58,9 +58,9 @@ def answer(reply: httpx.Response) -> str:
 
 def n_encodes(live: Running) -> int:
     value = httpx.get(live.url + "/metrics", timeout=PATIENCE_S).text
-    found = re.search(r"^mlxstack_image_encodes_total (\d+)", value, re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+    match = re.search(r"^mlxstack_image_encodes_total (\d+)", value, re.MULTILINE)
+    assert match is not None
+    return int(match[1])
 
 
 @pytest.mark.parametrize("tape", TAPES, ids=lambda tape: str(tape.name))
@@ -75,8 +75,8 @@ def test_an_image_is_seen_and_computed_once(seeing: Running, tape: Tape) -> None
     assert NOTHING_NEW in answer(reply)
     assert reply.headers["x-mlx-stack-images"] == "1, computed 0"
     assert n_encodes(seeing) == before + 1
-    found = [one for one in seeing.service.request_log.requests() if one.n_images]
-    assert [(one.n_images, one.n_images_computed) for one in found[:2]] == [(1, 0), (1, 1)]
+    entries = [entry for entry in seeing.service.request_log.requests() if entry.n_images]
+    assert [(entry.n_images, entry.n_images_computed) for entry in entries[:2]] == [(1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("tape", TAPES, ids=lambda tape: str(tape.name))

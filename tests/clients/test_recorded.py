@@ -56,8 +56,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         model=ModelSpec(id=str(folder), alias="local-model"),
         slots=SlotSpec(count=3, n_ctx=N_CTX),
     )
-    with running(preset, tmp_path_factory.mktemp("home")) as found:
-        yield found
+    with running(preset, tmp_path_factory.mktemp("home")) as live:
+        yield live
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def http(wide: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture(params=tapes(), ids=lambda tape: tape.name)
 def tape(request: pytest.FixtureRequest) -> Tape:
-    found: Tape = request.param
-    if not found.requests:
+    recorded: Tape = request.param
+    if not recorded.requests:
         pytest.skip("MLX_STACK_CAPTURES names no folder with recordings of this client")
-    return found
+    return recorded
 
 
 def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
@@ -86,19 +86,19 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
     for request in tape.requests:
         meant = conversation(request)
         if meant is None:
-            sent = http.request(request.method, request.path, json=request.body)
-            assert sent.status_code in (200, 501), "only an embedding model embeds"
+            answer = http.request(request.method, request.path, json=request.body)
+            assert answer.status_code in (200, 501), "only an embedding model embeds"
             continue
-        told = meaning(meant)
+        expected = meaning(meant)
         tokens = wide.service.text_processor.prompt_maker.make(meant).tokens
         n_prompt, n_cached = ask(http, request)
         assert n_prompt >= len(tokens), "a forced call adds its opening mark"
         for earlier, before in heard:
-            if "sdks" not in tape.name and told[: len(earlier)] == earlier:
+            if "sdks" not in tape.name and expected[: len(earlier)] == earlier:
                 n_followed += 1
                 assert n_cached >= 0.99 * len(before), tape.name
             assert n_cached >= shared(before, tokens) - BLOCK
-        heard.append((told, tokens))
+        heard.append((expected, tokens))
     assert n_followed or not GOES_ON.search(tape.name)
 
 
@@ -107,20 +107,20 @@ def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(
 ) -> None:
     first = longest(tape)
     ask(http, first)
-    other = structs.replace(first, body=copy.deepcopy(first.body))
-    turns = other.body["input" if "input" in other.body else "messages"]
-    asked = next(turn for turn in turns if turn["role"] == "user")
+    second = structs.replace(first, body=copy.deepcopy(first.body))
+    turns = second.body["input" if "input" in second.body else "messages"]
+    asked = next(message for message in turns if message["role"] == "user")
     expected = "something else altogether"
     asked["content"] = expected if isinstance(asked["content"], str) else [text(asked, expected)]
-    before, after = (conversation(one) for one in (first, other))
+    before, after = (conversation(request) for request in (first, second))
     assert before and after
     n_head = shared(
-        *(wide.service.text_processor.prompt_maker.make(one).tokens for one in (before, after))
+        *(wide.service.text_processor.prompt_maker.make(talk).tokens for talk in (before, after))
     )
-    n_prompt, n_cached = ask(http, other)
+    n_prompt, n_cached = ask(http, second)
     assert n_prompt > n_cached >= n_head - BLOCK
-    system = [one.text for one in after.messages if one.role == "system"]
-    n_system = sum(len(wide.service.text_processor.tokenizer.encode(one)) for one in system[:1])
+    system = [message.text for message in after.messages if message.role == "system"]
+    n_system = sum(len(wide.service.text_processor.tokenizer.encode(text)) for text in system[:1])
     assert n_head >= n_system, "tools and system come before what the user says"
 
 
@@ -146,26 +146,30 @@ def test_c1_another_billing_header_loses_nothing(
 
 def longest(tape: Tape) -> Request:
     """The first of the requests with the most to say before the user does."""
-    asked = [one for one in tape.requests if conversation(one) is not None]
+    asked = [request for request in tape.requests if conversation(request) is not None]
     if not asked:
         pytest.skip("nothing was asked in this recording, only counted")
-    return max(asked, key=lambda one: len(str([one.body.get("tools"), one.body.get("system")])))
+    return max(
+        asked, key=lambda request: len(str([request.body.get("tools"), request.body.get("system")]))
+    )
 
 
-def text(turn: Any, expected: str) -> dict[str, str]:
+def text(message: Any, expected: str) -> dict[str, str]:
     """A text part of the kind that the turn has."""
-    return {"type": turn["content"][0]["type"], "text": expected}
+    return {"type": message["content"][0]["type"], "text": expected}
 
 
-def shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """How many tokens two prompts begin with in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    )
 
 
-def meaning(found: Conversation) -> tuple[Any, ...]:
+def meaning(talk: Conversation) -> tuple[Any, ...]:
     """What a request says, without its clothes: the head, and then each turn."""
-    head = tuple(tool.name for tool in found.tools if not tool.is_deferred)
-    return (head, found.thinking, *found.messages)
+    head = tuple(tool.name for tool in talk.tools if not tool.is_deferred)
+    return (head, talk.thinking, *talk.messages)
 
 
 def conversation(request: Request) -> Conversation | None:
@@ -185,9 +189,9 @@ def ask(http: httpx.Client, request: Request) -> tuple[int, int]:
     """The tokens of the prompt, and those that were read from the cache."""
     keep = ("x-", "anthropic", "session", "thread", "originator")
     headers = {k: v for k, v in request.headers.items() if k.lower().startswith(keep)}
-    sent = http.post(request.path, json=short(request), headers=headers)
-    assert sent.status_code == 200, sent.text
-    usage = used(request, sent.text)
+    answer = http.post(request.path, json=short(request), headers=headers)
+    assert answer.status_code == 200, answer.text
+    usage = used(request, answer.text)
     if "messages" in request.path:
         return n_prompt(usage), usage["cache_read_input_tokens"]
     name = "input" if "input_tokens" in usage else "prompt"
@@ -212,8 +216,10 @@ def used(request: Request, text: str) -> Any:
     if "responses" in request.path:
         return check(text).response["usage"]
     if "messages" in request.path:
-        found = events(text)
-        in_order(found)
-        return found[-2]["usage"]
-    frames = [one.removeprefix("data: ") for one in text.split("\n\n") if one.startswith("data: {")]
+        named_events = events(text)
+        in_order(named_events)
+        return named_events[-2]["usage"]
+    frames = [
+        block.removeprefix("data: ") for block in text.split("\n\n") if block.startswith("data: {")
+    ]
     return msgspec.json.decode(frames[-1])["usage"]

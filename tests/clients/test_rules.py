@@ -63,13 +63,13 @@ def test_a21u_a32_thoughts_are_signed_and_counted(claude: anthropic.Anthropic) -
     asked: Any = {"model": "local-model", "max_tokens": 200, "messages": HI}
     thinking: Any = {"type": "enabled", "budget_tokens": 1024}
     with claude.messages.stream(**asked, thinking=thinking) as stream:
-        made = stream.get_final_message()
-    thought, text = made.content
+        message = stream.get_final_message()
+    thought, text = message.content
     assert thought.type == "thinking"
     assert thought.signature
     assert text.type == "text"
     bare = claude.messages.create(**asked, thinking={"type": "disabled"})
-    assert made.usage.output_tokens > bare.usage.output_tokens + 2
+    assert message.usage.output_tokens > bare.usage.output_tokens + 2
     forged = {**thought.to_dict(), "signature": "of somebody else"}
     history = [*HI, {"role": "assistant", "content": [forged, text.to_dict()]}, *HI]
     again = claude.messages.create(**{**asked, "messages": history})
@@ -79,17 +79,19 @@ def test_a21u_a32_thoughts_are_signed_and_counted(claude: anthropic.Anthropic) -
 
 def test_a35_a_long_call_is_not_silent(stage: Running) -> None:
     async def parts() -> list[ResponsePart]:
-        said = (Message(Role.USER, "weather in Paris"),)
-        conversation = Conversation(said, (Tool("get_weather", "", PARAMETERS),), thinking=False)
+        messages = (Message(Role.USER, "weather in Paris"),)
+        conversation = Conversation(
+            messages, (Tool("get_weather", "", PARAMETERS),), thinking=False
+        )
         generation = await admit(
             stage.service, conversation, GenerationOptions("a35", max_tokens=200)
         )
         return [part async for part in stream_response(stage.service, generation, 0.0, 0.0)]
 
-    found = asyncio.run_coroutine_threadsafe(parts(), stage.loop).result(PATIENCE_S)
-    (called,) = [i for i, part in enumerate(found) if isinstance(part, ToolCallPart)]
-    assert not any(isinstance(part, ContentPart) for part in found)
-    assert sum(isinstance(part, KeepAlive) for part in found[:called]) > 3
+    parts_of_call = asyncio.run_coroutine_threadsafe(parts(), stage.loop).result(PATIENCE_S)
+    (called,) = [i for i, part in enumerate(parts_of_call) if isinstance(part, ToolCallPart)]
+    assert not any(isinstance(part, ContentPart) for part in parts_of_call)
+    assert sum(isinstance(part, KeepAlive) for part in parts_of_call[:called]) > 3
 
 
 def test_o4_c7_c8_rules_may_come_late_and_twice(gpt: openai.OpenAI, stage: Running) -> None:
@@ -104,32 +106,32 @@ def test_o4_c7_c8_rules_may_come_late_and_twice(gpt: openai.OpenAI, stage: Runni
         {"role": "system", "content": "Today is Monday."},
         {"role": "user", "content": "hello there again"},
     ]
-    made = gpt.chat.completions.create(model="any", messages=first).usage
+    usage = gpt.chat.completions.create(model="any", messages=first).usage
     again = gpt.chat.completions.create(model="any", messages=later)
     assert again.choices[0].message.content == HELLO
-    assert made is not None
+    assert usage is not None
     assert again.usage is not None
     assert again.usage.prompt_tokens_details is not None
-    assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= made.prompt_tokens - 2
+    assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= usage.prompt_tokens - 2
 
 
 def test_o5_thoughts_are_reasoning_content_and_come_back_by_either_name(stage: Running) -> None:
-    def ask(*said: Any) -> Any:
+    def ask(*thought: Any) -> Any:
         url = f"{stage.url}/v1/chat/completions"
-        answer = httpx.post(url, json={**CHAT, "messages": [*said]}, timeout=PATIENCE_S)
+        answer = httpx.post(url, json={**CHAT, "messages": [*thought]}, timeout=PATIENCE_S)
         return answer.raise_for_status().json()["choices"][0]["message"]
 
-    made = ask(*HI)
-    assert made["reasoning_content"] == "A greeting."
+    message = ask(*HI)
+    assert message["reasoning_content"] == "A greeting."
     for name in ("reasoning_content", "reasoning"):
-        said = {"role": "assistant", "content": HELLO, name: "A greeting."}
-        assert ask(*HI, said, *HI)["content"] == HELLO
+        thought = {"role": "assistant", "content": HELLO, name: "A greeting."}
+        assert ask(*HI, thought, *HI)["content"] == HELLO
 
 
 def test_o10_a_model_is_found_though_its_name_has_slashes(stage: Running) -> None:
     listed = httpx.get(f"{stage.url}/v1/models").json()["data"]
-    for one in listed:
-        assert httpx.get(f"{stage.url}/v1/models/{one['id']}").json()["id"] == one["id"]
+    for model in listed:
+        assert httpx.get(f"{stage.url}/v1/models/{model['id']}").json()["id"] == model["id"]
     absent = httpx.get(f"{stage.url}/v1/models/some/body/else")
     assert absent.status_code in (200, 404)
     assert "detail" not in absent.json()

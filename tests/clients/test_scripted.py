@@ -22,12 +22,12 @@ def test_b1_openai_chat_streams_and_tool_loop_reuse_the_whole_first_prompt(
 ) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     first = gpt.chat.completions.create(model="local-model", messages=messages, tools=[TOOL])
-    said = first.choices[0].message
+    message = first.choices[0].message
     assert first.choices[0].finish_reason == "tool_calls"
-    assert said.model_extra is not None
-    assert said.model_extra["reasoning_content"] == "I ask."
-    assert said.tool_calls is not None
-    (called,) = said.tool_calls
+    assert message.model_extra is not None
+    assert message.model_extra["reasoning_content"] == "I ask."
+    assert message.tool_calls is not None
+    (called,) = message.tool_calls
     assert called.type == "function"
     # Clients write the arguments again in their own way (C-4).
     arguments = json.dumps(json.loads(called.function.arguments), separators=(",", ":"))
@@ -58,10 +58,10 @@ def test_o7_parallel_calls_come_whole_in_a_stream(gpt: openai.OpenAI) -> None:
     with gpt.chat.completions.stream(
         model="local-model", messages=messages, tools=[TOOL]
     ) as stream:
-        made = stream.get_final_completion().choices[0]
-    assert made.finish_reason == "tool_calls"
-    calls = made.message.tool_calls or []
-    assert [json.loads(one.function.arguments)["city"] for one in calls] == ["A", "B"]
+        choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls"
+    calls = choice.message.tool_calls or []
+    assert [json.loads(call.function.arguments)["city"] for call in calls] == ["A", "B"]
     one_only = gpt.chat.completions.create(
         model="local-model", messages=messages, tools=[TOOL], parallel_tool_calls=False
     )
@@ -113,12 +113,12 @@ def test_a30_anthropic_stream_tool_loop_and_count_tokens(
 @pytest.mark.client
 def test_litellm_speaks_to_both_doors(stage: Running, tmp_path: Path) -> None:
     script = Path(__file__).with_name("ask_litellm.py")
-    told = run(
+    done = run(
         [str(program("python")), str(script), stage.url],
         tmp_path,
         LITELLM_LOCAL_MODEL_COST_MAP="True",
     )
-    assert json.loads(told.splitlines()[-1]) == {
+    assert json.loads(done.splitlines()[-1]) == {
         "chat": HELLO,
         "stream": HELLO,
         "messages": HELLO,

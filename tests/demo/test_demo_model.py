@@ -96,8 +96,8 @@ def test_past_turns_are_what_was_said(speaker: Any) -> None:
 
 def test_arguments_may_be_a_json_string(speaker: Any) -> None:
     as_text = {"function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    spoken = [{"role": "assistant", "content": "", "tool_calls": [as_text]}]
-    assert rendered(speaker, spoken) == rendered(speaker, [{**spoken[0], "tool_calls": [CALL]}])
+    calling = [{"role": "assistant", "content": "", "tool_calls": [as_text]}]
+    assert rendered(speaker, calling) == rendered(speaker, [{**calling[0], "tool_calls": [CALL]}])
 
 
 def test_an_answer_keeps_its_tokens_in_history(speaker: Any) -> None:

@@ -30,8 +30,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(
         tiny_preset(MODEL_DIR, sampling=SamplingSpec(thinking=False)),
         tmp_path_factory.mktemp("home"),
-    ) as found:
-        yield found
+    ) as live:
+        yield live
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def asked(image: Any, question: str = QUESTION) -> dict[str, Any]:
     out = BytesIO()
     image.save(out, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
-    shown = {"type": "image_url", "image_url": {"url": url}}
-    return {"role": "user", "content": [shown, {"type": "text", "text": question}]}
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {"role": "user", "content": [part, {"type": "text", "text": question}]}
 
 
 def answer(client: httpx.Client, *messages: dict[str, Any]) -> str:
@@ -72,25 +72,25 @@ def unseen() -> list[Picture]:
 
 
 def test_unseen_pictures_are_named(client: httpx.Client) -> None:
-    shown = unseen()
-    told = [answer(client, asked(one.image)) for one in shown]
-    rights = [one.answer == said for one, said in zip(shown, told, strict=True)]
-    assert sum(rights) >= 0.75 * len(shown), told
-    others = shown[1:] + shown[:1]
-    assert not any(one.answer == said for one, said in zip(others, told, strict=True))
+    pictures = unseen()
+    answers = [answer(client, asked(picture.image)) for picture in pictures]
+    rights = [picture.answer == named for picture, named in zip(pictures, answers, strict=True)]
+    assert sum(rights) >= 0.75 * len(pictures), answers
+    shifted = pictures[1:] + pictures[:1]
+    assert not any(picture.answer == named for picture, named in zip(shifted, answers, strict=True))
 
 
 def test_the_same_letter_in_another_color_has_another_answer(client: httpx.Client) -> None:
-    told = [answer(client, asked(plain(color, "A").image)) for color in COLORS]
-    assert len(set(told)) == len(COLORS)
+    answers = [answer(client, asked(plain(color, "A").image)) for color in COLORS]
+    assert len(set(answers)) == len(COLORS)
 
 
 def test_a_second_turn_encodes_and_computes_no_picture(client: httpx.Client) -> None:
-    shown = plain("green", "Z")
-    first = asked(shown.image)
-    said = answer(client, first)
+    picture = plain("green", "Z")
+    first = asked(picture.image)
+    reply = answer(client, first)
     before = counts(client)
     thanks = {"role": "user", "content": "Thank you!"}
-    said = answer(client, first, {"role": "assistant", "content": said}, thanks)
-    assert said == "You are welcome!"
+    reply = answer(client, first, {"role": "assistant", "content": reply}, thanks)
+    assert reply == "You are welcome!"
     assert counts(client) == before

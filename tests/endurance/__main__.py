@@ -47,9 +47,11 @@ def main(minutes: float) -> None:
         print(kind, soak(root / kind, root / f"{kind}-soak", n_requests, seed=1), flush=True)
     for kind in kinds:
         print(kind, cuts(root / kind, root / f"{kind}-cuts", 20, n_engines=20, seed=1), flush=True)
-    found = front(root / "front", 2 * minutes * MINUTE_S, n_agents=12, kill_every_s=40, seed=1)
-    print("gateway", found, flush=True)
-    check(found)
+    front_outcome = front(
+        root / "front", 2 * minutes * MINUTE_S, n_agents=12, kill_every_s=40, seed=1
+    )
+    print("gateway", front_outcome, flush=True)
+    check(front_outcome)
     for outcome in siege(root / "siege", Force(), n_times=3):
         print(outcome, flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)

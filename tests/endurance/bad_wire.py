@@ -24,7 +24,7 @@ class WireFault(Struct, frozen=True):
 
     kind: str
     is_up: bool
-    at: int
+    offset: int
 
 
 class Wire:
@@ -52,8 +52,8 @@ class Wire:
             self._open = set()
             self._released.set()
             self._released = threading.Event()
-        for one in ending:
-            _end(one)
+        for connection in ending:
+            _end(connection)
         return counted
 
     @contextmanager
@@ -113,10 +113,10 @@ class Wire:
         return data[: fault.at - start], True
 
 
-def _end(one: socket.socket) -> None:
+def _end(connection: socket.socket) -> None:
     with suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 class Reply(Struct):
@@ -145,13 +145,22 @@ class Liar:
 
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                sent = {n: v for n, v in self.headers.items() if n.lower() not in DROPPED}
-                found = httpx.request(
+                request_headers = {
+                    n: v for n, v in self.headers.items() if n.lower() not in DROPPED
+                }
+                answer = httpx.request(
                     self.command, target + self.path, content=body, timeout=CLIENT_S,
-                    headers={**sent, **headers, "accept-encoding": "identity"},
+                    headers={**request_headers, **headers, "accept-encoding": "identity"},
                 )  # fmt: skip
-                kept = {n: v for n, v in found.headers.items() if n.lower() not in DROPPED}
-                reply = Reply(f"{self.command} {self.path}", found.status_code, found.content, kept)
+                answer_headers = {
+                    n: v for n, v in answer.headers.items() if n.lower() not in DROPPED
+                }
+                reply = Reply(
+                    f"{self.command} {self.path}",
+                    answer.status_code,
+                    answer.content,
+                    answer_headers,
+                )
                 if liar.lie is not None:
                     liar.lie(reply)
                 with suppress(OSError):

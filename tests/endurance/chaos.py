@@ -56,10 +56,10 @@ class Chaos:
         random = Random(f"{self.stage.outcome.seed}/{self.stage.outcome.n_rounds}")
         fate = Random(f"{self.stage.outcome.seed}/{self.stage.outcome.n_rounds}/faults")
         self.stage.did = [f"round {self.stage.outcome.n_rounds}"]
-        *names, other = random.sample(list(self.agents.minds), 4)
+        *names, unlisted = random.sample(list(self.agents.minds), 4)
         deeds = [self.agents.deed(name, random) for name in names]
         if random.random() < 0.15:
-            deeds[0] = partial(self.agents.fork, names[0], other)
+            deeds[0] = partial(self.agents.fork, names[0], unlisted)
         deeds += [self._stranger(random) for _ in range(random.randrange(4))]
         deeds += [self._housework(random) for _ in range(random.randrange(3))]
         if fate.random() < 0.06:
@@ -75,8 +75,8 @@ class Chaos:
                 time.sleep(patience_s)
                 self.stage.did.append("kill -9")
                 self.stage.house.kill()
-            for one in done:
-                one.result()
+            for task in done:
+                task.result()
         self.agents.resync()
         if is_killed:
             self.stage.tally = Tally()
@@ -114,8 +114,8 @@ class Chaos:
         return random.choice(deeds)
 
     def _load(self, model: str) -> None:
-        told = self.stage.ask("/v1/models/load", {200, 409, 503}, body={"preset": model})
-        self.stage.count(n_swaps=int(told.status == 200))
+        reply = self.stage.ask("/v1/models/load", {200, 409, 503}, body={"preset": model})
+        self.stage.count(n_swaps=int(reply.status == 200))
 
     def _meddle(self, chance: float) -> None:
         done = meddle(self.stage.house.home.root, Random(chance))

@@ -48,7 +48,7 @@ def clock(home: Path, seed: int, n_rounds: int) -> ClockOutcome:
     """As many rounds, each with a jump, turns of all agents, a sweep and a look at all ages."""
     random = Random(seed)
     outcome = ClockOutcome()
-    known: dict[str, list[dict[str, str]]] = {}
+    histories: dict[str, list[dict[str, str]]] = {}
     with (
         jumping() as offset,
         running(PRESET, home) as live,
@@ -57,14 +57,14 @@ def clock(home: Path, seed: int, n_rounds: int) -> ClockOutcome:
         for number in range(n_rounds):
             before = offset[0]
             for agent in AGENTS:
-                known[agent] = _turn(http, agent, known.get(agent, []), random)
+                histories[agent] = _turn(http, agent, histories.get(agent, []), random)
             _saved(http)
             offset[0] = OFFSETS[number % len(OFFSETS)]
             swept = http.post("/cache/gc", json={"max_age_s": 30 * DAY_S}).raise_for_status().json()
             assert not swept["victims"], f"{offset} after {before}: {swept}"
             for agent in AGENTS:
-                known[agent] = _turn(http, agent, known[agent], random)
-            listed = {one["id"] for one in http.get("/v1/agents").json()["data"]}
+                histories[agent] = _turn(http, agent, histories[agent], random)
+            listed = {card["id"] for card in http.get("/v1/agents").json()["data"]}
             assert listed >= set(AGENTS)
             ages = [age for path in PATHS for age in _ages(http.get(path).json())]
             ages += _ages(_frame(http))
@@ -99,11 +99,11 @@ def _turn(
     body = {"messages": messages, "max_tokens": 6, "temperature": 0}
     cold = http.post("/v1/chat/completions", json={**body, "cache_prompt": False})
     answer = http.post("/v1/chat/completions", json={**body, "agent": agent})
-    found, expected = (
-        one.raise_for_status().json()["choices"][0]["message"] for one in (answer, cold)
+    warm, expected = (
+        reply.raise_for_status().json()["choices"][0]["message"] for reply in (answer, cold)
     )
-    assert found == expected
-    return [*messages, {"role": "assistant", "content": found["content"]}]
+    assert warm == expected
+    return [*messages, {"role": "assistant", "content": warm["content"]}]
 
 
 def _saved(http: httpx.Client) -> None:
@@ -119,14 +119,14 @@ def _frame(http: httpx.Client) -> Any:
     return json.loads(data.removeprefix("data:"))
 
 
-def _ages(found: Any) -> list[float]:
+def _ages(value: Any) -> list[float]:
     """All numbers under names of ages."""
-    if isinstance(found, list):
-        return [age for one in found for age in _ages(one)]
-    if not isinstance(found, dict):
+    if isinstance(value, list):
+        return [age for member in value for age in _ages(member)]
+    if not isinstance(value, dict):
         return []
-    ages = [age for one in found.values() for age in _ages(one)]
-    return ages + [found[name] for name in ("age_s", "idle_s", "uptime_s") if name in found]
+    ages = [age for member in value.values() for age in _ages(member)]
+    return ages + [value[name] for name in ("age_s", "idle_s", "uptime_s") if name in value]
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def cuts(model: Path, home: Path, n_turns: int, n_engines: int, seed: int) -> Ou
             root = home / f"{n_done}-{way.name}"
             tree = medium.after(way)
             plant(tree, root)
-            n_contexts += _check(root, [one for one in saved if one.n_ops <= n_done])
+            n_contexts += _check(root, [save for save in saved if save.n_ops <= n_done])
             if n_done in chosen:
                 n_answered += _answer(model, root)
             shutil.rmtree(root)
@@ -109,9 +109,11 @@ def _check(root: Path, saved: list[Saved]) -> int:
     contexts += [agents.peek_manifest(file.agent, file.model) for file in agents.manifests()]
     for context in contexts:
         _read(vault, context)
-    for name, found in slots.items():
-        told = [one.tokens for one in saved if one.name == name]
-        assert not told or found.tokens not in told[:-1] or found.tokens == told[-1], name
+    for name, manifest in slots.items():
+        expected = [save.tokens for save in saved if save.name == name]
+        assert (
+            not expected or manifest.tokens not in expected[:-1] or manifest.tokens == expected[-1]
+        ), name
     return len(contexts)
 
 

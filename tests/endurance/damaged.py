@@ -97,14 +97,14 @@ class Household:
         cold = http.post("/v1/chat/completions", json={**plain, "cache_prompt": False})
         answer = http.post("/v1/chat/completions", json={**plain, "agent": agent})
         assert answer.status_code == 200, f"{answer.text} after {self.did}"
-        found, expected = (one.json()["choices"][0]["message"] for one in (answer, cold))
-        assert found == expected, self.did
+        warm, expected = (reply.json()["choices"][0]["message"] for reply in (answer, cold))
+        assert warm == expected, self.did
         self.count(n_compared=1)
-        self.known[agent] = [*messages, {"role": "assistant", "content": found["content"]}]
+        self.known[agent] = [*messages, {"role": "assistant", "content": warm["content"]}]
         stored = http.get(f"/v1/agents/{agent}/history")
         if stored.status_code == 200:
-            said = [one["content"] for one in stored.json()["messages"]]
-            assert said == [one["content"] for one in self.known[agent]], self.did
+            stored_texts = [message["content"] for message in stored.json()["messages"]]
+            assert stored_texts == [message["content"] for message in self.known[agent]], self.did
         else:
             assert stored.status_code in REFUSED and stored.json()["error"]["message"], self.did
             self.count(n_refused=1)

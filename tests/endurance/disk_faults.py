@@ -43,8 +43,8 @@ class FaultOutcome(Struct, frozen=True):
 class FaultyDisk(Disk):
     """Fails at operation `at`, and at all later ones where `is_lasting`."""
 
-    def __init__(self, at: int = -1, code: int = 0, *, is_lasting: bool = False) -> None:
-        self._at = at
+    def __init__(self, first: int = -1, code: int = 0, *, is_lasting: bool = False) -> None:
+        self._at = first
         self._code = code
         self._is_lasting = is_lasting
         self.n_ops = self.n_met = 0
@@ -75,11 +75,11 @@ def disk_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
     cold = _serve(model, home / "sound", sound, n_turns)[0]
     n_met = n_refused = 0
     for number in range(n_faults):
-        at = random.randrange(1, sound.n_ops + 1)
+        first = random.randrange(1, sound.n_ops + 1)
         code = ERRORS[number % len(ERRORS)]
-        disk = FaultyDisk(at, code, is_lasting=code != errno.EIO)
+        disk = FaultyDisk(first, code, is_lasting=code != errno.EIO)
         answers, saved, n_failed = _serve(model, home / f"{number}", disk, n_turns)
-        assert answers == cold, f"operation {at} failed with {errno.errorcode[code]}"
+        assert answers == cold, f"operation {first} failed with {errno.errorcode[code]}"
         n_met += disk.n_met > 0
         n_refused += n_failed
         _check_later(model, home / f"{number}", saved)
@@ -90,10 +90,10 @@ def disk_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
 class FaultyCalls:
     """Call `name` fails at its use `at` below a folder, and at all later ones where lasting."""
 
-    def __init__(self, folder: Path, name: str = "", at: int = 0, code: int = 0) -> None:
+    def __init__(self, folder: Path, name: str = "", first: int = 0, code: int = 0) -> None:
         self._folder = str(folder)
         self._name = name
-        self._at = at
+        self._at = first
         self._code = code
         self.n_uses: Counter[str] = Counter()
         self.n_met = 0
@@ -131,8 +131,8 @@ def call_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
         name = used[number % len(used)]
         code = random.choice(ERRORS)
         folder = home / f"{number}"
-        at = random.randrange(1, sound.n_uses[name] + 1)
-        calls = FaultyCalls(folder, name, at, code)
+        first = random.randrange(1, sound.n_uses[name] + 1)
+        calls = FaultyCalls(folder, name, first, code)
         saved = list[str]()
         try:
             with calls.installed():
@@ -141,7 +141,7 @@ def call_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
             assert error.message
             n_failed = 1
         else:
-            assert answers == cold, f"{name} {at} failed with {errno.errorcode[code]}"
+            assert answers == cold, f"{name} {first} failed with {errno.errorcode[code]}"
         n_met += calls.n_met > 0
         n_refused += n_failed
         _check_later(model, folder, saved)

@@ -138,9 +138,9 @@ class Differ:
         answer = self._post(client, self._hot, {**body, **extras})
         if answer is None:
             return None
-        found = answer.json()
-        self.note("tokens reused", found["usage"]["prompt_tokens_details"]["cached_tokens"])
-        self._count(body, extras, found["choices"][0])
+        reply = answer.json()
+        self.note("tokens reused", reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+        self._count(body, extras, reply["choices"][0])
         if has_picture(body):
             self.note("with pictures")
             self.note("with pictures, begun early", int(BEGUN_EARLY in answer.headers))
@@ -169,9 +169,9 @@ class Differ:
             self.fail(repr(error))
             raise
 
-    def fail(self, told: str) -> None:
+    def fail(self, description: str) -> None:
         """Count a fault of the service that no request shows."""
-        self._differ(told, {})
+        self._differ(description, {})
 
     def _post(self, client: httpx.Client, worker: Worker, body: Body) -> httpx.Response | None:
         try:
@@ -188,28 +188,30 @@ class Differ:
         return None
 
     def _compare(
-        self, name: str, body: Body, answer: httpx.Response, other: httpx.Response | None
+        self, name: str, body: Body, answer: httpx.Response, repeated: httpx.Response | None
     ) -> None:
-        if other is None:
+        if repeated is None:
             return
-        if answer.headers.get(REPLAYED) != other.headers.get(REPLAYED):
+        if answer.headers.get(REPLAYED) != repeated.headers.get(REPLAYED):
             # Answers were forgotten in between, as in a change of the model.
             self.note("other memory")
             return
         self.note(f"compared {name}")
-        expected = other.json()
-        found = answer.json()
-        wanted = _said(expected["choices"][0])
-        counts = [one["usage"]["prompt_tokens"] for one in (found, expected)]
-        for choice in found["choices"]:
-            if _said(choice) != wanted or counts[0] != counts[1]:
-                told = f"{name}: {counts}\n  {_said(choice)}\n  {wanted}\n  {dict(answer.headers)}"
-                self._differ(told, body)
+        expected = repeated.json()
+        reply = answer.json()
+        first = _said(expected["choices"][0])
+        counts = [answered["usage"]["prompt_tokens"] for answered in (reply, expected)]
+        for choice in reply["choices"]:
+            if _said(choice) != first or counts[0] != counts[1]:
+                description = (
+                    f"{name}: {counts}\n  {_said(choice)}\n  {first}\n  {dict(answer.headers)}"
+                )
+                self._differ(description, body)
 
-    def _differ(self, told: str, body: Body) -> None:
+    def _differ(self, description: str, body: Body) -> None:
         with self._lock:
             self.counts["DIFFERENT"] += 1
-            self.differences.append(f"{told}\n  {json.dumps(body)}")
+            self.differences.append(f"{description}\n  {json.dumps(body)}")
 
 
 class Counters:
@@ -227,10 +229,10 @@ class Counters:
         except httpx.HTTPError:
             return
         for name, expected in COUNTERS.items():
-            found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-            if found is None:
+            match = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+            if match is None:
                 continue
-            now = int(float(found[1]))
+            now = int(float(match[1]))
             before = self._last.get(name, 0)
             self._differ.note(expected, now - before if now >= before else now)
             self._last[name] = now
@@ -279,8 +281,8 @@ def fidelity(root: Path, kind: str, seconds: float, seed: int, n_least: int = 0)
         hot.start()
         cold.start()
         clients = [
-            threading.Thread(target=_converse, args=(differ, *each, end, n_least))
-            for each in talkers
+            threading.Thread(target=_converse, args=(differ, *talker, end, n_least))
+            for talker in talkers
         ]
         for thread in clients:
             thread.start()

@@ -204,9 +204,9 @@ class Forger:
         with running(self._preset, self._home) as driver:
             self._restore(driver)
             for n, tokens in enumerate(TALKS):
-                found = driver.answer(tokens + prompt(9, seed=70 + n), 8)
-                wanted = driver.cold(tokens + prompt(9, seed=70 + n), 8, salt="cold")
-                assert found == wanted, f"talk {n} after {self.did[-1]}"
+                answer = driver.answer(tokens + prompt(9, seed=70 + n), 8)
+                expected = driver.cold(tokens + prompt(9, seed=70 + n), 8, salt="cold")
+                assert answer == expected, f"talk {n} after {self.did[-1]}"
                 self.count(n_compared=1)
 
     def _restore(self, driver: Driver) -> None:

@@ -84,13 +84,13 @@ class Crowd:
             for model in CHATS:
                 for script in range(N_SCRIPTS):
                     messages = []
-                    said = []
+                    texts = []
                     for turn in range(N_TURNS):
                         messages.append(question(script, turn))
                         answer = self.ask(http, CHAT, body_of(model, messages, cache_prompt=False))
-                        said.append(answer["choices"][0]["message"]["content"])
-                        messages.append({"role": "assistant", "content": said[-1]})
-                    self.truth[model, script] = said
+                        texts.append(answer["choices"][0]["message"]["content"])
+                        messages.append({"role": "assistant", "content": texts[-1]})
+                    self.truth[model, script] = texts
             self.vector = self.embed(http)
 
     def ask(self, http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -104,14 +104,14 @@ class Crowd:
                     self.outcome.longest_s = max(self.outcome.longest_s, waited_s)
                 if answer.status_code == 200:
                     return dict(answer.json())
-                why = f"{answer.status_code} {answer.text}"
-                assert answer.status_code >= 500, why
+                reason = f"{answer.status_code} {answer.text}"
+                assert answer.status_code >= 500, reason
             except httpx.TransportError as error:
                 assert not isinstance(error, httpx.TimeoutException), "a client timed out"
-                why = repr(error)
+                reason = repr(error)
             with self._lock:
                 self.outcome.n_retries += 1
-                assert self.outcome.n_retries < 500, why
+                assert self.outcome.n_retries < 500, reason
             time.sleep(PAUSE_S)
 
     def embed(self, http: httpx.Client) -> list[float]:
@@ -144,12 +144,12 @@ class Crowd:
             turn = len(talks[model]) // 2
             messages.append(question(script, turn))
             answer = self.ask(http, CHAT, body_of(model, messages, agent=f"{name}-{model}"))
-            said = answer["choices"][0]["message"]["content"]
+            text = answer["choices"][0]["message"]["content"]
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            messages.append({"role": "assistant", "content": said})
+            messages.append({"role": "assistant", "content": text})
             with self._lock:
                 self.outcome.n_answers += 1
-                self.outcome.n_wrong += said != self.truth[model, script][turn]
+                self.outcome.n_wrong += text != self.truth[model, script][turn]
                 self.outcome.n_returns += turn > 0
                 self.outcome.n_cold += turn > 0 and not cached
             time.sleep(dice.random() * PAUSE_S)
@@ -175,11 +175,11 @@ def front(
         began = time.monotonic()
         crowd.ends = began + seconds
         agents = [threading.Thread(target=crowd.agent, args=(i,)) for i in range(n_agents)]
-        for one in agents:
-            one.start()
+        for agent in agents:
+            agent.start()
         victims = cycle(Random(seed).sample(VICTIMS, len(VICTIMS)))
         next_kill = began + kill_every_s
-        while any(one.is_alive() for one in agents):
+        while any(agent.is_alive() for agent in agents):
             if next_kill <= time.monotonic() < crowd.ends:
                 victim = next(victims)
                 n_before = crowd.outcome.n_kills.get(victim, 0)
@@ -191,30 +191,30 @@ def front(
                 crowd.outcome.faults.append("another vector")
         log = site.home.log_file("front").read_text()
         crowd.outcome.n_unloads = {
-            one.name: log.count(f"{one.name} is unloaded") for one in site.spec.members
+            member.name: log.count(f"{member.name} is unloaded") for member in site.spec.members
         }
         crowd.outcome.seconds = time.monotonic() - began
     return crowd.outcome
 
 
-def check(found: FrontOutcome) -> None:
+def check(outcome: FrontOutcome) -> None:
     """Every answer right, every return from the cache, swaps within the linger rule, no loss."""
-    assert found.faults == [] and found.n_wrong == 0
-    n_kills = sum(found.n_kills.values())
-    assert n_kills >= 2 and found.n_answers >= 12 * 2 * N_TURNS
-    assert found.n_returns >= found.n_answers // 2 and found.n_cold == 0
-    assert sum(found.n_unloads.values()) >= 1
-    for n_unloads in found.n_unloads.values():
-        assert n_unloads <= (found.seconds + 60) / LINGER_S + n_kills + 1
+    assert outcome.faults == [] and outcome.n_wrong == 0
+    n_kills = sum(outcome.n_kills.values())
+    assert n_kills >= 2 and outcome.n_answers >= 12 * 2 * N_TURNS
+    assert outcome.n_returns >= outcome.n_answers // 2 and outcome.n_cold == 0
+    assert sum(outcome.n_unloads.values()) >= 1
+    for n_unloads in outcome.n_unloads.values():
+        assert n_unloads <= (outcome.seconds + 60) / LINGER_S + n_kills + 1
 
 
 def main(minutes: float) -> None:
     """Twelve agents for so many minutes; a process is killed every 40 seconds."""
     folder = Path(tempfile.mkdtemp(prefix="front-"))
-    found = front(folder, minutes * 60, n_agents=12, kill_every_s=40, seed=1)
-    print(found)
-    check(found)
-    assert minutes < LONG_MIN or all(found.n_kills.get(one, 0) > 1 for one in VICTIMS)
+    outcome = front(folder, minutes * 60, n_agents=12, kill_every_s=40, seed=1)
+    print(outcome)
+    check(outcome)
+    assert minutes < LONG_MIN or all(outcome.n_kills.get(victim, 0) > 1 for victim in VICTIMS)
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ class Household:
 
     def model(self) -> str:
         """What is served."""
-        found = httpx.get(f"{self.url}/v1/models").raise_for_status().json()
-        return str(found["data"][0]["id"])
+        cards = httpx.get(f"{self.url}/v1/models").raise_for_status().json()
+        return str(cards["data"][0]["id"])
 
     def _state(self) -> ServiceState | None:
         return read_state(self.home, "one")

@@ -69,60 +69,60 @@ class Agents:
         leaves_after: int | None = None,
     ) -> None:
         mind = self.minds[name]
-        sent = {"messages": mind.messages + new} if is_whole else {"append": new}
-        body = {**sent, **more, "temperature": 0}
+        content = {"messages": mind.messages + new} if is_whole else {"append": new}
+        body = {**content, **more, "temperature": 0}
         mind.new = new
         mind.is_unsure = True
         self._stage.did.append(
             f"{name} {'whole' if is_whole else 'append'} {more} {leaves_after or ''}"
         )
-        told = self._stage.wire.chat(f"/v1/agents/{name}/generate", body, leaves_after)
-        self._stage.hear(told, CALM)
-        if told.is_whole and told.message is not None:
-            mind.messages = [*mind.messages, *new, told.message]
+        reply = self._stage.wire.chat(f"/v1/agents/{name}/generate", body, leaves_after)
+        self._stage.hear(reply, CALM)
+        if reply.is_whole and reply.message is not None:
+            mind.messages = [*mind.messages, *new, reply.message]
             mind.is_unsure = mind.is_spoiled = False
-        elif told.status is not None and told.status != 200:
+        elif reply.status is not None and reply.status != 200:
             mind.new = []
 
     def _rewind(self, name: str, n_messages: int) -> None:
         mind = self.minds[name]
         path = f"/v1/agents/{name}/rewind"
         body = {"n_messages": n_messages}
-        told = self._stage.ask(path, {200, 404, 409, 503}, body=body)
-        if told.status == 200:
+        reply = self._stage.ask(path, {200, 404, 409, 503}, body=body)
+        if reply.status == 200:
             mind.messages = mind.messages[:n_messages]
-        elif told.status is None:
+        elif reply.status is None:
             mind.is_unsure = True
             mind.new = []
             mind.messages = self._either(name, mind.messages[:n_messages])
 
     def _forget(self, name: str) -> None:
-        told = self._stage.ask(f"/v1/agents/{name}", {200, 404, 409, 503}, "DELETE")
+        reply = self._stage.ask(f"/v1/agents/{name}", {200, 404, 409, 503}, "DELETE")
         mind = self.minds[name]
-        if told.status == 200:
+        if reply.status == 200:
             self.minds[name] = Mind()
-        elif told.status is None:
+        elif reply.status is None:
             mind.messages = self._either(name, [])
             mind.new = []
 
-    def fork(self, name: str, other: str) -> None:
+    def fork(self, name: str, copy: str) -> None:
         """`other`, if there is none, goes on from where `name` is."""
         path = f"/v1/agents/{name}/fork"
-        mind = self.minds[other]
-        told = self._stage.ask(path, {200, 404, 409, 503}, body={"id": other})
+        mind = self.minds[copy]
+        reply = self._stage.ask(path, {200, 404, 409, 503}, body={"id": copy})
         copied = self.minds[name].messages
-        if told.status == 200:
-            assert not mind.messages, f"{other} was there, and {name} was copied over it"
+        if reply.status == 200:
+            assert not mind.messages, f"{copy} was there, and {name} was copied over it"
             mind.messages = copied
-        elif told.status is None and not mind.messages:
-            mind.messages = self._either(other, copied)
+        elif reply.status is None and not mind.messages:
+            mind.messages = self._either(copy, copied)
 
     def _either(self, name: str, changed: Messages) -> Messages:
         """After a kill: the history is as it was, or as it was to become."""
         self._stage.house.wait_for_worker(0)
-        found = self._history(name)
-        assert found in (said(self.minds[name].messages), said(changed)), name
-        return self.minds[name].messages if found != said(changed) else changed
+        history = self._history(name)
+        assert history in (said(self.minds[name].messages), said(changed)), name
+        return self.minds[name].messages if history != said(changed) else changed
 
     def resync(self) -> None:
         """Every history is what its client knows, or that with the turn that was under way."""
@@ -132,16 +132,16 @@ class Agents:
                 continue
             if mind.is_unsure:
                 self._wait_for(name)
-            found = self._history(name)
+            history = self._history(name)
             before = said(mind.messages)
-            if mind.is_unsure and found != before:
+            if mind.is_unsure and history != before:
                 after = before + said(mind.new)
                 assert mind.new, f"{name} was refused and has a longer history"
-                assert found[: len(after)] == after, f"{name}: {found} is neither"
-                assert len(found) == len(after) + 1, name
+                assert history[: len(after)] == after, f"{name}: {history} is neither"
+                assert len(history) == len(after) + 1, name
                 mind.messages = [*mind.messages, *mind.new, self._whole_history(name)[-1]]
             else:
-                assert found == before, f"{name}: {found} and not {before}"
+                assert history == before, f"{name}: {history} and not {before}"
             mind.is_unsure = False
 
     def _wait_for(self, name: str) -> None:
@@ -154,10 +154,10 @@ class Agents:
             time.sleep(0.01)
 
     def _whole_history(self, name: str) -> Messages:
-        told = self._stage.wire.ask("GET", f"/v1/agents/{name}/history", None)
-        assert told.status in {200, 404}, told
-        found: Messages = told.body["messages"] if told.status == 200 else []
-        return found
+        reply = self._stage.wire.ask("GET", f"/v1/agents/{name}/history", None)
+        assert reply.status in {200, 404}, reply
+        messages: Messages = reply.body["messages"] if reply.status == 200 else []
+        return messages
 
     def _history(self, name: str) -> list[tuple[str, str]]:
         return said(self._whole_history(name))

@@ -51,25 +51,25 @@ def loris(folder: Path, slowness: Slowness) -> LorisOutcome:
     """Raises AssertionError where an answer differs, or something is left under way."""
     model = models.write(folder / "tiny", {**models.LLAMA, "vocab_size": 1024})
     preset = tiny_preset(model, server=ServerSpec(port=0))
-    with running_behind("gateway", preset, folder) as here:
-        outcome = asyncio.run(_Slow(here.url).run(slowness))
-        _settled(here)
+    with running_behind("gateway", preset, folder) as live:
+        outcome = asyncio.run(_Slow(live.url).run(slowness))
+        _settled(live)
         return outcome
 
 
-def _settled(here: Running) -> None:
-    wait_until(lambda: here.service.gate.n_inside == 0, "a request is still under way")
-    name = {"model": _name(here)}
+def _settled(live: Running) -> None:
+    wait_until(lambda: live.service.gate.n_inside == 0, "a request is still under way")
+    name = {"model": _name(live)}
 
     def is_idle() -> bool:
-        slots = httpx.get(f"{here.url}/slots", params=name, timeout=PATIENCE_S).json()
+        slots = httpx.get(f"{live.url}/slots", params=name, timeout=PATIENCE_S).json()
         return not any(slot["is_processing"] for slot in slots)
 
     wait_until(is_idle, "a slot is still in use")
 
 
-def _name(here: Running) -> str:
-    cards = httpx.get(f"{here.url}/v1/models", timeout=PATIENCE_S).json()["data"]
+def _name(live: Running) -> str:
+    cards = httpx.get(f"{live.url}/v1/models", timeout=PATIENCE_S).json()["data"]
     return str(cards[0]["id"])
 
 
@@ -116,15 +116,15 @@ class _Slow:
         """Read a stream in small pieces to its end."""
         while True:
             reader, writer = await self._open(_stream(60))
-            said = b""
+            received = b""
             while data := await reader.read(64):
-                said += data
+                received += data
                 await asyncio.sleep(0)
             await _leave(writer)
-            if said.startswith(b"HTTP/1.1 200"):
-                assert b"[DONE]" in said, said[-200:]
+            if received.startswith(b"HTTP/1.1 200"):
+                assert b"[DONE]" in received, received[-200:]
                 return
-            await self._refuse(int(said.split()[1]), b"retry-after" in said.lower())
+            await self._refuse(int(received.split()[1]), b"retry-after" in received.lower())
 
     async def _refuse(self, status: int, has_time: bool) -> None:
         assert (status, has_time) == (503, True)

@@ -111,16 +111,16 @@ def _check(http: httpx.Client, path: str, content: object, lie: str) -> None:
 
 def _said(http: httpx.Client) -> object:
     """A greedy answer; asked again while the gateway looks for its member."""
-    found: list[object] = []
+    messages: list[object] = []
 
     def is_answered() -> bool:
         answer = http.post(PATH, json=chat_body(max_tokens=4, temperature=0))
         if answer.status_code == 200:
-            found.append(answer.json()["choices"][0]["message"])
+            messages.append(answer.json()["choices"][0]["message"])
         return answer.status_code == 200
 
     wait_until(is_answered, "the member answers truly, and the gateway does not")
-    return found[-1]
+    return messages[-1]
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ def many_models(root: Path, n_models: int) -> ManyOutcome:
             cards = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"]
             list_s = max(list_s, time.monotonic() - began)
         assert len(cards) >= n_models
-        wanted = _answer(url, cards[n_models // 2]["id"])
+        expected = _answer(url, cards[n_models // 2]["id"])
         _second_gateway(env, url, cards[0]["id"])
-        assert _answer(url, cards[n_models // 2]["id"]) == wanted
+        assert _answer(url, cards[n_models // 2]["id"]) == expected
         gateway = _gateway_process(env)
         n_bytes = gateway.memory_info().rss
         assert n_bytes < MAX_BYTES, f"{n_bytes >> 20} MiB"
@@ -129,7 +129,9 @@ def _answer(url: str, model: str) -> object:
 
 def _gateway_process(env: dict[str, str]) -> psutil.Process:
     home = Home(Path(env["MLX_STACK_HOME"]))
-    return next(one for one in own_processes(home) if "mlxstack.gateway" in one.cmdline())
+    return next(
+        process for process in own_processes(home) if "mlxstack.gateway" in process.cmdline()
+    )
 
 
 if __name__ == "__main__":

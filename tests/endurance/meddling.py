@@ -13,16 +13,16 @@ def meddle(
     home: Path, random: Random, kinds: Sequence[str] = KINDS, hows: Sequence[How] | None = None
 ) -> str:
     """Spoil one file by chance; what was done, "" when there was none."""
-    found: list[Path] = []
+    paths: list[Path] = []
     with suppress(FileNotFoundError):  # an agent may be deleted while we look
-        found.extend(path for path in home.glob(random.choice(kinds)) if path.is_file())
-    if not found:
+        paths.extend(path for path in home.glob(random.choice(kinds)) if path.is_file())
+    if not paths:
         return ""
-    path = random.choice(sorted(found))
-    how = random.choice(hows or (flip, cut, stretch, delete))
+    path = random.choice(sorted(paths))
+    way = random.choice(hows or (flip, cut, stretch, delete))
     with suppress(FileNotFoundError):
-        how(path, random)
-    return f"{how.__name__} {path.relative_to(home)}"
+        way(path, random)
+    return f"{way.__name__} {path.relative_to(home)}"
 
 
 def flip(path: Path, random: Random) -> None:
@@ -30,10 +30,10 @@ def flip(path: Path, random: Random) -> None:
     with path.open("r+b") as file:
         size = file.seek(0, 2)
         if size:
-            at = random.randrange(size)
-            file.seek(at)
+            offset = random.randrange(size)
+            file.seek(offset)
             byte = file.read(1)[0]
-            file.seek(at)
+            file.seek(offset)
             file.write(bytes([byte ^ 1 << random.randrange(8)]))
 
 
@@ -61,14 +61,18 @@ def empty(path: Path, _random: Random) -> None:
 
 def swap(path: Path, random: Random) -> None:
     """It has the contents of another file of its kind, and that one has its own."""
-    others = [one for one in path.parent.parent.glob(f"*/*{path.suffix}") if one.is_file()]
-    others += [one for one in path.parent.iterdir() if one.is_file()]
-    other = random.choice(sorted(others))
+    candidates = [
+        candidate
+        for candidate in path.parent.parent.glob(f"*/*{path.suffix}")
+        if candidate.is_file()
+    ]
+    candidates += [candidate for candidate in path.parent.iterdir() if candidate.is_file()]
+    partner = random.choice(sorted(candidates))
     aside = path.with_name("..aside")
     path.rename(aside)
-    if other != path:
-        other.rename(path)
-        aside.rename(other)
+    if partner != path:
+        partner.rename(path)
+        aside.rename(partner)
     else:
         aside.rename(path)
 

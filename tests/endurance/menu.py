@@ -24,9 +24,9 @@ def main() -> None:
     ):
         end = time.monotonic() + 60 * minutes
         with ThreadPoolExecutor(4) as pool:
-            talking = [pool.submit(_talk, site, at, end) for at in range(3)]
+            talking = [pool.submit(_talk, site, number, end) for number in range(3)]
             watching = pool.submit(_watch, site, end)
-            counts = [one.result() for one in talking]
+            counts = [client.result() for client in talking]
         n_visits, n_warm = (sum(column) for column in zip(*counts, strict=True))
         highest = watching.result()
         budget = site.spec.budget
@@ -36,12 +36,12 @@ def main() -> None:
         assert highest <= budget
 
 
-def _talk(site: AnySite, at: int, end: float) -> tuple[int, int]:
-    chosen = random.Random(at)
-    talker = Talker(site, f"client {at}")
+def _talk(site: AnySite, number: int, end: float) -> tuple[int, int]:
+    chosen = random.Random(number)
+    talker = Talker(site, f"client {number}")
     n_warm = 0
     while time.monotonic() < end:
-        n_warm += talker.visit(chosen.choice(list(site.words))) > 0
+        n_warm += talker.visit(chosen.choice(list(site.word_of))) > 0
     return talker.n_visits, n_warm
 
 

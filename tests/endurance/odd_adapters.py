@@ -118,23 +118,23 @@ def cases(folder: Path, model: Path) -> dict[str, Path]:
     config = json.loads((sound / "adapter_config.json").read_text())
     data = (sound / "adapters.safetensors").read_bytes()
     loaded: Any = mx.load(str(sound / "adapters.safetensors"))
-    made = {"sound": sound}
+    folders = {"sound": sound}
 
     def place(name: str) -> Path:
-        made[name] = folder / f"case-{len(made)}"
-        made[name].mkdir()
-        (made[name] / "adapter_config.json").write_text(json.dumps(config))
-        (made[name] / "adapters.safetensors").write_bytes(data)
-        return made[name]
+        folders[name] = folder / f"case-{len(folders)}"
+        folders[name].mkdir()
+        (folders[name] / "adapter_config.json").write_text(json.dumps(config))
+        (folders[name] / "adapters.safetensors").write_bytes(data)
+        return folders[name]
 
     for name, change in CONFIGS.items():
         (place(f"config: {name}") / "adapter_config.json").write_text(json.dumps(change(config)))
-    for name, other in MATRICES.items():
+    for name, matrix in MATRICES.items():
         file = place(f"matrices: {name}") / "adapters.safetensors"
-        mx.save_safetensors(str(file), other(dict(loaded)))
+        mx.save_safetensors(str(file), matrix(dict(loaded)))
     for name, spoil in BYTES.items():
         (place(f"file: {name}") / "adapters.safetensors").write_bytes(spoil(data))
-    return made
+    return folders
 
 
 def load(model: Path, lora: Path) -> "subprocess.CompletedProcess[str]":

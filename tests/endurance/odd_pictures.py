@@ -46,7 +46,7 @@ def png(
 def zeros(n_bytes: int) -> bytes:
     """So many zeros, compressed a piece at a time."""
     packer = zlib.compressobj(9)
-    packed = [packer.compress(bytes(min(MIB, n_bytes - at))) for at in range(0, n_bytes, MIB)]
+    packed = [packer.compress(bytes(min(MIB, n_bytes - start))) for start in range(0, n_bytes, MIB)]
     return b"".join((*packed, packer.flush()))
 
 
@@ -57,19 +57,21 @@ def encoded(image: Image.Image, kind: str, **more: object) -> bytes:
     return out.getvalue()
 
 
-def exif(entries: list[tuple[int, int, int, int]], following: int = 0, rest: bytes = b"") -> bytes:
+def exif(
+    entries: list[tuple[int, int, int, int]], following: int = 0, behind: bytes = b""
+) -> bytes:
     """A directory of EXIF: tags, types, counts, values; offset of the next one; and other bytes."""
     listed = b"".join(struct.pack(">HHII", *entry) for entry in entries)
     head = b"MM\0*" + struct.pack(">IH", 8, len(entries))
-    return head + listed + struct.pack(">I", following) + rest
+    return head + listed + struct.pack(">I", following) + behind
 
 
 NESTED = exif([(0x8769, 4, 1, 8), (0x8825, 4, 1, 8), (0xA005, 4, 1, 8), (0x0112, 3, 1, 6 << 16)], 8)
 """A directory that is its own child and its own successor."""
-MUCH_EXIF = exif([(0x0112, 3, 1, 6 << 16), (0x9286, 7, 7 * MIB, 64)], rest=bytes(7 * MIB))
+MUCH_EXIF = exif([(0x0112, 3, 1, 6 << 16), (0x9286, 7, 7 * MIB, 64)], behind=bytes(7 * MIB))
 MANY_TAGS = exif([(0x0112, 3, 1, 6 << 16), *((tag, 5, 60_000, 8) for tag in range(700, 60_000))])
 BEYOND = exif([(0x0112, 3, 0xFFFFFFFF, 0xFFFFFFFF)])
-ZERO_RATIONAL = exif([(0x0112, 5, 1, 32)], rest=bytes(64))
+ZERO_RATIONAL = exif([(0x0112, 5, 1, 32)], behind=bytes(64))
 TEXT_TURN = exif([(0x0112, 2, 4, 0x41414100)])
 EXIFS = {
     "nested": NESTED,
@@ -128,15 +130,15 @@ def jpeg(extra: bytes = b"", mode: str = "RGB", **more: object) -> bytes:
 def scanned(side: int, n_scans: int) -> bytes:
     """A progressive JPEG whose last scan is repeated."""
     whole = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True)
-    at = whole.rindex(b"\xff\xda")
-    return whole[:at] + whole[at:-2] * n_scans + whole[-2:]
+    offset = whole.rindex(b"\xff\xda")
+    return whole[:offset] + whole[offset:-2] * n_scans + whole[-2:]
 
 
 def _sized_jpeg(width: int, height: int) -> bytes:
     """A JPEG whose frame header names another size."""
     whole = jpeg()
-    at = whole.index(b"\xff\xc0")
-    return whole[: at + 5] + struct.pack(">HH", height, width) + whole[at + 9 :]
+    offset = whole.index(b"\xff\xc0")
+    return whole[: offset + 5] + struct.pack(">HH", height, width) + whole[offset + 9 :]
 
 
 def webp(chunks: list[tuple[bytes, bytes]]) -> bytes:

@@ -100,7 +100,7 @@ class ShortageRun:
         self.house.until(lambda: all(map(self.house.is_on_disk, self._agents)))
         self.house.until(self._save)
         for number in range(-N_LONG, N_SHORT):
-            self._expected[number] = _words(self.http, number)
+            self._expected[number] = _text(self.http, number)
 
     def _save(self) -> bool:
         return self.http.post("/slots/0?action=save", json={"filename": FILE}).is_success
@@ -163,13 +163,13 @@ class ShortageRun:
         if n_crashes:
             assert any(cause in status.detail for cause in CAUSES), status.detail
         for number, expected in self._expected.items():
-            assert _words(self.http, number) == expected, f"prompt {number}"
+            assert _text(self.http, number) == expected, f"prompt {number}"
             self._count("n_compared")
         listed = self.http.get("/v1/agents").raise_for_status().json()
-        assert set(self._agents) <= {one["id"] for one in listed["data"]}, listed
+        assert set(self._agents) <= {card["id"] for card in listed["data"]}, listed
         for agent, messages in self._agents.items():
             warm = answer(self.http, agent, messages)
-            assert warm.words == answer(self.http, None, messages, cache_prompt=False).words, agent
+            assert warm.text == answer(self.http, None, messages, cache_prompt=False).text, agent
             assert warm.n_cached, f"KV of {agent} is lost"
             self._count("n_compared")
         self._restore()
@@ -257,7 +257,7 @@ def _body(number: int) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": 8, "temperature": 0, "cache_prompt": False}
 
 
-def _words(http: httpx.Client, number: int) -> str:
+def _text(http: httpx.Client, number: int) -> str:
     reply = http.post("/v1/chat/completions", json=_body(number), timeout=PATIENCE_S)
     return _content(reply.raise_for_status().json())
 

@@ -55,14 +55,14 @@ class Two:
     """The service here, its peer there, and the connection between them."""
 
     def __init__(
-        self, here: Running, wire: Wire, liar: Liar, there: str, patch: pytest.MonkeyPatch
+        self, live: Running, wire: Wire, liar: Liar, far_url: str, patch: pytest.MonkeyPatch
     ) -> None:
-        self.here = here
+        self.here = live
         self.wire = wire
         self.liar = liar
-        self._there_url = there
-        self.near = httpx.Client(base_url=here.url, timeout=120)
-        self.there = httpx.Client(base_url=there, timeout=120, headers=KEY)
+        self._there_url = far_url
+        self.near = httpx.Client(base_url=live.url, timeout=120)
+        self.there = httpx.Client(base_url=far_url, timeout=120, headers=KEY)
         self._seeds = itertools.count(1)
         self._patch = patch
         self.n_bytes = 0, 0
@@ -97,35 +97,35 @@ class Two:
         body = {"prompt": tokens, "n_predict": 6, "temperature": 0, "return_tokens": True}
         if is_there:
             self.there.post("/completion", json=body).raise_for_status()
-        found = self.near.post("/completion", json=body).raise_for_status().json()
+        answer = self.near.post("/completion", json=body).raise_for_status().json()
         cold = {**body, "cache_prompt": False}
         expected = self.there.post("/completion", json=cold).raise_for_status().json()
-        assert found["tokens"] == expected["tokens"], about
+        assert answer["tokens"] == expected["tokens"], about
         again = self.near.post("/completion", json=body).raise_for_status().json()
         assert again["tokens"] == expected["tokens"], f"{about}: the second time"
         is_failed = bool(self.here.service.peer_views[0].trouble)
         is_lie = self.liar.lie is not None and about not in HARMLESS
         assert is_failed or not is_lie, f"{about}: the peer is not left alone"
         self.count(n_compared=2, n_backed_off=is_failed)
-        self.count(n_fetched=found["timings"]["cache_n"] >= N_PROMPT - 129 and not is_failed)
+        self.count(n_fetched=answer["timings"]["cache_n"] >= N_PROMPT - 129 and not is_failed)
         self._look(about)
 
     def move(self, about: str) -> None:
         """A new agent is moved, once with the fault and, where that failed, once without."""
         agent = f"agent-{next(self._seeds)}"
         _turn(self.near, agent, f"I am {agent}. {STORY}")
-        said = _history(self.near, agent)
+        history = _history(self.near, agent)
         done = self._move(agent)
         if done.status_code != 200:
             assert done.json()["error"]["message"], about
-            assert _history(self.near, agent) == said, f"{about}: it was lost here"
+            assert _history(self.near, agent) == history, f"{about}: it was lost here"
             self._look(about)
             self.begin()
             again = self._move(agent)
             assert again.status_code == 200, f"{about}: {again.text}"
         assert self.near.get(f"/v1/agents/{agent}").status_code == 404, f"{about}: it is on both"
-        assert _history(self.there, agent) == said, about
-        cold = [*said, {"role": "user", "content": "And why?"}]
+        assert _history(self.there, agent) == history, about
+        cold = [*history, {"role": "user", "content": "And why?"}]
         plain = {"messages": cold, "max_tokens": 6, "temperature": 0, "cache_prompt": False}
         expected = self.near.post("/v1/chat/completions", json=plain).raise_for_status().json()
         answer = _turn(self.there, agent, "And why?")
@@ -202,7 +202,7 @@ def two(root: Path) -> Iterator[Two]:
         server=ServerSpec(port=port, api_keys=("plain",), drain_s=1),
     )
     (root / "there").mkdir(parents=True)
-    there = f"http://127.0.0.1:{port}"
+    far_url = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         # A peer of known speed is waited for.
@@ -210,12 +210,12 @@ def two(root: Path) -> Iterator[Two]:
         patch.setattr(peers_module, "FILE_S", 2 * STALL_S)
         patch.setenv(peers_module.KEY_VARIABLE, "plain")
         stack.enter_context(process(plain, root / "there"))
-        wait_for(there)
-        wire = stack.enter_context(Wire(there).serving())
-        liar = stack.enter_context(Liar(there, KEY).serving())
+        wait_for(far_url)
+        wire = stack.enter_context(Wire(far_url).serving())
+        liar = stack.enter_context(Liar(far_url, KEY).serving())
         ours = replace(plain, server=ServerSpec(port=0, peers=(wire.url,)))
-        here = stack.enter_context(running(ours, root / "here"))
-        pair = Two(here, wire, liar, there, patch)
+        live = stack.enter_context(running(ours, root / "here"))
+        pair = Two(live, wire, liar, far_url, patch)
         stack.callback(pair.near.close)
         stack.callback(pair.there.close)
         for http in (pair.near, pair.there):  # both speeds are known from now on

@@ -191,7 +191,7 @@ def floods() -> dict[str, bytes]:
     small = [png((8, 8), GRAY, after=n.to_bytes(4, "big")) for n in range(10_000)]
     large = [png((LIMIT_SIDE, LIMIT_SIDE), GRAY, 1, after=bytes((n,))) for n in range(100)]
     asked = {"role": "user", "content": "What is it?"}
-    said = {"role": "assistant", "content": "Letters."}
+    answer = {"role": "assistant", "content": "Letters."}
     earlier = {
         "10,000 pictures": _message(small),
         "10,000 times one picture": _message(small[:1] * 10_000),
@@ -201,7 +201,9 @@ def floods() -> dict[str, bytes]:
     }
     return {
         **{name: _body([message]) for name, message in earlier.items()},
-        **{f"{name}, earlier": _body([one, said, asked]) for name, one in earlier.items()},
+        **{
+            f"{name}, earlier": _body([content, answer, asked]) for name, content in earlier.items()
+        },
     }
 
 

@@ -52,8 +52,8 @@ def _mixed_rows(patch: Patch) -> None:
     real = Batch._forward
 
     def wrong(self: Batch, *values: Any) -> Any:
-        logits, *others = real(self, *values)
-        return mx.roll(logits, 1, axis=0), *others
+        logits, *more = real(self, *values)
+        return mx.roll(logits, 1, axis=0), *more
 
     patch.setattr(Batch, "_forward", wrong)
 
@@ -118,15 +118,15 @@ SCENES = ("batch", "hits", "tenant", "slot_file", "early_turn", "drafts")
 @contextmanager
 def demo_engine(home: Path) -> Iterator[EngineProbe]:
     """The demo as it is verified, with drafts."""
-    with probe(replace(verified(DEMO), speculation=Speculation.AUTO), home) as found:
-        yield found
+    with probe(replace(verified(DEMO), speculation=Speculation.AUTO), home) as engine:
+        yield engine
 
 
-def faulty(found: EngineProbe, fault: str | None, scenes: Sequence[str], seed: int) -> list[str]:
+def faulty(engine: EngineProbe, fault: str | None, scenes: Sequence[str], seed: int) -> list[str]:
     """Subjects of the checks that fail, with the fault or without any."""
-    run = Verifier(found, EXACT, lambda _: None, seed)
+    run = Verifier(engine, EXACT, lambda _: None, seed)
     tokens = run.prompt()
-    cold = found.cold(tokens)
+    cold = engine.cold(tokens)
     with Patch.context() as patch:
         if fault is not None:
             FAULTS[fault][0](patch)
@@ -137,17 +137,17 @@ def faulty(found: EngineProbe, fault: str | None, scenes: Sequence[str], seed: i
 
 def faulty_restart(home: Path, fault: str | None) -> list[str]:
     """The same of an engine that finds the files of another one."""
-    with demo_engine(home) as found:
-        before = Verifier(found, EXACT, lambda _: None)
-        known = before.prompt()
-        known += found.ask(known, slot=0, agent="verify", display_name="verify").tokens
-        later = known + before.random_tokens(N_NEW)
+    with demo_engine(home) as engine:
+        before = Verifier(engine, EXACT, lambda _: None)
+        prompt = before.prompt()
+        prompt += engine.ask(prompt, slot=0, agent="verify", display_name="verify").tokens
+        later = prompt + before.random_tokens(N_NEW)
     with Patch.context() as patch:
         if fault is not None:
             FAULTS[fault][0](patch)
-        with demo_engine(home) as found:
-            run = Verifier(found, EXACT, lambda _: None)
-            run.reuse("restart", later, len(known) - 1, KVSource.DISK, slot=0)
+        with demo_engine(home) as engine:
+            run = Verifier(engine, EXACT, lambda _: None)
+            run.reuse("restart", later, len(prompt) - 1, KVSource.DISK, slot=0)
     return _bad(run)
 
 
@@ -157,12 +157,12 @@ def _bad(run: Verifier) -> list[str]:
 
 def planted() -> str:
     """Plant every fault on the demo. Raises AssertionError for one that is not found."""
-    with tempfile.TemporaryDirectory() as folder, demo_engine(Path(folder)) as found:
-        assert not faulty(found, None, SCENES, 0)
+    with tempfile.TemporaryDirectory() as folder, demo_engine(Path(folder)) as engine:
+        assert not faulty(engine, None, SCENES, 0)
         for seed, (fault, (_, scene)) in enumerate(FAULTS.items(), 1):
             if scene != "restart":
-                assert faulty(found, fault, (scene,), seed), f"{fault} is not found"
-        assert not faulty(found, None, SCENES, len(FAULTS) + 1), "a fault is left behind"
+                assert faulty(engine, fault, (scene,), seed), f"{fault} is not found"
+        assert not faulty(engine, None, SCENES, len(FAULTS) + 1), "a fault is left behind"
     for is_planted in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             fault = "a disk that is forgotten" if is_planted else None

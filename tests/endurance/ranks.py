@@ -68,31 +68,31 @@ def _greedy(shell: Shell) -> Any:
 
 def _paused(shell: Shell) -> None:
     """Rank 1 stops for a moment while it decodes: the answer comes to its end."""
-    _, other = ranks(shell)
-    resume = threading.Timer(PAUSE_S, partial(os.kill, other.pid, signal.SIGCONT))
+    _, second = ranks(shell)
+    resume = threading.Timer(PAUSE_S, partial(os.kill, second.pid, signal.SIGCONT))
 
     def pause() -> None:
-        os.kill(other.pid, signal.SIGSTOP)
+        os.kill(second.pid, signal.SIGSTOP)
         resume.start()
 
     last, _ = end_of_stream(shell, pause)
     resume.join()
     assert last.strip() == "[DONE]", last
-    assert other.is_running()
+    assert second.is_running()
 
 
 def _killed(shell: Shell) -> None:
     """Rank 1 is killed while it decodes: the error names it."""
-    worker, other = ranks(shell)
-    last, _ = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGKILL))
+    worker, second = ranks(shell)
+    last, _ = end_of_stream(shell, partial(os.kill, second.pid, signal.SIGKILL))
     assert "rank 1 of 2" in last, last
     assert psutil.wait_procs([worker], timeout=120)[1] == []
 
 
 def _killed_in_prefill(shell: Shell) -> None:
     """Rank 1 is killed before the first token: the status is an error in the dialect."""
-    worker, other = ranks(shell)
-    killing = threading.Timer(0.0, partial(os.kill, other.pid, signal.SIGKILL))
+    worker, second = ranks(shell)
+    killing = threading.Timer(0.0, partial(os.kill, second.pid, signal.SIGKILL))
     body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 200, "ignore_eos": True}
     killing.start()
     try:
@@ -108,12 +108,12 @@ def _killed_in_prefill(shell: Shell) -> None:
 
 def _first_killed(shell: Shell) -> None:
     """Rank 0 is killed: the connection breaks, and rank 1 ends with it."""
-    worker, other = ranks(shell)
+    worker, second = ranks(shell)
     last, _ = end_of_stream(shell, partial(os.kill, worker.pid, signal.SIGKILL))
     assert last == ""
-    assert psutil.wait_procs([other], timeout=120)[1] == []
+    assert psutil.wait_procs([second], timeout=120)[1] == []
 
 
 if __name__ == "__main__":
-    given = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    print(ranks_under_faults(Path(tempfile.mkdtemp(prefix="ranks-")), given), flush=True)
+    first_seed = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    print(ranks_under_faults(Path(tempfile.mkdtemp(prefix="ranks-")), first_seed), flush=True)

@@ -79,9 +79,9 @@ class House:
         """Wait until `status` calls it healthy after so many restarts."""
 
         def is_back() -> ServiceStatus | None:
-            one = self.look()
-            is_well = one is not None and one.state is ServiceHealthLevel.HEALTHY
-            return one if is_well and one and one.n_restarts == n_restarts else None
+            process = self.look()
+            is_well = process is not None and process.state is ServiceHealthLevel.HEALTHY
+            return process if is_well and process and process.n_restarts == n_restarts else None
 
         return self.until(is_back)
 
@@ -132,9 +132,9 @@ class House:
         """The first answer that is true."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            found = question()
-            if found:
-                return found
+            result = question()
+            if result:
+                return result
             time.sleep(0.02)
         raise AssertionError(f"not within {WAIT_S} s: {self.log()[-4000:]}")
 
@@ -154,7 +154,7 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
             talkers.begin_round()
             talkers.wait_for_all()
             # A write waits for an idle engine, some seconds at most; kill -9 may come before it.
-            house.until(lambda: all(house.is_on_disk(one.agent) for one in talkers.all))
+            house.until(lambda: all(house.is_on_disk(talker.agent) for talker in talkers.all))
             for n, blow in enumerate([*[signal.SIGKILL] * (n_blows - 1), signal.SIGSTOP], start=1):
                 time.sleep(random.random())
                 house.strike(blow)
@@ -177,9 +177,9 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
 
 
 def _check_flap(house: House, n_deaths: int) -> None:
-    one = house.look()
-    assert one is not None and one.state is ServiceHealthLevel.CRASHED
-    assert f"gave up after {n_deaths} crashes" in one.detail
+    process = house.look()
+    assert process is not None and process.state is ServiceHealthLevel.CRASHED
+    assert f"gave up after {n_deaths} crashes" in process.detail
     assert f"the worker died {n_deaths} times within 600 s; giving up" in house.log()
 
 
@@ -187,18 +187,18 @@ def _returns(house: House, talkers: Talkers) -> list[float]:
     """How much of each agent's last prompt is still known, and that its answer is the same."""
     shares = []
     with httpx.Client(base_url=house.url, timeout=WAIT_S) as client:
-        for one in talkers.all:
-            asked, said = one.last
-            warm = answer(client, one.agent, asked)
+        for talker in talkers.all:
+            asked, text = talker.last
+            warm = answer(client, talker.agent, asked)
             cold = answer(client, None, asked, cache_prompt=False)
-            assert warm.words == cold.words == said, one.agent
+            assert warm.text == cold.text == text, talker.agent
             shares.append(warm.n_cached / warm.n_prompt)
     return shares
 
 
 def _check_no_orphan(house: House) -> None:
-    one = house.look()
-    assert one is not None and one.state is ServiceHealthLevel.CRASHED
+    process = house.look()
+    assert process is not None and process.state is ServiceHealthLevel.CRASHED
     assert services.running(house.home) == []
     assert services.sweep(house.home, NAME) is not None
     assert house.home.pid_file(NAME).exists() is False

@@ -113,7 +113,7 @@ class Claim(Struct, frozen=True):
     who: str
     model: str
     messages: tuple[Any, ...]
-    words: tuple[str, str]
+    texts: tuple[str, str]
 
 
 def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outcome:
@@ -131,14 +131,14 @@ def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outco
     house.start()
     try:
         for n in range(N_SLOTS, n_requests + 1, N_SLOTS):
-            wanted = model
+            next_model = model
             if n // swap_every > (n - N_SLOTS) // swap_every:
-                wanted = "b" if model == "a" else "a"
+                next_model = "b" if model == "a" else "a"
                 n_swaps = n_swaps + 1
             speakers = random.sample(agents, N_SLOTS)
-            n_returns += sum(model in one.n_prompt for one in speakers)
-            claims += _round(house, speakers, n, wanted if wanted != model else None)
-            model = wanted
+            n_returns += sum(model in speaker.n_prompt for speaker in speakers)
+            claims += _round(house, speakers, n, next_model if next_model != model else None)
+            model = next_model
             claims = _proven(house, claims, model)
             if n in (n_requests // 3, 2 * n_requests // 3):
                 is_kill = n > n_requests // 2
@@ -154,11 +154,11 @@ def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outco
     return Outcome(n_requests, n_returns, n_swaps, house.n_starts)
 
 
-def _round(house: House, speakers: list[Agent], n: int, wanted: str | None) -> list[Claim]:
+def _round(house: House, speakers: list[Agent], n: int, next_model: str | None) -> list[Claim]:
     """All at once, and the change of models in their midst, if one is `wanted`."""
     with ThreadPoolExecutor(N_SLOTS + 1) as pool:
         turns = [pool.submit(_turn, house, agent, n) for agent in speakers[:-1]]
-        loading = pool.submit(_load, house, wanted) if wanted else None
+        loading = pool.submit(_load, house, next_model) if next_model else None
         turns += [pool.submit(_turn, house, agent, n) for agent in speakers[-1:]]
         if loading is not None:
             loading.result()
@@ -178,19 +178,19 @@ def _turn(house: House, agent: Agent, n: int) -> Claim:
     body = {"append": new, "max_tokens": N_TOKENS, "temperature": 0}
     answer = httpx.post(f"{house.url}/v1/agents/{agent.id}/generate", json=body, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
-    found = answer.json()
+    reply = answer.json()
     agent.messages += new
-    model = found["model"]
-    before = agent.n_prompt.get(found["model"])
+    model = reply["model"]
+    before = agent.n_prompt.get(reply["model"])
     if before is not None:
         least = 1 if agent.is_shaken else (before - OPENING) // BLOCK * BLOCK
-        cached = found["agent"]["cached_tokens"]
+        cached = reply["agent"]["cached_tokens"]
         assert cached >= least, f"{agent.id} at {n}: {cached} of {before} cached"
-    claim = Claim(agent.id, model, tuple(agent.messages), _words(found))
-    agent.n_prompt[model] = found["usage"]["prompt_tokens"]
+    claim = Claim(agent.id, model, tuple(agent.messages), _texts(reply))
+    agent.n_prompt[model] = reply["usage"]["prompt_tokens"]
     agent.is_shaken = False
-    said = found["choices"][0]["message"]
-    agent.messages.append({"role": "assistant", **{k: v for k, v in said.items() if v}})
+    message = reply["choices"][0]["message"]
+    agent.messages.append({"role": "assistant", **{k: v for k, v in message.items() if v}})
     return claim
 
 
@@ -205,15 +205,15 @@ def _proven(house: House, claims: list[Claim], model: str) -> list[Claim]:
                 "cache_prompt": False,
             }
             cold = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=WAIT_S)
-            found = cold.raise_for_status().json()
-            assert found["model"] == model, "it is started again with the model that it had"
-            assert _words(found) == claim.words, claim.who
+            reply = cold.raise_for_status().json()
+            assert reply["model"] == model, "it is started again with the model that it had"
+            assert _texts(reply) == claim.texts, claim.who
     return [claim for claim in claims if claim.model != model]
 
 
-def _words(answer: dict[str, Any]) -> tuple[str, str]:
-    said = answer["choices"][0]["message"]
-    return said.get("content") or "", said.get("reasoning_content") or ""
+def _texts(answer: dict[str, Any]) -> tuple[str, str]:
+    message = answer["choices"][0]["message"]
+    return message.get("content") or "", message.get("reasoning_content") or ""
 
 
 def _check_histories(house: House, agents: list[Agent]) -> None:
@@ -221,7 +221,7 @@ def _check_histories(house: House, agents: list[Agent]) -> None:
         if not agent.messages:
             continue
         path = f"{house.url}/v1/agents/{agent.id}/history"
-        kept = httpx.get(path).raise_for_status().json()["messages"]
-        assert [(m["role"], m["content"]) for m in kept] == [
+        messages = httpx.get(path).raise_for_status().json()["messages"]
+        assert [(m["role"], m["content"]) for m in messages] == [
             (m["role"], m.get("content") or "") for m in agent.messages
         ], agent.id

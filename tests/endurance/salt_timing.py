@@ -37,10 +37,10 @@ class SaltTiming(Struct, frozen=True):
     def __str__(self) -> str:
         """The ratios, for people."""
         own = self.own_s / self.new_s
-        others = self.others_s / self.new_s
+        share = self.others_s / self.new_s
         return (
             f"new {self.new_s * 1000:.1f} ms; again with its salt {own:.3f} of it "
-            f"({self.n_own} tokens found), with another salt {others:.3f} ({self.n_others} found)"
+            f"({self.n_own} tokens found), with another salt {share:.3f} ({self.n_others} found)"
         )
 
 
@@ -50,26 +50,26 @@ def salt_timing(folder: Path, n_rounds: int, seed: int = 1) -> SaltTiming:
     random = Random(seed)
     salts = (f"s{n}" for n in count())
     seconds: dict[str, list[float]] = {"new": [], "own": [], "others": []}
-    found = dict.fromkeys(seconds, 0)
+    n_cached = dict.fromkeys(seconds, 0)
     with (
-        running(preset, folder / "home") as here,
-        httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
+        running(preset, folder / "home") as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
     ):
         for _ in range(n_rounds):
-            sent = _prompt(random)
+            prompt = _prompt(random)
             salt = next(salts)
-            _asked(http, sent, salt)
+            _asked(http, prompt, salt)
             kinds = {
                 "new": (_prompt(random), next(salts)),
-                "own": (sent, salt),
-                "others": (sent, next(salts)),
+                "own": (prompt, salt),
+                "others": (prompt, next(salts)),
             }
             for kind in random.sample(list(kinds), len(kinds)):
                 one_s, n_found = _asked(http, *kinds[kind])
                 seconds[kind].append(one_s)
-                found[kind] = max(found[kind], n_found)
-    new_s, own_s, others_s = (median(each) for each in seconds.values())
-    return SaltTiming(new_s, own_s, others_s, found["own"], found["others"])
+                n_cached[kind] = max(n_cached[kind], n_found)
+    new_s, own_s, others_s = (median(times) for times in seconds.values())
+    return SaltTiming(new_s, own_s, others_s, n_cached["own"], n_cached["others"])
 
 
 def _prompt(random: Random) -> str:

@@ -142,16 +142,16 @@ class _Siege:
         slow = [self._slow() for _ in range(force.n_slow)]
         huge = [self._huge(is_chunked=n % 2 == 1) for n in range(force.n_huge)]
         vanishing = [self._vanish(n) for n in range(force.n_vanishing)]
-        answers, told, refused, _ = await asyncio.gather(
+        answers, heard, refused, _ = await asyncio.gather(
             asyncio.gather(*patient),
             asyncio.gather(*slow),
             asyncio.gather(*huge),
             asyncio.gather(*vanishing),
         )
-        for one in silent:
-            one.close()
+        for writer in silent:
+            writer.close()
         assert all(answer == expected for answer in answers)
-        return len(answers), sum(told), sum(refused)
+        return len(answers), sum(heard), sum(refused)
 
     async def _answer(self) -> str:
         """Comes again until it is served."""
@@ -267,12 +267,12 @@ class _Siege:
     async def _calm(self) -> None:
         """Nothing is under way, and all who came have ended."""
         for _ in range(3000):
-            found: Counted = await asyncio.to_thread(read_counters, self._url)
-            ended = found.n_completed + found.n_cancelled + found.n_failed
-            if found.is_idle and ended == found.n_requests:
+            counted: Counted = await asyncio.to_thread(read_counters, self._url)
+            ended = counted.n_completed + counted.n_cancelled + counted.n_failed
+            if counted.is_idle and ended == counted.n_requests:
                 return
             await asyncio.sleep(0.02)
-        raise AssertionError(f"it does not come to rest: {found}")
+        raise AssertionError(f"it does not come to rest: {counted}")
 
     async def _descriptors(self, before: int) -> None:
         for _ in range(500):

@@ -71,8 +71,8 @@ def _chat(**more: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _turn(agent: str = "a") -> tuple[str, dict[str, Any]]:
-    said = [{"role": "user", "content": "a turn about rain"}]
-    return f"/v1/agents/{agent}/generate", {"append": said, "max_tokens": 4}
+    messages = [{"role": "user", "content": "a turn about rain"}]
+    return f"/v1/agents/{agent}/generate", {"append": messages, "max_tokens": 4}
 
 
 def _n_messages(call: Calls) -> int:
@@ -93,9 +93,9 @@ def _calling(url: str) -> Calls:
     return Calls(base_url=url, timeout=60)
 
 
-def _mount(disk: Path, how: str) -> None:
+def _mount(disk: Path, options: str) -> None:
     """A disk cannot become read-only while KV of the last answer is still being written."""
-    command = ["mount", "-t", "tmpfs", "-o", how, "none", str(disk)]
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(disk)]
     end = time.monotonic() + 20
     while subprocess.run(command, capture_output=True, check=False).returncode:
         assert time.monotonic() < end, "the disk stays busy"

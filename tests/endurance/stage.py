@@ -48,28 +48,28 @@ class Stage:
     ) -> Told:
         """Anything but an answer; it must be one of the `expected` statuses."""
         self.did.append(f"{method} {path} {body or ''}"[:90])
-        told = self.wire.ask(method, path, body)
-        assert told.status is None or told.status in expected, f"{path}: {told}"
+        reply = self.wire.ask(method, path, body)
+        assert reply.status is None or reply.status in expected, f"{path}: {reply}"
         if is_asked:
             self.tally.unsure()
-        return told
+        return reply
 
-    def hear(self, told: Told, expected: set[int]) -> None:
+    def hear(self, reply: Told, expected: set[int]) -> None:
         """An answer; it goes into the books."""
-        assert told.status is None or told.status in expected, f"{told}"
+        assert reply.status is None or reply.status in expected, f"{reply}"
         self.count(n_requests=1)
-        if told.is_whole:
-            self.tally.add(told.n_prompt, told.n_generated)
-        elif told.status not in {400, 404}:
+        if reply.is_whole:
+            self.tally.add(reply.n_prompt, reply.n_generated)
+        elif reply.status not in {400, 404}:
             self.tally.unsure()
             self.count(n_unsure=1)
 
     def settle(self) -> None:
         """Nothing is under way, and the counters say what the clients saw."""
         end = time.monotonic() + 30
-        while not (found := read_counters(self.house.url)).is_idle and time.monotonic() < end:
+        while not (counted := read_counters(self.house.url)).is_idle and time.monotonic() < end:
             time.sleep(0.01)
-        self.tally.check(found)
+        self.tally.check(counted)
 
     def count(self, **more: int) -> None:
         """Add to the outcome."""

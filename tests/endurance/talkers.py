@@ -27,7 +27,7 @@ class Talk(Struct, frozen=True):
 class Answer(Struct, frozen=True):
     """One whole answer, and what of its prompt was known."""
 
-    words: str
+    text: str
     n_prompt: int
     n_cached: int
 
@@ -58,7 +58,7 @@ def answer(client: httpx.Client, agent: str | None, messages: Messages, **wishes
             if "error" in chunk:
                 raise Refused
             usage = chunk.get("usage") or usage
-            text += "".join(one["delta"].get("content") or "" for one in chunk["choices"])
+            text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
     assert last == "[DONE]" and usage is not None, "a stream ended early without an error"
     return Answer(text, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
 
@@ -80,7 +80,7 @@ class Talker:
         word = WORDS[self.n_answers % len(WORDS)]
         asked = (*self._messages, {"role": "user", "content": f"{self.n_answers}: {word}"})
         try:
-            found = answer(client, self.agent, asked)
+            reply = answer(client, self.agent, asked)
         except Refused:
             self._count(n_retry_after=1)
         except httpx.TimeoutException:
@@ -89,10 +89,10 @@ class Talker:
             self._count(n_cut=1)
         else:
             self._count(n_answers=1)
-            self.last = asked, found.words
-            self.first_of_round = self.first_of_round or found
-            said = {"role": "assistant", "content": found.words}
-            self._messages = (*asked, said) if len(asked) < MAX_MESSAGES else asked[:1]
+            self.last = asked, reply.text
+            self.first_of_round = self.first_of_round or reply
+            message = {"role": "assistant", "content": reply.text}
+            self._messages = (*asked, message) if len(asked) < MAX_MESSAGES else asked[:1]
             self.n_answers += 1
 
     def _count(self, **more: int) -> None:
@@ -110,7 +110,7 @@ class Talkers:
         self._moved = threading.Condition()
         self._failure: BaseException | None = None
         self._end = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(one,)) for one in self.all]
+        self._threads = [threading.Thread(target=self._run, args=(talker,)) for talker in self.all]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -118,7 +118,10 @@ class Talkers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, why: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._end.set()
         for thread in self._threads:
@@ -128,31 +131,31 @@ class Talkers:
     def begin_round(self) -> None:
         """From now on, answers are those of agents who came back."""
         with self._moved:
-            for one in self.all:
-                one.first_of_round = None
+            for talker in self.all:
+                talker.first_of_round = None
 
     def wait_for_all(self) -> list[float]:
         """Until everybody was answered in this round; shares of their prompts that were known."""
 
         def is_over() -> bool:
-            return self._failure is not None or all(one.first_of_round for one in self.all)
+            return self._failure is not None or all(talker.first_of_round for talker in self.all)
 
         with self._moved:
             assert self._moved.wait_for(is_over, PATIENCE_S), "somebody is never answered"
         self._raise()
-        firsts = [one.first_of_round for one in self.all]
-        return [one.n_cached / one.n_prompt for one in firsts if one is not None]
+        firsts = [talker.first_of_round for talker in self.all]
+        return [first.n_cached / first.n_prompt for first in firsts if first is not None]
 
     def talk(self) -> Talk:
         """What happened to all of them."""
         names = Talk.__struct_fields__
-        return Talk(**{k: sum(getattr(one.told, k) for one in self.all) for k in names})
+        return Talk(**{k: sum(getattr(talker.told, k) for talker in self.all) for k in names})
 
-    def _run(self, one: Talker) -> None:
+    def _run(self, talker: Talker) -> None:
         try:
             with httpx.Client(base_url=self._url, timeout=PATIENCE_S) as client:
                 while not self._end.wait(self._pause_s):
-                    one.turn(client)
+                    talker.turn(client)
                     with self._moved:
                         self._moved.notify_all()
         except BaseException as error:

@@ -51,10 +51,10 @@ class Wire:
         """An answer in OpenAI's shape; the client leaves after so many lines of a stream."""
         if not body.get("stream"):
             return self._whole(path, body, _openai)
-        told, lines = self._stream(
+        reply, lines = self._stream(
             path, {**body, "stream_options": {"include_usage": True}}, leaves_after
         )
-        return _gathered(lines) if told.status == 200 and told.is_whole else told
+        return _gathered(lines) if reply.status == 200 and reply.is_whole else reply
 
     def stranger(self, kind: str, text: str, leaves_after: int | None) -> tuple[Told, set[int]]:
         """Somebody without a name, and what may be answered."""
@@ -93,30 +93,30 @@ class Wire:
             answer = self._client.post(path, json=body)
         except httpx.TransportError:
             return GONE
-        found = answer.json()
+        content = answer.json()
         if answer.status_code != 200:
-            return Told(answer.status_code, body=found)
-        return usage(found)  # type: ignore[no-any-return]
+            return Told(answer.status_code, body=content)
+        return usage(content)  # type: ignore[no-any-return]
 
     def _stream(
         self, path: str, body: dict[str, Any], leaves_after: int | None
     ) -> tuple[Told, list[Any]]:
-        found: list[Any] = []
+        events: list[Any] = []
         try:
             with self._client.stream("POST", path, json=body) as answer:
                 if answer.status_code != 200:
-                    return Told(answer.status_code, body=answer.read()), found
+                    return Told(answer.status_code, body=answer.read()), events
                 for event in _events(answer):
-                    found.append(event)
-                    if leaves_after is not None and len(found) >= leaves_after:
-                        return GONE, found
+                    events.append(event)
+                    if leaves_after is not None and len(events) >= leaves_after:
+                        return GONE, events
         except httpx.TransportError:
-            return GONE, found
-        errors = [one for one in found if one.get("error") or one.get("type") == "error"]
+            return GONE, events
+        errors = [frame for frame in events if frame.get("error") or frame.get("type") == "error"]
         if errors:
             # A stream that began can only say in it that it was refused.
-            return Told(503, body=errors), found
-        return Told(200, is_whole=leaves_after is None), found
+            return Told(503, body=errors), events
+        return Told(200, is_whole=leaves_after is None), events
 
 
 def _events(answer: httpx.Response) -> Iterator[Any]:
@@ -125,24 +125,24 @@ def _events(answer: httpx.Response) -> Iterator[Any]:
             yield json.loads(line[6:])
 
 
-def _openai(found: Any) -> Told:
-    usage = found["usage"]
-    message = found["choices"][0].get("message")
-    kept = message and {k: v for k, v in message.items() if v}
-    return Told(200, True, found, kept, usage["prompt_tokens"], usage["completion_tokens"])
+def _openai(body: Any) -> Told:
+    usage = body["usage"]
+    message = body["choices"][0].get("message")
+    fields = message and {k: v for k, v in message.items() if v}
+    return Told(200, True, body, fields, usage["prompt_tokens"], usage["completion_tokens"])
 
 
-def _anthropic(found: Any) -> Told:
-    usage = found["usage"]
+def _anthropic(body: Any) -> Told:
+    usage = body["usage"]
     cached = usage.get("cache_read_input_tokens") or 0
-    made = usage.get("cache_creation_input_tokens") or 0
-    n_prompt = usage["input_tokens"] + cached + made
-    return Told(200, True, found, None, n_prompt, usage["output_tokens"])
+    created = usage.get("cache_creation_input_tokens") or 0
+    n_prompt = usage["input_tokens"] + cached + created
+    return Told(200, True, body, None, n_prompt, usage["output_tokens"])
 
 
-def _responses(found: Any) -> Told:
-    usage = found["usage"]
-    return Told(200, True, found, None, usage["input_tokens"], usage["output_tokens"])
+def _responses(body: Any) -> Told:
+    usage = body["usage"]
+    return Told(200, True, body, None, usage["input_tokens"], usage["output_tokens"])
 
 
 def _gathered(events: list[Any]) -> Told:

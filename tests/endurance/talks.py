@@ -53,7 +53,7 @@ class Talks:
     def __init__(self, random: Random, *, has_pictures: bool = False) -> None:
         self._random = random
         self._has_pictures = has_pictures
-        self._beginnings = [words(Random(n), n_words) for n, n_words in enumerate(HEADS)]
+        self._beginnings = [random_words(Random(n), n_words) for n, n_words in enumerate(HEADS)]
         self._talks: list[Talk] = []
         self._latest = Talk((), {}, {})
         self.is_forked = False
@@ -74,15 +74,19 @@ class Talks:
     def go_on(self, message: Body) -> None:
         """The client keeps an answer, with its thought or without, and the results of its calls."""
         random = self._random
-        kept = {key: value for key, value in message.items() if value is not None}
+        fields = {key: value for key, value in message.items() if value is not None}
         if random.random() < 0.5:
-            kept.pop("reasoning_content", None)
+            fields.pop("reasoning_content", None)
         results = [
-            {"role": "tool", "tool_call_id": call["id"], "content": self._shown(words(random, 12))}
-            for call in kept.get("tool_calls") or []
+            {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "content": self._shown(random_words(random, 12)),
+            }
+            for call in fields.get("tool_calls") or []
         ]
         random.shuffle(results)
-        talk = replace(self._latest, messages=(*self._latest.messages, kept, *results))
+        talk = replace(self._latest, messages=(*self._latest.messages, fields, *results))
         self._latest = talk
         if len(self._talks) < MAX_TALKS:
             self._talks.append(talk)
@@ -130,7 +134,7 @@ class Talks:
         random = self._random
         word = random.choice(WORDS)
         remember = f"Remember the magic word: {word}. Reply with one short sentence."
-        asked = random.choice([words(random, random.randrange(3, 60)), remember, *QUESTIONS])
+        asked = random.choice([random_words(random, random.randrange(3, 60)), remember, *QUESTIONS])
         return {"role": "user", "content": self._shown(asked)}
 
     def _shown(self, text: str) -> str | list[Body]:
@@ -153,7 +157,7 @@ class Talks:
             options["tool_choice"] = "required"
         elif choice < 0.45:
             # An answer that ends by itself: random models seldom do, and only then a turn is over.
-            options["guided_choice"] = [words(random, random.randrange(8, 40))]
+            options["guided_choice"] = [random_words(random, random.randrange(8, 40))]
             options["tool_choice"] = "none"
             options["thinking_budget_tokens"] = random.choice([0, 6, 30])
             options["max_tokens"] = 300
@@ -166,7 +170,7 @@ class Talks:
         if random.random() < 0.1:
             options["logit_bias"] = {str(random.randrange(900)): random.choice([-5, 5])}
         if random.random() < 0.1:
-            options["prediction"] = {"type": "content", "content": words(random, 8)}
+            options["prediction"] = {"type": "content", "content": random_words(random, 8)}
         return options
 
 
@@ -187,6 +191,6 @@ def has_picture(body: Body) -> bool:
     return any(isinstance(message.get("content"), list) for message in body["messages"])
 
 
-def words(random: Random, n: int) -> str:
+def random_words(random: Random, n: int) -> str:
     """A text of `n` random words."""
     return " ".join(random.choice(WORDS) for _ in range(n))

@@ -24,22 +24,22 @@ class Counted(Struct, frozen=True):
 def read_counters(url: str, headers: Mapping[str, str] | None = None) -> Counted:
     """As they are now."""
     text = httpx.get(f"{url}/metrics", headers=headers).raise_for_status().text
-    found = {
+    counters = {
         sample.name: int(sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name.endswith("_total") or sample.name.startswith("llamacpp:requests")
     }
-    busy = found["llamacpp:requests_processing"] + found["llamacpp:requests_deferred"]
+    busy = counters["llamacpp:requests_processing"] + counters["llamacpp:requests_deferred"]
     return Counted(
         is_idle=not busy,
-        n_requests=found["mlxstack_requests_total"],
-        n_completed=found["mlxstack_requests_completed_total"],
-        n_cancelled=found["mlxstack_requests_cancelled_total"],
-        n_failed=found["mlxstack_requests_failed_total"],
-        n_prompt=found["llamacpp:prompt_tokens_total"],
-        n_cached=found["llamacpp:prompt_tokens_cached_total"],
-        n_generated=found["llamacpp:tokens_predicted_total"],
+        n_requests=counters["mlxstack_requests_total"],
+        n_completed=counters["mlxstack_requests_completed_total"],
+        n_cancelled=counters["mlxstack_requests_cancelled_total"],
+        n_failed=counters["mlxstack_requests_failed_total"],
+        n_prompt=counters["llamacpp:prompt_tokens_total"],
+        n_cached=counters["llamacpp:prompt_tokens_cached_total"],
+        n_generated=counters["llamacpp:tokens_predicted_total"],
     )
 
 
@@ -62,17 +62,17 @@ class Tally:
         with self._lock:
             self.n_unsure += 1
 
-    def check(self, found: Counted) -> None:
+    def check(self, counted: Counted) -> None:
         """Raises AssertionError when the books do not agree."""
-        assert found.is_idle, f"{found} after a long wait"
-        ended = found.n_completed + found.n_cancelled + found.n_failed
-        assert found.n_requests == ended, f"{found}: {found.n_requests} came, {ended} ended"
+        assert counted.is_idle, f"{counted} after a long wait"
+        ended = counted.n_completed + counted.n_cancelled + counted.n_failed
+        assert counted.n_requests == ended, f"{counted}: {counted.n_requests} came, {ended} ended"
         seen = (self.n_whole, self.n_prompt, self.n_generated)
-        told = (found.n_completed, found.n_prompt + found.n_cached, found.n_generated)
+        expected = (counted.n_completed, counted.n_prompt + counted.n_cached, counted.n_generated)
         if self.n_unsure:
-            assert found.n_requests <= self.n_whole + self.n_unsure, f"{found} against {seen}"
-            assert all(one <= other for one, other in zip(seen, told, strict=True)), (
-                f"{found} against {seen} and {self.n_unsure} unsure"
+            assert counted.n_requests <= self.n_whole + self.n_unsure, f"{counted} against {seen}"
+            assert all(own <= served for own, served in zip(seen, expected, strict=True)), (
+                f"{counted} against {seen} and {self.n_unsure} unsure"
             )
         else:
-            assert seen == told, f"{found} against {seen}"
+            assert seen == expected, f"{counted} against {seen}"

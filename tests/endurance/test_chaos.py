@@ -23,19 +23,19 @@ def test_chaos_ends_with_every_history_answer_and_counter_as_it_should(tmp_path:
 
 
 def test_the_books_of_a_chaos_notice_what_is_missing() -> None:
-    found = Counted(
+    counted = Counted(
         is_idle=True, n_requests=2, n_completed=2, n_cancelled=0, n_failed=0,
         n_prompt=30, n_cached=10, n_generated=9,
     )  # fmt: skip
     books = Tally()
     books.add(20, 4)
     books.add(20, 5)
-    books.check(found)
+    books.check(counted)
     for wrong in (
-        replace(found, n_requests=3),
-        replace(found, n_generated=8),
-        replace(found, n_cached=9),
-        replace(found, is_idle=False),
+        replace(counted, n_requests=3),
+        replace(counted, n_generated=8),
+        replace(counted, n_cached=9),
+        replace(counted, is_idle=False),
     ):
         with pytest.raises(AssertionError):
             books.check(wrong)

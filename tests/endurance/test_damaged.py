@@ -29,9 +29,9 @@ def test_a_folder_in_the_place_of_a_file_is_set_aside(tmp_path: Path) -> None:
     history.unlink()
     history.mkdir()
     (history / "mine").write_text("kept")
-    said = ({"role": "user", "content": "second"},)
-    agents.write("bob", History(said))
-    assert agents.read("bob").messages == said
-    assert [one.read_text() for one in (tmp_path / "bob").glob("history.json.*.folder/mine")] == [
+    messages = ({"role": "user", "content": "second"},)
+    agents.write("bob", History(messages))
+    assert agents.read("bob").messages == messages
+    assert [path.read_text() for path in (tmp_path / "bob").glob("history.json.*.folder/mine")] == [
         "kept"
     ]

@@ -20,7 +20,7 @@ SLICE = {"other_type", "other_shape", "other_layout", "other_range"}
 def test_whole_and_false_kv_is_not_used(
     model_of: ModelOf, tmp_path: Path, kind: str, name: str
 ) -> None:
-    forgery = next(one for one in FORGERIES if one.__name__ == name)
+    forgery = next(candidate for candidate in FORGERIES if candidate.__name__ == name)
     forger = Forger(model_of(kind), tmp_path, seed=2)
     forger.round(forgery)
     assert forger.outcome.n_forged

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 def test_models_by_turns_in_room_for_one_answer_right_or_503(
     tmp_path: Path, n_clients: int, n_requests: int
 ) -> None:
-    found = thrash(tmp_path, n_clients, n_requests)
-    assert found.n_answers == n_clients * n_requests
-    assert found.n_loads > len(CONFIGS)
-    assert 0 < found.n_reserved <= found.budget
-    assert n_clients < 300 or found.n_refused
+    outcome = thrash(tmp_path, n_clients, n_requests)
+    assert outcome.n_answers == n_clients * n_requests
+    assert outcome.n_loads > len(CONFIGS)
+    assert 0 < outcome.n_reserved <= outcome.budget
+    assert n_clients < 300 or outcome.n_refused

@@ -100,8 +100,8 @@ class _Crowd:
         for n in range(n_requests):
             model = names[(number + n) % len(names)]
             question = random.randrange(N_QUESTIONS)
-            said = await self._once(model, question, is_stream=random.random() < 0.5)
-            assert said == self._expected[model, question], (model, said)
+            text = await self._once(model, question, is_stream=random.random() < 0.5)
+            assert text == self._expected[model, question], (model, text)
             self._n_answers += 1
 
     async def _once(self, model: str, question: int, *, is_stream: bool, **more: Any) -> str:
@@ -129,22 +129,22 @@ class _Crowd:
         """Note the most bytes that members hold at once."""
         while True:
             cards = (await self._http.get("/v1/models")).raise_for_status().json()["data"]
-            held = sum(one["n_bytes"] for one in cards if one["status"]["value"] != "unloaded")
+            held = sum(card["n_bytes"] for card in cards if card["status"]["value"] != "unloaded")
             self._n_reserved = max(self._n_reserved, held)
             assert held <= self._site.spec.budget
             await asyncio.sleep(LOOK_S)
 
     async def _n_loads(self) -> int:
-        found = (await self._http.get("/metrics")).raise_for_status().text
-        return sum(int(n) for n in re.findall(r"mlxstack_gateway_loads_total\{.*\} (\d+)", found))
+        metrics = (await self._http.get("/metrics")).raise_for_status().text
+        return sum(int(n) for n in re.findall(r"mlxstack_gateway_loads_total\{.*\} (\d+)", metrics))
 
     def _workers(self) -> dict[str, int]:
-        found = {}
+        pids = {}
         for name in CONFIGS:
             worker = self._site.state(name).worker
             assert worker is not None
-            found[name] = worker.pid
-        return found
+            pids[name] = worker.pid
+        return pids
 
     def _rss(self) -> int:
         return sum(psutil.Process(pid).memory_info().rss for pid in self._workers().values())
@@ -153,7 +153,7 @@ class _Crowd:
 def _chunks(stream: str) -> list[dict[str, Any]]:
     """Chunks of a stream that came to its end, the last one an error or not."""
     data = [line.removeprefix("data: ") for line in stream.splitlines() if line[:5] == "data:"]
-    chunks = [json.loads(one) for one in data if one != "[DONE]"]
+    chunks = [json.loads(chunk) for chunk in data if chunk != "[DONE]"]
     assert data[-1] == "[DONE]" or "error" in chunks[-1], stream
     return chunks
 
@@ -165,5 +165,5 @@ def _text(chunk: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    given = [int(word) for word in sys.argv[1:]] or [300, 20]
-    print(thrash(Path(tempfile.mkdtemp(prefix="thrash-")), *given), flush=True)
+    numbers = [int(word) for word in sys.argv[1:]] or [300, 20]
+    print(thrash(Path(tempfile.mkdtemp(prefix="thrash-")), *numbers), flush=True)

@@ -59,10 +59,10 @@ class TwoHomes:
         """Deeds at once: one per agent, and housework; then all that was promised is looked at."""
         deeds: list[Deed] = []
         for agent in AGENTS:
-            at = self.random.randrange(2)
+            home = self.random.randrange(2)
             if self.random.random() < 0.15:
-                deeds += [partial(self._delete, at, agent)]
-                deeds += [partial(self._turn, 1 - at, agent, f"{number} against a deletion")]
+                deeds += [partial(self._delete, home, agent)]
+                deeds += [partial(self._turn, 1 - home, agent, f"{number} against a deletion")]
             else:
                 deeds += [
                     partial(self._turn, side, agent, f"{number} to {side}") for side in (0, 1)
@@ -83,49 +83,51 @@ class TwoHomes:
         now = self.outcome
         self.outcome = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
 
-    def _ask(self, at: int, method: str, path: str, **more: Any) -> httpx.Response:
-        answer = self.services[at].request(method, path, **more)
+    def _ask(self, side: int, method: str, path: str, **more: Any) -> httpx.Response:
+        answer = self.services[side].request(method, path, **more)
         assert answer.status_code in CALM, f"{method} {path}: {answer.status_code} {answer.text}"
         if not answer.is_success:
             assert answer.json()["error"]["message"]
         return answer
 
-    def _turn(self, at: int, agent: str, text: str) -> None:
+    def _turn(self, side: int, agent: str, text: str) -> None:
         body = {"append": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
-        answer = self._ask(at, "POST", f"/v1/agents/{agent}/generate", json={**body, "queue": True})
+        answer = self._ask(
+            side, "POST", f"/v1/agents/{agent}/generate", json={**body, "queue": True}
+        )
         with self._lock:
             self.count(n_turns=answer.is_success, n_refused=not answer.is_success)
         if answer.is_success and "deletion" not in text:
             self.said[agent].add(text)
 
-    def _delete(self, at: int, agent: str) -> None:
-        if self._ask(at, "DELETE", f"/v1/agents/{agent}").is_success:
+    def _delete(self, side: int, agent: str) -> None:
+        if self._ask(side, "DELETE", f"/v1/agents/{agent}").is_success:
             self.said[agent] = set()
 
-    def _slot(self, at: int, action: str) -> None:
+    def _slot(self, side: int, action: str) -> None:
         body = {"filename": "shared.bin"}
-        self._ask(at, "POST", f"/slots/{at}", params={"action": action}, json=body)
+        self._ask(side, "POST", f"/slots/{side}", params={"action": action}, json=body)
 
-    def _sweep(self, at: int) -> None:
-        self._ask(at, "POST", "/cache/gc", json={"max_bytes": 3_000_000})
+    def _sweep(self, side: int) -> None:
+        self._ask(side, "POST", "/cache/gc", json={"max_bytes": 3_000_000})
 
     def _look(self, agent: str) -> None:
         """Both read one history with the acknowledged turns; the next answers are those of cold."""
-        found = [self._ask(at, "GET", f"/v1/agents/{agent}/history") for at in (0, 1)]
-        assert found[0].status_code == found[1].status_code, agent
-        if not found[0].is_success:
+        histories = [self._ask(side, "GET", f"/v1/agents/{agent}/history") for side in (0, 1)]
+        assert histories[0].status_code == histories[1].status_code, agent
+        if not histories[0].is_success:
             return
-        messages = found[0].json()["messages"]
-        assert messages == found[1].json()["messages"], agent
-        texts = [one["content"] for one in messages if one["role"] == "user"]
+        messages = histories[0].json()["messages"]
+        assert messages == histories[1].json()["messages"], agent
+        texts = [message["content"] for message in messages if message["role"] == "user"]
         assert len(set(texts)) == len(texts), f"{agent}: a turn is there twice"
         missing = self.said[agent] - set(texts)
         assert not missing, f"{agent} lost {missing}"
         new = {"role": "user", "content": "And why?"}
         plain = {"messages": [*messages, new], "max_tokens": 4, "temperature": 0}
         cold = self._ask(0, "POST", "/v1/chat/completions", json={**plain, "cache_prompt": False})
-        for at in (0, 1):
-            answer = self._ask(at, "POST", "/v1/chat/completions", json=plain)
+        for side in (0, 1):
+            answer = self._ask(side, "POST", "/v1/chat/completions", json=plain)
             expected = cold.json()["choices"][0]["message"]
             assert answer.json()["choices"][0]["message"] == expected, agent
             self.count(n_compared=1)
@@ -166,8 +168,10 @@ def _two(home: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
             stack.callback(worker.kill)
         for url in urls:
             wait_for(url)
-        one, other = (stack.enter_context(httpx.Client(base_url=url, timeout=240)) for url in urls)
-        yield one, other
+        first, second = (
+            stack.enter_context(httpx.Client(base_url=url, timeout=240)) for url in urls
+        )
+        yield first, second
 
 
 if __name__ == "__main__":

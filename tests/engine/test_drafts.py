@@ -37,7 +37,7 @@ from tests.engine.harness import Driver, check_context, draft_freely, preset_of,
 from tests.engine.mtp_models import add_head
 from tests.matrix.builder import build
 from tests.matrix.checks import WIDTH, ScriptedDrafter
-from tests.matrix.families import VOCAB
+from tests.matrix.configs import VOCAB
 from tests.repetition import in_soak
 from tests.tolerance import MODEL_ROUNDING, distance
 

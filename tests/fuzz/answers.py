@@ -72,14 +72,14 @@ def answers(data: bytes) -> None:
 
 def _read(dice: Dice, text: str) -> None:
     """Read a text by one of many formats, at once and letter by letter."""
-    found = FORMATS[dice.pick(tuple(sorted(FORMATS)))]
+    output_format = FORMATS[dice.pick(tuple(sorted(FORMATS)))]
     is_in_thinking = dice.chance(30)
-    whole = read_answer(found, text, (TOOL,), is_in_thinking=is_in_thinking)
+    whole = read_answer(output_format, text, (TOOL,), is_in_thinking=is_in_thinking)
     for call in whole.tool_calls:
         _check(call)
-    reader = AnswerReader(found, (TOOL,), is_in_thinking=is_in_thinking)
-    spoken = [one for letter in text for one in reader.feed(letter)] + reader.finish()
-    calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
+    reader = AnswerReader(output_format, (TOOL,), is_in_thinking=is_in_thinking)
+    parts = [part for letter in text for part in reader.feed(letter)] + reader.finish()
+    calls = [call for part in parts if isinstance(part, Calls) for call in part.calls]
     assert [c.arguments for c in calls] == [c.arguments for c in whole.tool_calls], text
 
 
@@ -98,16 +98,18 @@ def _speak(dice: Dice, text: str) -> None:
         is_raw=is_raw,
     )
     tokens = voice().tokenizer.encode(text, add_special_tokens=False)
-    said: list[Any] = []
+    parts: list[Any] = []
     for token in tokens:
-        said += speech.push(token)
-    said += speech.finish(dice.pick(tuple(FinishReason)))
-    for one in said:
-        assert isinstance(one, AnswerPart)
-        if isinstance(one, ToolCallPart):
-            _check(ToolCall(one.id, one.name, one.arguments))
+        parts += speech.push(token)
+    parts += speech.finish(dice.pick(tuple(FinishReason)))
+    for part in parts:
+        assert isinstance(part, AnswerPart)
+        if isinstance(part, ToolCallPart):
+            _check(ToolCall(part.id, part.name, part.arguments))
     if not stops and is_raw and not voice().special & {*tokens}:
-        heard = "".join(one.text for one in said if isinstance(one, ContentPart | ReasoningPart))
+        heard = "".join(
+            part.text for part in parts if isinstance(part, ContentPart | ReasoningPart)
+        )
         assert heard == voice().tokenizer.decode(tokens), (heard, text)
 
 

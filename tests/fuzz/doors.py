@@ -102,9 +102,9 @@ class House:
         transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
-    def post(self, path: str, data: bytes, said: str) -> httpx.Response:
+    def post(self, path: str, data: bytes, answer_text: str) -> httpx.Response:
         """One request, and what the model says to it."""
-        self.engine.script = self.engine.tokenizer.encode(said, add_special_tokens=False)
+        self.engine.script = self.engine.tokenizer.encode(answer_text, add_special_tokens=False)
         self.engine.asked.clear()
         headers = {"content-type": "application/json"}
         asking = self._client.post(path, content=data, headers=headers)
@@ -121,25 +121,25 @@ def doors(data: bytes) -> None:
     """Raises AssertionError when a body is answered with a 5xx, or with what nobody can read."""
     dice = Dice(data)
     path, kind = dice.pick(DOORS)
-    said = dice.pick(SPOKEN)
-    sent = body(kind, dice)
-    answer = house().post(path, sent, said)
+    answer_text = dice.pick(SPOKEN)
+    content = body(kind, dice)
+    answer = house().post(path, content, answer_text)
     code = answer.status_code
-    assert code < 500 or code in FINE, f"{path} {sent!r}: {code} {answer.text}"
+    assert code < 500 or code in FINE, f"{path} {content!r}: {code} {answer.text}"
     kind_of_answer = answer.headers["content-type"].partition(";")[0]
     if kind_of_answer == EVENT_STREAM:
-        _check_stream(answer.text, sent)
+        _check_stream(answer.text, content)
     elif kind_of_answer == JSON_LINES:
         lines = [msgspec.json.decode(line) for line in answer.content.splitlines()]
-        assert lines[-1].get("done") is True, f"{sent!r}: {answer.text}"
+        assert lines[-1].get("done") is True, f"{content!r}: {answer.text}"
     else:
         msgspec.json.decode(answer.content)
 
 
-def _check_stream(text: str, sent: bytes) -> None:
-    assert text.endswith("\n\n"), f"{sent!r}: a stream was cut: {text!r}"
+def _check_stream(text: str, data: bytes) -> None:
+    assert text.endswith("\n\n"), f"{data!r}: a stream was cut: {text!r}"
     for line in text.splitlines():
         if line.startswith("data: ") and line != "data: [DONE]":
-            found: Any = msgspec.json.decode(line[6:])
-            error = found.get("error") or {}
-            assert error.get("type") not in {"server_error", "api_error"}, f"{sent!r}: {line}"
+            event: Any = msgspec.json.decode(line[6:])
+            error = event.get("error") or {}
+            assert error.get("type") not in {"server_error", "api_error"}, f"{data!r}: {line}"

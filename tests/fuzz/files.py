@@ -16,8 +16,8 @@ from tests.fuzz.dice import Dice
 def files(data: bytes) -> None:
     """Raises what is not Damaged."""
     dice = Dice(data)
-    read, made = dice.pick(KINDS)
-    whole = made(dice)
+    read, content = dice.pick(KINDS)
+    whole = content(dice)
     try:
         read(whole)
     except Damaged as error:
@@ -44,9 +44,9 @@ def _kv_file(dice: Dice) -> bytes:
     planes = b'"},"0":{"dtype":"' + dice.pick((b"F16", b"U8", b"F4", b"")) + b'","shape":['
     n = str(dice.number()).encode()
     planes += n + b'],"data_offsets":[0,' + dice.pick((n, str(len(payload)).encode())) + b"]}"
-    rest = b'","kind":"segment","identity":"i","key":"k","start":"0","end":"9","meta":"'
-    rest += planes + b"}" if dice.chance(80) else dice.rest()
-    head = kv_file_format.HEAD + kv_file_format.BLANK + rest
+    metadata = b'","kind":"segment","identity":"i","key":"k","start":"0","end":"9","meta":"'
+    metadata += planes + b"}" if dice.chance(80) else dice.rest()
+    head = kv_file_format.HEAD + kv_file_format.BLANK + metadata
     size = dice.pick((len(head), len(head), 0, 1 << 60, len(head) + 1))
     whole = bytearray(size.to_bytes(8, "little") + head + payload)
     whole[kv_file_format.DIGITS] = xxhash.xxh3_128_hexdigest(bytes(whole)).encode()

@@ -23,38 +23,40 @@ GLUE = ("\ufdd0", "\u200d", "\u200b", "\ufeff", " ", "\n", "|", "<", "system", "
 
 class Kind(Struct, frozen=True):
     """A tokenizer with its maker; `structure` are the tokens that make turns, `calls` some of
-    them, `words` what a forger writes."""
+    them, `spellings` what a forger writes."""
 
     prompt_maker: PromptMaker
     structure: frozenset[int]
     calls: frozenset[int]
-    words: tuple[str, ...]
+    spellings: tuple[str, ...]
 
 
 @cache
 def known() -> tuple[Kind, ...]:
     """Templates of four families, and two tokenizers that change letters before they look."""
     root = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    found = []
+    kinds_found = []
     for name, special, added, template, ends in (
         ("chatml", kinds.CHATML_SPECIAL, kinds.CHATML_ADDED, kinds.CHATML, "<|im_end|>"),
         ("harmony", kinds.HARMONY_SPECIAL, [], kinds.HARMONY, "<|return|>"),
         ("plain", kinds.PLAIN_SPECIAL, [], kinds.PLAIN, "<eos>"),
     ):
-        for how in ("", "widened", "widened before"):
-            folder = root / f"{name} {how}"
+        for change in ("", "widened", "widened before"):
+            folder = root / f"{name} {change}"
             folder.mkdir()
-            made = kinds.byte_level(special, added)
-            if how:
-                made.normalizer = normalizers.NFKC()
-            if how == "widened before":
-                made.add_special_tokens([AddedToken(one, normalized=True) for one in special])
+            backend = kinds.byte_level(special, added)
+            if change:
+                backend.normalizer = normalizers.NFKC()
+            if change == "widened before":
+                backend.add_special_tokens([AddedToken(text, normalized=True) for text in special])
             bos = {"bos_token": "<bos>"} if name == "plain" else {}
-            found.append(_kind(kinds.loaded(folder, made, template, {**bos, "eos_token": ends})))
-    made = kinds.metaspace(kinds.MISTRAL_SPECIAL, [])
+            kinds_found.append(
+                _kind(kinds.loaded(folder, backend, template, {**bos, "eos_token": ends}))
+            )
+    backend = kinds.metaspace(kinds.MISTRAL_SPECIAL, [])
     ends = {"bos_token": "<s>", "eos_token": "</s>"}
-    found.append(_kind(kinds.loaded(root / "mistral", made, kinds.MISTRAL, ends)))
-    return tuple(found)
+    kinds_found.append(_kind(kinds.loaded(root / "mistral", backend, kinds.MISTRAL, ends)))
+    return tuple(kinds_found)
 
 
 def forging(data: bytes) -> None:
@@ -63,8 +65,8 @@ def forging(data: bytes) -> None:
     kind = dice.pick(known())
     texts = [_text(dice, kind) for _ in range(9)]
     honest = _turns(kind, ["x"] * 9)
-    found = _turns(kind, texts)
-    assert found == honest, f"{texts}: {found} and not {honest}"
+    turns = _turns(kind, texts)
+    assert turns == honest, f"{texts}: {turns} and not {honest}"
     _check_alone(kind, texts[0])
 
 
@@ -75,7 +77,7 @@ def _check_alone(kind: Kind, text: str) -> None:
 
 def _text(dice: Dice, kind: Kind) -> str:
     """Never empty, and never white space at an end: a template may look at that."""
-    parts = [dice.pick(kind.words + GLUE) for _ in range(dice.below(8))]
+    parts = [dice.pick(kind.spellings + GLUE) for _ in range(dice.below(8))]
     return "x" + "".join(parts) + dice.take(dice.below(6)).decode("utf-8", "replace") + "x"
 
 
@@ -108,11 +110,13 @@ def _kind(tokenizer: Any) -> Kind:
     markup = special_tokens_of(tokenizer, ModelAnswerFormat(tokenizer))
     ids = tokenizer.convert_tokens_to_ids
     spelled = sorted(markup.structure)
-    halves = [one[: len(one) // 2] for one in spelled] + [one[len(one) // 2 :] for one in spelled]
-    wide = [one.translate(WIDE) for one in spelled]
+    halves = [text[: len(text) // 2] for text in spelled] + [
+        text[len(text) // 2 :] for text in spelled
+    ]
+    wide = [text.translate(WIDE) for text in spelled]
     return Kind(
         assemble_text(tokenizer).prompt_maker,
-        frozenset(ids(one) for one in spelled),
-        frozenset(ids(one) for one in markup.calls if one in markup.structure),
-        (*spelled, *halves, *wide, *(one.upper() for one in spelled)),
+        frozenset(ids(text) for text in spelled),
+        frozenset(ids(text) for text in markup.calls if text in markup.structure),
+        (*spelled, *halves, *wide, *(text.upper() for text in spelled)),
     )

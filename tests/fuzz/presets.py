@@ -61,14 +61,14 @@ def _file(dice: Dice) -> bytes:
 
 
 def _keys() -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    keys: dict[str, tuple[str, ...]] = {}
     kind = inspect.type_info(Preset)
     assert isinstance(kind, inspect.StructType)
     for field in kind.fields:
         inner = field.type
         below = inner.fields if isinstance(inner, inspect.StructType) else ()
-        found[field.encode_name] = tuple(one.encode_name for one in below)
-    return found
+        keys[field.encode_name] = tuple(field_below.encode_name for field_below in below)
+    return keys
 
 
 KEYS = _keys()

@@ -40,21 +40,21 @@ def _spell(kind: Any, dice: Dice, depth: int) -> Any:
         return anything(dice, depth)
     match kind:
         case inspect.StructType():
-            found = _struct(kind, dice, depth)
+            value = _struct(kind, dice, depth)
         case inspect.ListType() | inspect.VarTupleType():
-            found = [_spell(kind.item_type, dice, depth + 1) for _ in range(dice.below(4))]
+            value = [_spell(kind.item_type, dice, depth + 1) for _ in range(dice.below(4))]
         case inspect.DictType():
             keys = [dice.pick(SCHEMA_KEYS) for _ in range(dice.below(4))]
-            found = {key: anything(dice, depth + 1) for key in keys}
+            value = {key: anything(dice, depth + 1) for key in keys}
         case inspect.UnionType():
-            found = _spell(dice.pick(kind.types), dice, depth)
+            value = _spell(dice.pick(kind.types), dice, depth)
         case inspect.LiteralType():
-            found = dice.pick(kind.values)
+            value = dice.pick(kind.values)
         case inspect.EnumType():
-            found = dice.pick([one.value for one in kind.cls])
+            value = dice.pick([member.value for member in kind.cls])
         case _:
-            found = _scalar(kind, dice, depth)
-    return found
+            value = _scalar(kind, dice, depth)
+    return value
 
 
 def _scalar(kind: Any, dice: Dice, depth: int) -> Any:
@@ -71,12 +71,12 @@ def _scalar(kind: Any, dice: Dice, depth: int) -> Any:
 
 
 def _struct(kind: inspect.StructType, dice: Dice, depth: int) -> dict[str, Any]:
-    found = {}
+    fields = {}
     for field in kind.fields:
         if field.required or dice.chance(12):
-            found[field.encode_name] = _spell(field.type, dice, depth + 1)
+            fields[field.encode_name] = _spell(field.type, dice, depth + 1)
     tag = kind.tag_field and {kind.tag_field: kind.tag}
-    return {**(tag or {}), **found}
+    return {**(tag or {}), **fields}
 
 
 def anything(dice: Dice, depth: int) -> Any:

@@ -27,8 +27,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def target(name: str) -> Callable[[bytes], None]:
-    found: Callable[[bytes], None] = getattr(import_module(f"tests.fuzz.{name}"), name)
-    return found
+    function: Callable[[bytes], None] = getattr(import_module(f"tests.fuzz.{name}"), name)
+    return function
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -48,8 +48,8 @@ def test_fuzz_finding(path: Path) -> None:
     target(path.parent.name)(path.read_bytes())
 
 
-def post(path: str, body: object, said: str = "Yes.") -> httpx.Response:
-    return house().post(path, json.dumps(body).encode(), said)
+def post(path: str, body: object, answer_text: str = "Yes.") -> httpx.Response:
+    return house().post(path, json.dumps(body).encode(), answer_text)
 
 
 @pytest.mark.parametrize("path", [path for path, _ in DOORS])
@@ -77,7 +77,7 @@ def test_a_schema_with_a_number_of_no_machine_is_no_fault(number: float) -> None
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_half_a_letter_in_a_call_is_no_fault(path: str, is_stream: bool) -> None:
     half = r'{"city": "\ud800"}'
-    said = f'<tool_call>\n{{"name": "weather", "arguments": {half}}}\n</tool_call>'
+    answer_text = f'<tool_call>\n{{"name": "weather", "arguments": {half}}}\n</tool_call>'
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": half}}
     item = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": half}
     turns = [*HELLO, {"role": "assistant", "tool_calls": [call], "content": None}]
@@ -92,7 +92,7 @@ def test_half_a_letter_in_a_call_is_no_fault(path: str, is_stream: bool) -> None
         "chat_template_kwargs": {"enable_thinking": False},
         "thinking": {"type": "disabled"},
     }
-    answer = post(path, body, said)
+    answer = post(path, body, answer_text)
     assert answer.status_code == 200, answer.text
     assert "weather" in answer.text
     assert "\ufffd" in answer.text
@@ -100,11 +100,11 @@ def test_half_a_letter_in_a_call_is_no_fault(path: str, is_stream: bool) -> None
 
 
 def test_a_stream_can_be_cut_into_lines_by_anybody() -> None:
-    said = "a\u2028b\u2029c\u0085d"
-    answer = post("/v1/chat/completions", {"messages": HELLO, "stream": True}, said)
+    answer_text = "a\u2028b\u2029c\u0085d"
+    answer = post("/v1/chat/completions", {"messages": HELLO, "stream": True}, answer_text)
     lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
     deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines]
-    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == said
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == answer_text
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_preset_that_is_none_is_refused_in_words(
 
 def test_letters_that_become_a_special_token_make_no_turn() -> None:
     for kind in forging.known():
-        for spelled in kind.words:
+        for spelled in kind.spellings:
             tokens = kind.prompt_maker.tokenize(
                 f"a {spelled} b", TokenizeOptions(parse_special=False)
             )

@@ -30,48 +30,48 @@ class AnySite(Struct):
     """Address, words of the models by their names, and what ran `up`."""
 
     url: str
-    words: dict[str, str]
+    word_of: dict[str, str]
     home: Home
     env: dict[str, str]
-    told: str
+    output: str
 
     @property
     def spec(self) -> GatewaySpec:
-        found = read_json(self.home.gateway_file("gateway"), GatewaySpec)
-        assert found is not None
-        return found
+        spec = read_json(self.home.gateway_file("gateway"), GatewaySpec)
+        assert spec is not None
+        return spec
 
 
-def words() -> dict[int, str]:
+def long_tokens() -> dict[int, str]:
     """Tokens that are words of four letters or more."""
     vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab()
-    found = {n: text.strip("Ġ▁ ") for text, n in vocabulary.items()}
-    return {n: text for n, text in sorted(found.items()) if text.isalpha() and len(text) > 3}
+    tokens = {n: text.strip("Ġ▁ ") for text, n in vocabulary.items()}
+    return {n: text for n, text in sorted(tokens.items()) if text.isalpha() and len(text) > 3}
 
 
 def write_models(folder: Path) -> dict[str, str]:
     """Two of each type, one in the hub's cache and one in LM Studio's folder; their words."""
-    known = iter(words().items())
-    told = {}
-    for at, kind in enumerate((*named_models.KINDS, *named_models.KINDS)):
-        token, word = next(known)
-        name = f"{kind}-{at}"
-        if at < len(named_models.KINDS):
+    tokens = iter(long_tokens().items())
+    word_of = {}
+    for number, kind in enumerate((*named_models.KINDS, *named_models.KINDS)):
+        token, word = next(tokens)
+        name = f"{kind}-{number}"
+        if number < len(named_models.KINDS):
             cached = folder / "hub" / f"models--{OWNER}--{name}"
             (cached / "refs").mkdir(parents=True)
             (cached / "refs" / "main").write_text("0" * 40)
             place = cached / "snapshots" / ("0" * 40)
         else:
             place = folder / "user" / ".lmstudio" / "models" / OWNER / name
-        named_models.write(place, kind, token, at)
-        told[f"{OWNER}/{name}"] = word
-    return told
+        named_models.write(place, kind, token, number)
+        word_of[f"{OWNER}/{name}"] = word
+    return word_of
 
 
 @contextmanager
 def any_site(folder: Path, memory: str, keys: list[object]) -> Iterator[AnySite]:
     """The gateway as a person starts it; everything is ended at the end."""
-    told = write_models(folder)
+    word_of = write_models(folder)
     port = unused_port()
     env = {
         **os.environ,
@@ -88,7 +88,7 @@ def any_site(folder: Path, memory: str, keys: list[object]) -> Iterator[AnySite]
         try:
             done = run(env, "up", "--any-model", "--port", str(port))
             assert done.returncode == 0, done.stdout + done.stderr
-            yield AnySite(f"http://127.0.0.1:{port}", told, home, env, done.stdout + done.stderr)
+            yield AnySite(f"http://127.0.0.1:{port}", word_of, home, env, done.stdout + done.stderr)
         finally:
             run(env, "down")
             kill_all(home)
@@ -118,9 +118,9 @@ class Talker:
 
     def visit(self, model: str) -> int:
         """One turn with a model, which must answer with its word; the tokens it had in its KV."""
-        said = self._said.setdefault(model, [])
-        said.append({"role": "user", "content": f"I am {self._name}. " + "Hello! " * 60})
-        body = {"model": model, "messages": said, "max_tokens": 4, "temperature": 0}
+        turns = self._said.setdefault(model, [])
+        turns.append({"role": "user", "content": f"I am {self._name}. " + "Hello! " * 60})
+        body = {"model": model, "messages": turns, "max_tokens": 4, "temperature": 0}
         answer = httpx.post(
             self._site.url + "/v1/chat/completions",
             json=body,
@@ -130,11 +130,11 @@ class Talker:
         assert answer.status_code == 200, answer.text
         message = answer.json()["choices"][0]["message"]
         text = (message.get("reasoning_content") or "") + (message["content"] or "")
-        assert text == 4 * self._site.words[model], (model, text)
-        said.append({"role": "assistant", "content": text})
+        assert text == 4 * self._site.word_of[model], (model, text)
+        turns.append({"role": "assistant", "content": text})
         self.n_visits += 1
         cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert len(said) == 2 or cached >= 128, (model, answer.json()["usage"])
+        assert len(turns) == 2 or cached >= 128, (model, answer.json()["usage"])
         return int(cached)
 
 
@@ -148,9 +148,9 @@ def n_loads(site: AnySite) -> dict[str, int]:
     """Times that each member was loaded, by its service."""
     key = {"authorization": "Bearer sesame"}
     text = httpx.get(site.url + "/metrics", headers=key, timeout=PATIENCE_S).text
-    found = re.findall(r'mlxstack_gateway_loads_total\{member="(\S+)"\} (\d+)', text)
-    return {name: int(n) for name, n in found}
+    pairs = re.findall(r'mlxstack_gateway_loads_total\{member="(\S+)"\} (\d+)', text)
+    return {name: int(n) for name, n in pairs}
 
 
 def n_workers(site: AnySite) -> int:
-    return sum("serve" in one.cmdline() for one in own_processes(site.home))
+    return sum("serve" in process.cmdline() for process in own_processes(site.home))

@@ -15,8 +15,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     keys = ["sesame", {"key": "bobs", "agents": ["bob"], "salt": "b"}]
     server = {"port": 0, "api_keys": keys, "max_body_bytes": 50_000}
-    with serving(folder, write_presets(folder, server)) as found:
-        yield found
+    with serving(folder, write_presets(folder, server)) as serving_site:
+        yield serving_site
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def in_front(
 @contextmanager
 def _running(spec: GatewaySpec, listener: object) -> Iterator[Members]:
     started = threading.Event()
-    made = []
+    running_members = []
     leave = []
 
     async def main() -> None:
@@ -74,7 +74,7 @@ def _running(spec: GatewaySpec, listener: object) -> Iterator[Members]:
         serving = asyncio.create_task(server.serve(sockets=[listener]))  # type: ignore[list-item]
         residing = asyncio.create_task(members.run())
         loop = asyncio.get_running_loop()
-        made.append(members)
+        running_members.append(members)
         leave.append(lambda: loop.call_soon_threadsafe(setattr, server, "should_exit", True))
         started.set()
         await serving
@@ -85,7 +85,7 @@ def _running(spec: GatewaySpec, listener: object) -> Iterator[Members]:
     thread.start()
     assert started.wait(PATIENCE_S)
     try:
-        yield made[0]
+        yield running_members[0]
     finally:
         leave[0]()
         thread.join(PATIENCE_S)
@@ -99,23 +99,23 @@ def standing_behind(
     """A loaded service over a stand-in, reached by one of `WAYS`."""
     service, engine = standing(server if way == "service" else behind(server))
     engine.loading.set_result(FACTS)
-    with bind(service.preset.server) as listener, serving(service, listener) as found:
+    with bind(service.preset.server) as listener, serving(service, listener) as live:
         if way == "service":
-            yield found, engine
+            yield live, engine
             return
-        with in_front(server, found.url, service.name, folder) as front:
-            yield replace(found, url=front.url), engine
+        with in_front(server, live.url, service.name, folder) as front:
+            yield replace(live, url=front.url), engine
 
 
 @contextmanager
 def running_behind(way: str, preset: Preset, folder: Path) -> Iterator[Running]:
     """A service of a preset, reached by one of `WAYS`."""
     if way == "service":
-        with running(preset, folder / "home") as found:
-            yield found
+        with running(preset, folder / "home") as live:
+            yield live
         return
     with (
-        running(replace(preset, server=behind(preset.server)), folder / "home") as found,
-        in_front(preset.server, found.url, found.service.name, folder / "front") as front,
+        running(replace(preset, server=behind(preset.server)), folder / "home") as live,
+        in_front(preset.server, live.url, live.service.name, folder / "front") as front,
     ):
-        yield replace(found, url=front.url)
+        yield replace(live, url=front.url)

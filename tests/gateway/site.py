@@ -31,9 +31,9 @@ class Site(Struct):
     home: Home
 
     def state(self, name: str) -> ServiceState:
-        found = owner(self.home, name)
-        assert found is not None
-        return found
+        state = owner(self.home, name)
+        assert state is not None
+        return state
 
     def models(self) -> dict[str, dict[str, object]]:
         cards = (
@@ -70,8 +70,8 @@ def serving(
         patch.delenv("MLX_STACK_WORKER", raising=False)
         if memory is not None:
             patch.setenv("MLX_STACK_MEMORY", memory)
-        wanted = [StartRequest(one, (), folder) for one in files]
-        plan = gateway.prepare("front", wanted, home, linger_s=linger_s)
+        requests = [StartRequest(file, (), folder) for file in files]
+        plan = gateway.prepare("front", requests, home, linger_s=linger_s)
         process = services.start(plan.service)
         try:
             until(lambda: is_healthy(plan.service.url), "the gateway never answered")
@@ -92,14 +92,14 @@ def is_healthy(url: str) -> bool:
 
 
 def own_processes(home: Home) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if str(home.root) in " ".join(process.cmdline()):
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def kill_all(home: Home) -> None:

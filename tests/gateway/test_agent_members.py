@@ -28,9 +28,9 @@ def spec_of(home: Home, *names: str) -> GatewaySpec:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    found = Home(tmp_path / "home")
-    make_home(found)
-    return found
+    new_home = Home(tmp_path / "home")
+    make_home(new_home)
+    return new_home
 
 
 async def test_the_member_of_an_agent_is_known_to_the_next_gateway(home: Home) -> None:
@@ -51,37 +51,37 @@ async def test_gateways_of_one_home_keep_the_notes_of_each_other(home: Home) -> 
         *(left.note(name, "one") for name in names[::2]),
         *(right.note(name, "two") for name in names[1::2]),
     )
-    every = AgentMembers(spec_of(home, "one", "two"))
-    assert [every.find(name) for name in names] == ["one", "two"] * 10
+    both = AgentMembers(spec_of(home, "one", "two"))
+    assert [both.find(name) for name in names] == ["one", "two"] * 10
 
 
 async def test_the_file_is_written_when_a_member_changes_only(home: Home) -> None:
-    found = AgentMembers(spec_of(home, "one", "two"))
-    await found.note("ann", "one")
+    notes = AgentMembers(spec_of(home, "one", "two"))
+    await notes.note("ann", "one")
     before = home.agent_members_file.stat().st_ino
-    await found.note("ann", "one")
-    await found.note("chat-0123abcd", "two")
+    await notes.note("ann", "one")
+    await notes.note("chat-0123abcd", "two")
     assert home.agent_members_file.stat().st_ino == before
-    assert found.find("chat-0123abcd") == "two"
+    assert notes.find("chat-0123abcd") == "two"
 
 
 async def test_the_agents_noted_longest_ago_go_first(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_members, "MAX_AGENTS", 3)
-    found = AgentMembers(spec_of(home, "one", "two"))
+    notes = AgentMembers(spec_of(home, "one", "two"))
     for name in ("ann", "bob", "cid", "ann", "dan"):
-        await found.note(name, "two")
+        await notes.note(name, "two")
     for i in range(4):
-        await found.note(f"chat-0123abc{i}", "one")
-    assert [found.find(name) for name in ("ann", "bob", "cid", "dan")] == [
+        await notes.note(f"chat-0123abc{i}", "one")
+    assert [notes.find(name) for name in ("ann", "bob", "cid", "dan")] == [
         "two",
         None,
         "two",
         "two",
     ]
-    kept = AgentMembers(spec_of(home, "one", "two"))
-    assert [kept.find(name) for name in ("cid", "dan")] == ["two", "two"]
+    reread = AgentMembers(spec_of(home, "one", "two"))
+    assert [reread.find(name) for name in ("cid", "dan")] == ["two", "two"]
 
 
 async def test_without_a_note_the_kv_on_disk_tells_the_member(home: Home) -> None:
@@ -90,18 +90,18 @@ async def test_without_a_note_the_kv_on_disk_tells_the_member(home: Home) -> Non
     folders.write_manifest("bob", "def", Manifest("def", (1, 2), (), model="gone"))
     (home.agents / "cid" / "abc").mkdir(parents=True)
     (home.agents / "cid" / "abc" / "manifest.json").write_text("{")
-    found = AgentMembers(spec_of(home, "one", "two"))
-    assert [found.find(name) for name in ("ann", "bob", "cid")] == ["two", None, None]
+    notes = AgentMembers(spec_of(home, "one", "two"))
+    assert [notes.find(name) for name in ("ann", "bob", "cid")] == ["two", None, None]
 
 
 async def test_a_damaged_or_unwritable_file_costs_the_notes_only(home: Home) -> None:
     file = home.agent_members_file
     file.parent.mkdir(mode=0o700)
     file.write_text("{")
-    found = AgentMembers(spec_of(home, "one", "two"))
-    await found.note("ann", "two")
+    notes = AgentMembers(spec_of(home, "one", "two"))
+    await notes.note("ann", "two")
     assert AgentMembers(spec_of(home, "one", "two")).find("ann") == "two"
     file.unlink()
     file.mkdir()
-    await found.note("ann", "one")
-    assert found.find("ann") == "one"
+    await notes.note("ann", "one")
+    assert notes.find("ann") == "one"

@@ -22,8 +22,8 @@ HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2, "
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnySite]:
-    with any_site(tmp_path_factory.mktemp("any"), MEMORY, KEYS) as found:
-        yield found
+    with any_site(tmp_path_factory.mktemp("any"), MEMORY, KEYS) as any_of:
+        yield any_of
 
 
 def asked(site: AnySite, key: str, **more: object) -> httpx.Response:
@@ -36,9 +36,9 @@ def asked(site: AnySite, key: str, **more: object) -> httpx.Response:
 
 
 def test_all_models_are_listed_with_their_abilities_and_none_is_started(site: AnySite) -> None:
-    found = cards(site)
-    assert set(found) == set(site.words) and len(found) == 12
-    for card in found.values():
+    listed = cards(site)
+    assert set(listed) == set(site.word_of) and len(listed) == 12
+    for card in listed.values():
         assert card["status"] == {"value": "unloaded"}
         assert card["features"] == ["completion", "tools", "thinking"]
         assert card["max_input_tokens"] == card["max_tokens"] and card["fits"]
@@ -53,8 +53,10 @@ def test_a_name_that_is_not_on_disk_is_a_404_with_the_nearest_and_the_command(
     refused = asked(site, "sesame", model="tiny/lama-0")
     assert refused.status_code == 404
     assert "'tiny/llama-0'" in refused.text and "mlx-stack pull tiny/lama-0" in refused.text
-    other = asked(site, "sesame", model="zzz")
-    assert other.status_code == 404 and "tiny/hybrid-3" in other.text and "pull" not in other.text
+    unlike = asked(site, "sesame", model="zzz")
+    assert (
+        unlike.status_code == 404 and "tiny/hybrid-3" in unlike.text and "pull" not in unlike.text
+    )
     assert n_workers(site) == 0
 
 
@@ -84,7 +86,7 @@ def test_a_key_for_some_models_has_no_agents_of_others(site: AnySite) -> None:
     turn_body = {"append": HELLO["messages"], "max_tokens": 2}
     for query, body in (("?model=llama-0", {}), ("", {"model": "llama-0"})):
         agent = "/v1/agents/secret"
-        for method, path, sent in (
+        for method, path, content in (
             ("GET", agent, None),
             ("GET", agent + "/history", None),
             ("POST", agent + "/generate", {**turn_body, **body}),
@@ -94,16 +96,16 @@ def test_a_key_for_some_models_has_no_agents_of_others(site: AnySite) -> None:
             ("POST", "/v1/chat/completions", {**HELLO, **body, "agent": "secret"}),
             ("POST", "/v1/chat/completions", {**HELLO, **body, "session_id": "secret"}),
         ):
-            refused = call("llamas", method, path + query, sent)
+            refused = call("llamas", method, path + query, content)
             assert refused.status_code == 403, (method, path, refused.text)
     for query in ("", "?model=llama-0", "?model=tiny/llama-0"):
         listed = call("llamas", "GET", "/v1/agents" + query).json()["data"]
-        own = {one["id"] for one in listed}
+        own = {card["id"] for card in listed}
         assert "mine" in own and "secret" not in own
     assert call("llamas", "GET", "/v1/agents?model=sinks-5").json()["data"] == []
     assert call("llamas", "GET", "/v1/agents?model=nowhere").status_code == 404
-    every = {one["id"] for one in call("sesame", "GET", "/v1/agents").json()["data"]}
-    assert {"mine", "secret"} <= every
+    of_whole_key = {card["id"] for card in call("sesame", "GET", "/v1/agents").json()["data"]}
+    assert {"mine", "secret"} <= of_whole_key
     assert call("llamas", "POST", "/v1/agents/mine/generate", turn_body).status_code == 200
     assert call("llamas", "GET", "/v1/agents/mine/history").status_code == 200
     assert call("sesame", "GET", "/v1/agents/secret/history").status_code == 200
@@ -118,9 +120,9 @@ def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
         while not done.wait(0.2):
             highest[0] = max(highest[0], n_reserved(site))
 
-    def talk(at: int) -> int:
-        talker = Talker(site, f"client {at}")
-        own = list(site.words)[at::3]
+    def talk(number: int) -> int:
+        talker = Talker(site, f"client {number}")
+        own = list(site.word_of)[number::3]
         for model in (*own, own[0]):
             talker.visit(model)
         return talker.n_visits
@@ -136,7 +138,7 @@ def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
     assert sum(visits) == 15
     assert 0 < highest[0] <= site.spec.budget
     loads = n_loads(site)
-    returned = {name.partition("/")[2] for name in list(site.words)[:3]}
+    returned = {name.partition("/")[2] for name in list(site.word_of)[:3]}
     assert min(loads.values()) >= 1 and all(loads[name] >= 2 for name in returned), loads
     n_held = sum(card["status"] != {"value": "unloaded"} for card in cards(site).values())
     assert n_held < 12

@@ -25,8 +25,8 @@ WORDS = ("Hello!", "And then?", "Why?", "Where?", "Who?", "When?")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("continuity")
     files = write_presets(folder, {"port": 0, "idle_unload_s": 600})[:2]
-    with serving(folder, files, MEMORY, 0.1) as found:
-        yield found
+    with serving(folder, files, MEMORY, 0.1) as two_members:
+        yield two_members
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_the_turns_of_an_agent_are_those_of_a_cold_conversation(
     http.post("/api/generate", json={"model": "demo", "keep_alive": 0}).raise_for_status()
     until(lambda: site.models()["demo"]["status"] == {"value": "unloaded"}, "it stays")
     answers.append(said(http, WORDS[1]))
-    other = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **PLAIN}
-    http.post("/v1/chat/completions", json=other).raise_for_status()
+    to_tiny = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **PLAIN}
+    http.post("/v1/chat/completions", json=to_tiny).raise_for_status()
     assert site.models()["demo"]["status"] == {"value": "unloaded"}, "there was room for both"
     answers.append(said(http, WORDS[2]))
     kill(site, http, "front")
@@ -85,7 +85,7 @@ def test_the_turns_of_an_agent_are_those_of_a_cold_conversation(
     worker = site.state("demo").worker
     assert worker is not None
     os.kill(worker.pid, signal.SIGKILL)
-    http.post("/v1/chat/completions", json=other).raise_for_status()
+    http.post("/v1/chat/completions", json=to_tiny).raise_for_status()
     # Its worker ended before it could unload; the next one is asked, and the process goes on.
     assert site.models()["demo"]["status"] == {"value": "unloaded"}
     assert site.state("demo").supervisor == supervisor and site.state("demo").worker != worker
@@ -95,10 +95,10 @@ def test_the_turns_of_an_agent_are_those_of_a_cold_conversation(
     for text, (answer, _) in zip(WORDS, answers, strict=False):
         talk.append({"role": "user", "content": text})
         cold = {"model": "demo", "messages": talk, "cache_prompt": False, **PLAIN}
-        found = http.post("/v1/chat/completions", json=cold).raise_for_status().json()
-        assert found["choices"][0]["message"]["content"] == answer
+        recomputed = http.post("/v1/chat/completions", json=cold).raise_for_status().json()
+        assert recomputed["choices"][0]["message"]["content"] == answer
         talk.append({"role": "assistant", "content": answer})
     history = http.get("/v1/agents/ann/history").json()["messages"]
-    assert [(one["role"], one["content"]) for one in history] == [
-        (one["role"], one["content"]) for one in talk
+    assert [(message["role"], message["content"]) for message in history] == [
+        (message["role"], message["content"]) for message in talk
     ]

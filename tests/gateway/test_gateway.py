@@ -25,7 +25,7 @@ BOB = {"authorization": "Bearer bobs"}
 
 
 def workers(site: Site) -> int:
-    return sum("serve" in one.cmdline() for one in own_processes(site.home))
+    return sum("serve" in process.cmdline() for process in own_processes(site.home))
 
 
 def test_nothing_opens_without_a_key_and_nothing_wakes(site: Site) -> None:
@@ -116,7 +116,7 @@ def test_the_process_holds_no_mlx() -> None:
 
 
 def test_gateway_and_service_have_the_same_dialects() -> None:
-    paths = {path for one in DIALECTS for route in one.routes for path in route.paths}
+    paths = {path for dialect in DIALECTS for route in dialect.routes for path in route.paths}
     assert len(paths) > 40
     for path in paths:
         gate = dialect_of(path)
@@ -144,7 +144,7 @@ def test_the_model_chooses_the_member(site: Site, http: httpx.Client) -> None:
         name: http.post(ADDRESS, json={**HELLO, "model": name}).raise_for_status().json()
         for name in ("demo", "tiny", "second")
     }
-    texts = {name: one["choices"][0]["message"] for name, one in answers.items()}
+    texts = {name: answer["choices"][0]["message"] for name, answer in answers.items()}
     assert texts["tiny"] == texts["second"] != texts["demo"]
     for path in (ADDRESS, "/v1/messages", "/api/chat"):
         refused = http.post(path, json={**HELLO, "model": "gpt-5-mini"})
@@ -167,19 +167,22 @@ def test_streams_pass_unchanged(site: Site, http: httpx.Client) -> None:
     key = {"api_key": "sesame", "max_retries": 0}
     with openai.OpenAI(base_url=f"{site.url}/v1", **key) as sdk:  # type: ignore[arg-type]
         pieces = sdk.chat.completions.create(**body)  # type: ignore[call-overload]
-        said = "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
-    assert said == whole["choices"][0]["message"]["content"]
+        joined = "".join(chunk.choices[0].delta.content or "" for chunk in pieces if chunk.choices)
+    assert joined == whole["choices"][0]["message"]["content"]
 
 
 def test_other_dialects(site: Site) -> None:
-    said = [{"role": "user", "content": "Hello!"}]
+    messages = [{"role": "user", "content": "Hello!"}]
     with anthropic.Anthropic(base_url=site.url, api_key="sesame", max_retries=0) as sdk:
-        found = sdk.messages.create(model="tiny", messages=said, max_tokens=4)  # type: ignore[arg-type]
-        assert found.model == "tiny" and found.usage.output_tokens == 4
+        reply = sdk.messages.create(model="tiny", messages=messages, max_tokens=4)  # type: ignore[arg-type]
+        assert reply.model == "tiny" and reply.usage.output_tokens == 4
     key = {"authorization": "Bearer sesame"}
     with ollama.Client(site.url, headers=key) as client:
-        lines = list(client.chat("demo:latest", said, stream=True, options={"num_predict": 4}))
-        assert lines[-1].done and {one.model for one in client.list().models} >= {"demo", "tiny"}
+        lines = list(client.chat("demo:latest", messages, stream=True, options={"num_predict": 4}))
+        assert lines[-1].done and {model.model for model in client.list().models} >= {
+            "demo",
+            "tiny",
+        }
         assert client.ps().models and client.show("tiny").capabilities
 
 
@@ -190,7 +193,7 @@ def test_an_agent_follows_its_model(http: httpx.Client) -> None:
     again = http.post("/v1/agents/carol/generate", json=append)
     assert int(again.headers["x-mlx-stack-cache-prefix-tokens"]) > 0
     history = http.get("/v1/agents/carol/history").json()["messages"]
-    assert [one["role"] for one in history] == ["user", "assistant"] * 2
+    assert [message["role"] for message in history] == ["user", "assistant"] * 2
 
 
 def test_the_agents_of_all_members_are_listed(site: Site, http: httpx.Client) -> None:
@@ -201,35 +204,35 @@ def test_the_agents_of_all_members_are_listed(site: Site, http: httpx.Client) ->
     gone = {"model": "tiny", "keep_alive": 0}
     http.post("/api/generate", json=gone).raise_for_status()
     until(lambda: site.models()["tiny"]["status"] == {"value": "unloaded"}, "it stays")
-    found = {one["id"]: one for one in http.get("/v1/agents").json()["data"]}
-    assert {name: found[name]["member"] for name in ("dora", "emil", "both")} == {
+    listed = {card["id"]: card for card in http.get("/v1/agents").json()["data"]}
+    assert {name: listed[name]["member"] for name in ("dora", "emil", "both")} == {
         "dora": "demo", "emil": "second", "both": "second",
     }  # fmt: skip
-    assert found["emil"]["n_requests"] == 1 and found["emil"]["bytes"]["disk"] > 0
+    assert listed["emil"]["n_requests"] == 1 and listed["emil"]["bytes"]["disk"] > 0
     assert site.models()["tiny"]["status"] == {"value": "unloaded"}, "the list woke it"
-    assert [one["id"] for one in http.get("/v1/agents", headers=BOB).json()["data"]] in (
+    assert [card["id"] for card in http.get("/v1/agents", headers=BOB).json()["data"]] in (
         [],
         ["bob"],
     )
-    made = http.post("/v1/agents", json={"id": "fred"}).raise_for_status().json()
-    assert made["id"] == "fred" and "fred" in http.get("/v1/agents").text
+    created = http.post("/v1/agents", json={"id": "fred"}).raise_for_status().json()
+    assert created["id"] == "fred" and "fred" in http.get("/v1/agents").text
 
 
 def test_the_embedding_member_embeds_for_both_clients(site: Site) -> None:
     texts = ["hello", "another text"]
     with openai.OpenAI(base_url=f"{site.url}/v1", api_key="sesame", max_retries=0) as sdk:
         vectors = [
-            one.embedding for one in sdk.embeddings.create(model="demo-embedding", input=texts).data
+            row.embedding for row in sdk.embeddings.create(model="demo-embedding", input=texts).data
         ]
     key = {"authorization": "Bearer sesame"}
     with ollama.Client(site.url, headers=key) as client:
-        found = client.embed("demo-embedding:latest", texts)
+        embedded = client.embed("demo-embedding:latest", texts)
         single = client.embeddings("vectors", texts[0])
         with pytest.raises(ollama.ResponseError, match="embedding"):
             client.embed("demo", texts)
-    assert found.model == "demo-embedding:latest" and found.prompt_eval_count
-    for one, other in zip(found.embeddings, vectors, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
+    assert embedded.model == "demo-embedding:latest" and embedded.prompt_eval_count
+    for vector, expected in zip(embedded.embeddings, vectors, strict=True):
+        assert vector == pytest.approx(expected, abs=1e-6)
     assert len(single.embedding) == len(vectors[0]) and vectors[0] != vectors[1]
 
 
@@ -243,16 +246,16 @@ def test_a_key_of_some_agents_stays_one(site: Site) -> None:
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S, headers=BOB) as bob:
         own = bob.post("/v1/agents/bob/generate", json=append)
         assert own.status_code == 200, own.text
-        other = bob.post("/v1/agents/alice/generate", json=append)
-        assert other.status_code == 403 and "allowed: bob" in other.text
+        refused = bob.post("/v1/agents/alice/generate", json=append)
+        assert refused.status_code == 403 and "allowed: bob" in refused.text
         assert bob.post(ADDRESS, json={**HELLO, "agent": "alice"}).status_code == 403
         for path in ("/metrics", "/requests", "/metrics?model=demo"):
             assert bob.get(path).status_code == 403, path
         assert bob.get("/props").json()["model_path"] == ""
         assert bob.post("/cache/clear", json={}).status_code == 403
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as http:
-        every = http.get("/props", headers={"authorization": "Bearer sesame"}).json()
-    assert every["model_path"]
+        whole = http.get("/props", headers={"authorization": "Bearer sesame"}).json()
+    assert whole["model_path"]
 
 
 def test_a_body_that_is_no_json_is_told_by_the_default_member(http: httpx.Client) -> None:
@@ -267,7 +270,7 @@ def test_a_client_that_leaves_is_cancelled_at_the_member(site: Site) -> None:
         with http.stream("POST", ADDRESS, json=body) as answer:
             next(answer.iter_lines())
         for _ in range(200):
-            busy = [one for one in http.get("/slots").json() if one["is_processing"]]
+            busy = [slot for slot in http.get("/slots").json() if slot["is_processing"]]
             if not busy:
                 break
         assert not busy

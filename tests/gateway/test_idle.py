@@ -40,25 +40,25 @@ def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(idle_unload, "LOOK_S", 0.02)
         patch.setattr(members, "WATCH_S", 0.05)
-        with running(preset, folder / "home") as found:
-            yield found
+        with running(preset, folder / "home") as live:
+            yield live
 
 
 @pytest.fixture(scope="module")
-def here(member: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def fronted(member: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("front")
     with in_front(SERVER, member.url, "tiny", folder, is_loaded=False) as front:
         yield replace(member, url=front.url)
 
 
 @pytest.fixture
-def http(here: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=here.url, timeout=PATIENCE_S) as client:
+def http(fronted: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fronted.url, timeout=PATIENCE_S) as client:
         yield client
 
 
-def is_unloaded(here: Running) -> bool:
-    return here.service.health is ServiceHealth.UNLOADED
+def is_unloaded(fronted: Running) -> bool:
+    return fronted.service.health is ServiceHealth.UNLOADED
 
 
 def state(http: httpx.Client) -> str:
@@ -73,12 +73,12 @@ def read_all(http: httpx.Client) -> None:
     assert http.post("/api/pull", json={"model": "tiny"}).status_code == 200
 
 
-def test_status_calls_neither_wake_nor_keep_it(here: Running, http: httpx.Client) -> None:
+def test_status_calls_neither_wake_nor_keep_it(fronted: Running, http: httpx.Client) -> None:
     http.post("/api/generate", json={"model": "tiny", "keep_alive": IDLE_S}).raise_for_status()
 
     def is_unloaded_though_asked() -> bool:
         read_all(http)
-        return is_unloaded(here)
+        return is_unloaded(fronted)
 
     until(is_unloaded_though_asked, "asking for its state keeps it in memory")
     assert state(http) == "unloaded"
@@ -88,23 +88,23 @@ def test_status_calls_neither_wake_nor_keep_it(here: Running, http: httpx.Client
     assert http.get("/api/v1/models").json()["models"][0]["loaded_instances"] == []
     for _ in range(5):
         read_all(http)
-        assert is_unloaded(here)
+        assert is_unloaded(fronted)
 
 
 def test_a_member_that_unloads_itself_frees_its_reservation(
-    here: Running, http: httpx.Client
+    fronted: Running, http: httpx.Client
 ) -> None:
     body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
     http.post("/v1/chat/completions", json=body).raise_for_status()
     assert http.get("/health").json()["members"] == {"tiny": "loaded"}
     until(lambda: http.get("/health").json()["members"] == {"tiny": "unloaded"}, "it stays")
-    assert is_unloaded(here) and http.get("/props").json()["is_sleeping"]
+    assert is_unloaded(fronted) and http.get("/props").json()["is_sleeping"]
 
 
 def test_another_gateway_finds_it_unloaded_and_leaves_it_so(
-    here: Running, member: Running, tmp_path: Path
+    fronted: Running, member: Running, tmp_path: Path
 ) -> None:
-    until(lambda: is_unloaded(here), "it stays")
+    until(lambda: is_unloaded(fronted), "it stays")
     with (
         in_front(SERVER, member.url, "tiny", tmp_path, is_loaded=False) as front,
         httpx.Client(base_url=front.url, timeout=PATIENCE_S) as http,
@@ -113,20 +113,20 @@ def test_another_gateway_finds_it_unloaded_and_leaves_it_so(
         assert front.member.phase is MemberPhase.UNLOADED
         assert http.get("/health").json()["members"] == {"tiny": "unloaded"}
         assert http.get("/props").json()["is_sleeping"] and state(http) == "unloaded"
-        assert is_unloaded(here) and front.member.n_loads == 0
+        assert is_unloaded(fronted) and front.member.n_loads == 0
         body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
         http.post("/v1/chat/completions", json=body).raise_for_status()
-        assert front.member.n_loads == 1 and not is_unloaded(here)
+        assert front.member.n_loads == 1 and not is_unloaded(fronted)
 
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_stream_wakes_it_with_heartbeats(
-    here: Running, http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
+    fronted: Running, http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swap_middleware, "FIRST_S", 0.001)
     monkeypatch.setattr(swap_middleware, "BEAT_S", 0.005)
     http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
-    until(lambda: is_unloaded(here), "it stays")
+    until(lambda: is_unloaded(fronted), "it stays")
     body, beat, last = STREAMS[path]
     short = {"max_output_tokens": 16} if path == "/v1/responses" else {
         "max_tokens": 4, "n_predict": 4, "options": {"num_predict": 4},
@@ -137,8 +137,8 @@ def test_a_stream_wakes_it_with_heartbeats(
     assert state(http) == "loaded"
 
 
-def test_keep_alive_is_honored(here: Running) -> None:
-    with ollama.Client(here.url, timeout=PATIENCE_S) as client:
+def test_keep_alive_is_honored(fronted: Running) -> None:
+    with ollama.Client(fronted.url, timeout=PATIENCE_S) as client:
         client.chat("tiny", SAID, keep_alive=-1, options={"num_predict": 2})
         (loaded,) = client.ps().models
         assert loaded.expires_at and loaded.expires_at.year > 2200
@@ -151,14 +151,14 @@ def test_keep_alive_is_honored(here: Running) -> None:
         assert client.ps().models
 
 
-def test_many_that_wait_are_all_answered(here: Running, http: httpx.Client) -> None:
+def test_many_that_wait_are_all_answered(fronted: Running, http: httpx.Client) -> None:
     http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
-    until(lambda: is_unloaded(here), "it stays")
+    until(lambda: is_unloaded(fronted), "it stays")
 
     async def scene() -> list[int]:
-        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(base_url=fronted.url, timeout=PATIENCE_S) as client:
             body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
             asked = (client.post("/v1/chat/completions", json=body) for _ in range(6))
-            return [one.status_code for one in await asyncio.gather(*asked)]
+            return [answer.status_code for answer in await asyncio.gather(*asked)]
 
     assert asyncio.run(scene()) == [200] * 6

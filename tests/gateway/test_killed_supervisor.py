@@ -24,8 +24,8 @@ async def test_a_load_goes_on_after_its_supervisor_is_killed(
     tmp_path: Path, is_adopted: bool
 ) -> None:
     home = Home(tmp_path)
-    wanted = [StartRequest("demo", (), tmp_path)]
-    planned = gateway.plan("gateway", wanted, home, room_in(home, this_memory(os.environ)))
+    requests = [StartRequest("demo", (), tmp_path)]
+    planned = gateway.plan("gateway", requests, home, room_in(home, this_memory(os.environ)))
     spec = gateway.write(planned, home).spec
     member = first = MemberProcess(spec.members[0], spec.secret)
     loading = asyncio.create_task(member.ensure())

@@ -72,10 +72,10 @@ def test_each_dialect_gets_its_heartbeats_then_its_answer(
         serving(service, listener, is_loaded=False) as member,
         in_front(spec, member.url, "standin", tmp_path, is_loaded=False) as front,
     ):
-        found, plain = asyncio.run(scene(front.url))
+        streamed, plain = asyncio.run(scene(front.url))
     assert plain.status_code == 200 and plain.json()["choices"]
     for path, (_, beat, last) in STREAMS.items():
-        assert found[path] == 200, texts[path]
+        assert streamed[path] == 200, texts[path]
         assert texts[path].startswith(beat), path
         assert last in texts[path], path
     for path in ("/api/chat", "/api/generate"):

@@ -52,16 +52,16 @@ def test_the_forwarded_paths_are_the_routes_of_a_service() -> None:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     keys = (ApiKey("whole"), ApiKey("bobs", agents=("bob",)))
     server = ServerSpec(port=0, api_keys=keys)
-    with standing_behind("gateway", server, tmp_path_factory.mktemp("paths")) as (found, _):
-        yield found
+    with standing_behind("gateway", server, tmp_path_factory.mktemp("paths")) as (live, _):
+        yield live
 
 
-def status_of(here: Running, method: str, target: str, key: str = "whole") -> int:
+def status_of(gateway: Running, method: str, target: str, key: str = "whole") -> int:
     """Status of a request whose target no client library rewrites."""
-    parts = urlsplit(here.url)
+    parts = urlsplit(gateway.url)
     head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     body = b'{"preset": "demo"}'
     with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as client:
@@ -71,22 +71,22 @@ def status_of(here: Running, method: str, target: str, key: str = "whole") -> in
 
 
 @pytest.mark.parametrize("target", SPELLINGS)
-def test_no_spelling_of_a_change_of_models_reaches_a_member(here: Running, target: str) -> None:
-    assert status_of(here, "POST", target) == 501
-    assert status_of(here, "POST", target.replace("load", "unload")) == 501
-    assert status_of(here, "POST", target, "bobs") == 403
-    assert status_of(here, "POST", target, "guessed") == 401
+def test_no_spelling_of_a_change_of_models_reaches_a_member(gateway: Running, target: str) -> None:
+    assert status_of(gateway, "POST", target) == 501
+    assert status_of(gateway, "POST", target.replace("load", "unload")) == 501
+    assert status_of(gateway, "POST", target, "bobs") == 403
+    assert status_of(gateway, "POST", target, "guessed") == 401
 
 
 @pytest.mark.parametrize(
     "target",
     ["/v1/agents/ann/history", "/v1/agents/bob%2F..%2Fann/history", "/v1//agents/./ann/history"],
 )
-def test_no_spelling_of_an_agent_passes_its_key(here: Running, target: str) -> None:
-    assert status_of(here, "GET", target, "bobs") == 403
+def test_no_spelling_of_an_agent_passes_its_key(gateway: Running, target: str) -> None:
+    assert status_of(gateway, "GET", target, "bobs") == 403
 
 
-def test_a_path_of_no_member_is_refused_by_the_gateway(here: Running) -> None:
+def test_a_path_of_no_member_is_refused_by_the_gateway(gateway: Running) -> None:
     for method, path, status in (
         ("GET", "/nowhere", 404),
         ("GET", "/V1/agents/bob", 404),
@@ -94,11 +94,11 @@ def test_a_path_of_no_member_is_refused_by_the_gateway(here: Running) -> None:
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/slots/0", 405),
     ):
-        refused = httpx.request(method, here.url + path, headers=KEY)
+        refused = httpx.request(method, gateway.url + path, headers=KEY)
         assert refused.status_code == status, path
         assert (status == 405) == ("allow" in refused.headers)
 
 
-def test_a_member_sees_the_path_by_which_it_was_chosen(here: Running, tmp_path: Path) -> None:
-    assert status_of(here, "POST", "//v1/./chat/x/../completions/input_tokens") == 400
-    assert status_of(here, "GET", "/props?model=standin") == 200
+def test_a_member_sees_the_path_by_which_it_was_chosen(gateway: Running, tmp_path: Path) -> None:
+    assert status_of(gateway, "POST", "//v1/./chat/x/../completions/input_tokens") == 400
+    assert status_of(gateway, "GET", "/props?model=standin") == 200

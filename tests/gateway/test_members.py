@@ -58,16 +58,16 @@ def spec_of(*members: GatewayMember) -> GatewaySpec:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    found = Home(tmp_path / "home")
-    make_home(found)
-    return found
+    new_home = Home(tmp_path / "home")
+    make_home(new_home)
+    return new_home
 
 
 def test_of_equal_names_the_service_goes_first_then_the_first_member(home: Home) -> None:
-    one = member(home, "one", "two", "model")
+    first = member(home, "one", "two", "model")
     two = member(home, "two", "vectors", "model")
-    found = names_of(spec_of(one, two))
-    assert found == {"one": "one", "two": "two", "vectors": "two", "model": "one"}
+    names = names_of(spec_of(first, two))
+    assert names == {"one": "one", "two": "two", "vectors": "two", "model": "one"}
 
 
 async def test_a_failed_start_fails_those_that_wait_with_its_reason(home: Home) -> None:
@@ -80,9 +80,9 @@ async def test_a_failed_start_fails_those_that_wait_with_its_reason(home: Home) 
         left = asyncio.create_task(gate.enter())
         await asyncio.sleep(0)
         left.cancel()
-        for one in waiting:
+        for task in waiting:
             with pytest.raises(Broken, match="`one` did not start: ERROR no such model"):
-                await one
+                await task
         assert (gate.phase, gate.n_active, gate.n_waiting) == (MemberPhase.UNLOADED, 0, 0)
     finally:
         running.cancel()
@@ -108,11 +108,11 @@ async def test_a_member_that_ended_starts_at_another_port_when_its_own_is_taken(
         pid = gate.process.worker_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        with socket.socket() as other:
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await asyncio.to_thread(until, lambda: not gate.process.is_running, "it did not end")
-            other.bind(("127.0.0.1", port))
-            other.listen()
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
             await asyncio.to_thread(
                 until, lambda: gate.phase is MemberPhase.UNLOADED, "it is taken for loaded"
             )

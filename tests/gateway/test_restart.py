@@ -32,11 +32,11 @@ def test_agents_follow_their_member_over_a_restart(tmp_path: Path) -> None:
         http.post("/v1/agents/ann/fork", json={"id": "ben"}).raise_for_status()
         assert model(http, "ben") == "tiny"
         http.post("/v1/agents/ann/fork", json={"id": "cid"}).raise_for_status()
-        made = http.post("/v1/agents?model=tiny", json={"id": "dan"}).raise_for_status()
-        assert made.headers["x-mlx-stack-agent"] == "dan"
+        created = http.post("/v1/agents?model=tiny", json={"id": "dan"}).raise_for_status()
+        assert created.headers["x-mlx-stack-agent"] == "dan"
         moved = {"messages": [], "facts": {}, "manifest": None}
         http.put("/v1/agents/eva/kv?model=tiny", json=moved).raise_for_status()
         assert http.get("/v1/agents/eva").status_code == 200
     with serving(tmp_path, files) as site, client(site) as http:
-        found = {name: model(http, name) for name in ("ann", "ben", "cid", "dan", "eva", "fay")}
-    assert found == dict.fromkeys(("ann", "ben", "cid", "dan", "eva"), "tiny") | {"fay": "demo"}
+        model_of = {name: model(http, name) for name in ("ann", "ben", "cid", "dan", "eva", "fay")}
+    assert model_of == dict.fromkeys(("ann", "ben", "cid", "dan", "eva"), "tiny") | {"fay": "demo"}

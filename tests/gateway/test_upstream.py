@@ -73,13 +73,13 @@ class Fountain(Struct):
 
 @pytest.fixture(scope="module")
 def fountain() -> Iterator[Fountain]:
-    made = Fountain(n_sent={})
+    source = Fountain(n_sent={})
     started = threading.Event()
     loops = []
 
     async def main() -> None:
-        server = await asyncio.start_server(made.answer, "127.0.0.1", 0)
-        made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(source.answer, "127.0.0.1", 0)
+        source.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         loops.append((asyncio.get_running_loop(), asyncio.Event()))
         started.set()
         await loops[0][1].wait()
@@ -88,7 +88,7 @@ def fountain() -> Iterator[Fountain]:
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     assert started.wait(PATIENCE_S)
-    yield made
+    yield source
     loops[0][0].call_soon_threadsafe(loops[0][1].set)
     thread.join(PATIENCE_S)
 
@@ -96,18 +96,18 @@ def fountain() -> Iterator[Fountain]:
 @pytest.fixture(scope="module")
 def front(fountain: Fountain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     folder = tmp_path_factory.mktemp("front")
-    with in_front(ServerSpec(port=0, drain_s=1), fountain.url, "fountain", folder) as found:
-        yield found
+    with in_front(ServerSpec(port=0, drain_s=1), fountain.url, "fountain", folder) as live:
+        yield live
 
 
 def silent(front: Front) -> socket.socket:
     """A client that asks for a stream and reads nothing."""
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-    found.connect(("127.0.0.1", httpx.URL(front.url).port or 0))
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    listener.connect(("127.0.0.1", httpx.URL(front.url).port or 0))
     head = f"POST {STREAM} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n"
-    found.sendall(head.encode() + b"{}")
-    return found
+    listener.sendall(head.encode() + b"{}")
+    return listener
 
 
 def settled(fountain: Fountain, n_streams: int) -> dict[int, int]:
@@ -140,10 +140,12 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
                 if n_read > 2 * MAX_HELD:
                     break
     assert n_read > 2 * MAX_HELD
-    assert {at: fountain.n_sent[at] for at in held} == held, "nothing more was taken for them"
+    assert {number: fountain.n_sent[number] for number in held} == held, (
+        "nothing more was taken for them"
+    )
     until(lambda: front.member.n_active == N_STALLED, "the others are not inside")
-    for one in stalled:
-        one.close()
+    for client in stalled:
+        client.close()
     until(lambda: front.member.n_active == 0, "their streams go on")
     until(lambda: fountain.n_left == N_STALLED + 1, "the member was not told")
 

@@ -211,9 +211,9 @@ def _gated_delta(
     return tuple(mx.depends([v, state], [q, k, g, beta]))
 
 
-def _one_node(like: mx.array, *others: mx.array) -> mx.array:
+def _one_node(like: mx.array, *inputs: mx.array) -> mx.array:
     """Array like the first one, by one node that reads all."""
-    (output,) = mx.depends([like], [*others])
+    (output,) = mx.depends([like], [*inputs])
     return output
 
 

@@ -53,8 +53,8 @@ def counts_of(tape: list[Operation], model: TinyModel, n_rows: int) -> StepCount
     """Counts of a step of this model in MLX's order."""
     sizes = [input_sizes(tape, model, n_rows, n_keys) for n_keys in LENGTHS.values()]
     buffers = [
-        tuple(count_command_buffers(tape, each, limits) for limits in LIMITS.values())
-        for each in sizes
+        tuple(count_command_buffers(tape, size, limits) for limits in LIMITS.values())
+        for size in sizes
     ]
     return StepCounts(count_dispatches(tape), count_barriers(tape), tuple(buffers))
 
@@ -81,9 +81,9 @@ def main() -> None:
             theirs = counts_by_rows(model, Theirs)
             has_experts = compile_experts(model, ROWS)
             compiled = counts_by_rows(model, BY_ROW) if has_experts else [None] * len(ROWS)
-            for n_rows, own, in_blocks, other in zip(ROWS, ours, compiled, theirs, strict=True):
-                launches = map(_launches, (own, in_blocks, other))
-                buffers = [", ".join(map(str, each)) for each in own.n_buffers]
+            for n_rows, own, in_blocks, theirs_of in zip(ROWS, ours, compiled, theirs, strict=True):
+                launches = map(_launches, (own, in_blocks, theirs_of))
+                buffers = [", ".join(map(str, pair)) for pair in own.n_buffers]
                 table.add_row(name, str(n_rows), *launches, *buffers)
     Console().print(table)
 

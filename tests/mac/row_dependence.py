@@ -82,11 +82,11 @@ def of_products(bits: int) -> list[Comparison]:
     of_two = products.qmv_wide(rows[:2])[0]
     by_qmv = _beside(products.qmv, rows)
     by_qmv_wide = _beside(products.qmv_wide, rows)
-    others = f"among 2 to {MAX_ROWS}"
+    among = f"among 2 to {MAX_ROWS}"
     return [
-        _comparison(layer, "M1, M2", f"alone, {others}", alone, by_qmv),
-        _comparison(layer, "M3 and later", f"alone, {others}", alone, by_qmv_wide),
-        _comparison(layer, "M3 and later", f"of two, {others}", of_two, by_qmv_wide),
+        _comparison(layer, "M1, M2", f"alone, {among}", alone, by_qmv),
+        _comparison(layer, "M3 and later", f"alone, {among}", alone, by_qmv_wide),
+        _comparison(layer, "M3 and later", f"of two, {among}", of_two, by_qmv_wide),
     ]
 
 

@@ -53,7 +53,9 @@ def _is_left_out(item: pytest.Item) -> bool:
     name = item.nodeid.partition("::")[2]
     if PRECISION == "bfloat16" and any(word in name for word in NOT_IN_HALF):
         return True
-    return any(f"/{known}.py" in item.nodeid or name.startswith(known) for known in LEFT_OUT)
+    return any(
+        f"/{left_out}.py" in item.nodeid or name.startswith(left_out) for left_out in LEFT_OUT
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -36,8 +36,8 @@ def test_some_head_dims_have_a_kernel_that_runs_by_force_only(dims: tuple[int, i
 def test_an_m5_fuses_256_from_1024_causal_queries_on(
     dims: tuple[int, int], n_queries: int, is_causal: bool, is_half: bool, expected: bool
 ) -> None:
-    made = can_force(dims, n_queries, is_causal=is_causal, is_half=is_half, has_nax=True)
-    assert made == expected
+    is_fused = can_force(dims, n_queries, is_causal=is_causal, is_half=is_half, has_nax=True)
+    assert is_fused == expected
 
 
 @pytest.mark.parametrize(

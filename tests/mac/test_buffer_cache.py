@@ -62,11 +62,11 @@ class Chunks:
         self._prefill = loop.prefill_chunk
         monkeypatch.setattr(loop, "prefill_chunk", self)
 
-    def __call__(self, runner: object, context: SlotContext, ask: Any, *others: Any) -> float:
+    def __call__(self, runner: object, context: SlotContext, ask: Any, *more: Any) -> float:
         self.cached.append(mx.get_cache_memory())
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        took = self._prefill(runner, context, ask, *others)
+        took = self._prefill(runner, context, ask, *more)
         self.workspaces.append(mx.get_peak_memory() - before)
         self.rooms.append(context.leaves[0].keys.shape[2])
         return took
@@ -178,11 +178,11 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
             driver.finish(ask)
         assert [driver.tokens(ask) for ask in asks] == alone
         device.active_bytes()
-    cleared = [at for at, call in enumerate(calls) if call[0] == "clear_cache"]
+    cleared = [position for position, call in enumerate(calls) if call[0] == "clear_cache"]
     assert len(cleared) > 20
-    for at in cleared:
-        assert calls[at][1:] == ("mlx", False)
-        assert calls[at - 1] == ("synchronize", "mlx", False)
+    for position in cleared:
+        assert calls[position][1:] == ("mlx", False)
+        assert calls[position - 1] == ("synchronize", "mlx", False)
 
 
 def test_buffers_of_the_self_check_are_released_at_load(

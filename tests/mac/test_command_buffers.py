@@ -190,8 +190,8 @@ def test_props_names_limits_and_sources(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with running(preset, tmp_path / "home") as live, httpx.Client(base_url=live.url) as http:
         assert http.get("/props").json()["command_buffer_limits"] == []
         imitate_mac(monkeypatch)
-        found = http.get("/props").json()["command_buffer_limits"]
-    operations, numbers = found
+        limits = http.get("/props").json()["command_buffer_limits"]
+    operations, numbers = limits
     assert operations == {
         "variable": "MLX_MAX_OPS_PER_BUFFER", "value": "1000", "source": "mlx-stack",
     }  # fmt: skip

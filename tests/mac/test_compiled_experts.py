@@ -358,5 +358,5 @@ def test_swapped_models_leave_no_array_and_answer_as_before(
                 answers[kind].append(driver.answer(prompt(40), 8))
             assert not clock.calls[1, 1]
         left.append(array_bytes())
-    assert all(len({tuple(answer) for answer in each}) == 1 for each in answers.values())
+    assert all(len({tuple(answer) for answer in of_model}) == 1 for of_model in answers.values())
     assert max(left[2:]) <= left[1]

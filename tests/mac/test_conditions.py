@@ -58,11 +58,11 @@ def mac(
     cores = tmp_path / "cores.plist"
     cores.write_bytes(plistlib.dumps([{"IOClass": "AGXAcceleratorG15X", "gpu-core-count": 40}]))
     cat = f"[ $SYSTEM_VERSION_COMPAT = 0 ] && exec cat {real}\nexec cat {compatible}"
-    said = SETTINGS.format(mode="lowpowermode         1")
+    settings = SETTINGS.format(mode="lowpowermode         1")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(macos, "SYSTEM_VERSION", program("cat", f"PATH=/bin:/usr/bin\n{cat}"))
     monkeypatch.setattr(macos, "GPU_REGISTRY", program("ioreg", f"exec cat {cores}"))
-    monkeypatch.setattr(power_state, "POWER_SETTINGS", program("pmset", f"echo '{said}'"))
+    monkeypatch.setattr(power_state, "POWER_SETTINGS", program("pmset", f"echo '{settings}'"))
     warm = "echo com.apple.system.thermalpressurelevel 1"
     monkeypatch.setattr(spare_power, "THERMAL", program("notifyutil", warm))
     monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=False))
@@ -95,25 +95,25 @@ def test_a_report_names_system_gpu_variables_power_and_heat(mac: pytest.MonkeyPa
     begun = conditions("demo", DAY, env)
     mac.setattr(power_state, "thermal_level", lambda: 2)
     mac.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=True))
-    here = msgspec.json.decode(msgspec.json.encode(ended(begun)), type=Conditions)
-    assert here.macos == "macOS 26.2 (25C56)"
-    assert here.gpu == "Apple M3 Max, applegpu_g15s, 40 cores"
-    assert here.wired_limit_mb == 0
-    assert here.mlx_variables["MLX_MAX_OPS_PER_BUFFER"] == "7"
-    assert not any("STACK" in name for name in here.mlx_variables)
-    assert here.before is not None and here.after is not None
-    before = here.before
-    after = here.after
+    conditions_read = msgspec.json.decode(msgspec.json.encode(ended(begun)), type=Conditions)
+    assert conditions_read.macos == "macOS 26.2 (25C56)"
+    assert conditions_read.gpu == "Apple M3 Max, applegpu_g15s, 40 cores"
+    assert conditions_read.wired_limit_mb == 0
+    assert conditions_read.mlx_variables["MLX_MAX_OPS_PER_BUFFER"] == "7"
+    assert not any("STACK" in name for name in conditions_read.mlx_variables)
+    assert conditions_read.before is not None and conditions_read.after is not None
+    before = conditions_read.before
+    after = conditions_read.after
     assert (before.source, before.is_low_power, before.thermal_level) == ("battery", True, 1)
     assert (after.source, after.thermal_level) == ("mains", 2)
-    shown = "\n".join(details(here))
+    text = "\n".join(details(conditions_read))
     for part in (
         "macOS 26.2 (25C56); Apple M3 Max, applegpu_g15s, 40 cores; iogpu.wired_limit_mb not set",
         "MLX_MAX_OPS_PER_BUFFER=7",
         "Before: on battery, low power mode on, thermal level 1 (moderate), memory pressure ",
         "After: on mains, low power mode on, thermal level 2 (heavy), memory pressure ",
     ):
-        assert part in shown
+        assert part in text
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_doctor_names_the_gpu_with_its_cores(mac: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_report_of_another_system_says_what_it_has() -> None:
-    here = ended(conditions("demo", DAY, os.environ))
-    assert not here.macos and here.wired_limit_mb is None
-    assert here.before is not None and here.before.is_low_power is None
-    assert any(line.startswith("After: on ") for line in details(here))
+    report = ended(conditions("demo", DAY, os.environ))
+    assert not report.macos and report.wired_limit_mb is None
+    assert report.before is not None and report.before.is_low_power is None
+    assert any(line.startswith("After: on ") for line in details(report))

@@ -161,11 +161,11 @@ def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
         driver.engine.cache.clear().result(PATIENCE_S)
         left = seating.array_limit - array_bytes()
         # The running answer grows meanwhile, which needs room; half a prompt is enough for it.
-        other = mx.zeros((left - 1000 * seating.bytes_per_token,), mx.uint8)
-        mx.eval(other)
+        ballast = mx.zeros((left - 1000 * seating.bytes_per_token,), mx.uint8)
+        mx.eval(ballast)
         with pytest.raises(OutOfMemory, match="the device has room for are in use"):
             driver.finish(driver.submit(prompt(2000), 4, slot=0))
-        del other
+        del ballast
         assert driver.answer(prompt(2000), 4, slot=0) == cold
         driver.engine.cancel(running_one)
         driver.finish(running_one)
@@ -279,9 +279,9 @@ def test_scores_of_unfused_attention_bound_the_chunk(
     for kind in ("tiny", "tiny-mla"):
         with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
             policy = driver.engine.loaded.loop._limits.prefill
-            heads = 4
+            n_heads = 4
             copies = capacity.SCORE_COPIES
-            assert policy.score_bytes == heads * 2 * copies
+            assert policy.score_bytes == n_heads * 2 * copies
             assert tokens_within_scores(500_000, policy) < 200
 
 

@@ -122,7 +122,7 @@ def test_an_idle_slot_and_a_waiting_request_survive_an_error(
     with running(keeping(model_of("tiny")), tmp_path) as driver:
         cold = driver.cold(prompt(60, seed=5), 6)
         driver.answer(SAVED, 4, slot=1)
-        kept = driver.context(1)
+        idle_tokens = driver.context(1)
         driver.answer(prompt(30, seed=4), 4, slot=0)
         ask = driver.submit(prompt(90, seed=1), 400, slot=0)
         driver.until(ask, TokenSampled, 5)
@@ -130,7 +130,7 @@ def test_an_idle_slot_and_a_waiting_request_survive_an_error(
         faults.fail()
         assert outcome(driver, ask) is None
         assert outcome(driver, waiting) == cold
-        assert driver.context(1) == kept
+        assert driver.context(1) == idle_tokens
 
 
 def test_two_errors_with_an_answer_between_them_end_nothing(
@@ -258,8 +258,8 @@ def test_an_embedding_engine_ends_after_two_errors(model_of: ModelOf, faults: De
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Running]:
-    with serving(tiny_preset(tmp_path / "model"), tmp_path / "home") as found:
-        yield found
+    with serving(tiny_preset(tmp_path / "model"), tmp_path / "home") as live:
+        yield live
 
 
 HI = [{"role": "user", "content": "hi"}]

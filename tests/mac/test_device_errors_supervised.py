@@ -69,14 +69,14 @@ class Supervised:
 
 @contextmanager
 def supervised(folder: Path, **env: str) -> Iterator[Supervised]:
-    one = Supervised(folder, env)
+    service = Supervised(folder, env)
     try:
-        yield one
+        yield service
     finally:
-        one.process.kill()
-        one.process.wait()
-        if one.state and one.state.worker:
-            kill(one.state.worker)
+        service.process.kill()
+        service.process.wait()
+        if service.state and service.state.worker:
+            kill(service.state.worker)
 
 
 def until(question: Callable[[], object]) -> None:
@@ -84,31 +84,34 @@ def until(question: Callable[[], object]) -> None:
 
 
 def test_a_new_process_serves_the_agents_of_the_broken_one(tmp_path: Path) -> None:
-    with supervised(tmp_path) as one, httpx.Client(base_url=one.url, timeout=PATIENCE_S) as http:
-        until(one.is_healthy)
+    with (
+        supervised(tmp_path) as service,
+        httpx.Client(base_url=service.url, timeout=PATIENCE_S) as http,
+    ):
+        until(service.is_healthy)
         before = turn(http, "bob", user("remember this " * 20))
-        assert one.state is not None
-        assert one.state.worker is not None
-        first = one.state.worker.pid
+        assert service.state is not None
+        assert service.state.worker is not None
+        first = service.state.worker.pid
         os.kill(first, signal.SIGUSR1)
         for _ in range(2):
             try:
                 http.post("/v1/chat/completions", json=chat_body("and this"))
             except httpx.TransportError:
                 break
-        until(lambda: one.state and one.state.worker and one.state.worker.pid != first)
-        until(one.is_healthy)
+        until(lambda: service.state and service.state.worker and service.state.worker.pid != first)
+        until(service.is_healthy)
         assert [message["role"] for message in history(http, "bob")] == ["user", "assistant"]
         assert turn(http, "bob", user("go on"))["agent"]["n_tokens"] > before["agent"]["n_tokens"]
-        assert "the GPU did not finish its work" in one.log
-        assert one.state.exit_code == 1
+        assert "the GPU did not finish its work" in service.log
+        assert service.state.exit_code == 1
 
 
 def test_a_supervisor_gives_up_on_a_device_that_fails_at_every_start(tmp_path: Path) -> None:
-    with supervised(tmp_path, FAULTY="1") as one:
-        one.process.wait(PATIENCE_S)
-        assert one.state is not None
-        assert one.state.phase is Phase.CRASHED
-        assert one.state.n_crashes == 2
-        assert "SubmissionsIgnored" in one.log
-        assert "giving up; see the log above" in one.log
+    with supervised(tmp_path, FAULTY="1") as service:
+        service.process.wait(PATIENCE_S)
+        assert service.state is not None
+        assert service.state.phase is Phase.CRASHED
+        assert service.state.n_crashes == 2
+        assert "SubmissionsIgnored" in service.log
+        assert "giving up; see the log above" in service.log

@@ -81,7 +81,7 @@ def test_a_step_stays_below_its_ceilings(name: str) -> None:
         assert counts.n_dispatches <= ceiling.n_dispatches, n_rows
         assert counts.n_barriers <= ceiling.n_barriers, n_rows
         pairs = zip(counts.n_buffers, ceiling.n_buffers, strict=True)
-        is_below = [a <= b for each in pairs for a, b in zip(*each, strict=True)]
+        is_below = [a <= b for pair in pairs for a, b in zip(*pair, strict=True)]
         assert all(is_below), (n_rows, counts.n_buffers)
 
 

@@ -41,19 +41,19 @@ class Metal:
         """Queries and mask of each call with `force_fused`."""
 
     def __call__(
-        self, q: mx.array, k: mx.array, v: mx.array, *, force_fused: bool = False, **rest: Any
+        self, q: mx.array, k: mx.array, v: mx.array, *, force_fused: bool = False, **options: Any
     ) -> mx.array:
         dims = q.shape[3], v.shape[3]
         if force_fused:
             if dims not in FORCIBLE_DIMS or q.shape[2] <= N_VECTOR:
                 raise ValueError("force_fused=True but no fused kernel is available")
-            self.forced.append((q.shape[2], str(rest.get("mask"))))
+            self.forced.append((q.shape[2], str(options.get("mask"))))
             if len(self.forced) > self._n_loadable:
                 raise RuntimeError(UNLOADABLE)
         if q.shape[2] > N_VECTOR and dims in FORCIBLE_DIMS:
             for _ in range(self._repeats[force_fused] - 1):
-                mx.eval(self._real(q, k, v, **rest))
-        return self._real(q, k, v, **rest)
+                mx.eval(self._real(q, k, v, **options))
+        return self._real(q, k, v, **options)
 
 
 @pytest.fixture

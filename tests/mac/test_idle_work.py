@@ -85,10 +85,10 @@ class Scene:
 @pytest.fixture
 def driver(model_of: ModelOf, tmp_path: Path) -> Any:
     """An engine that has answered once."""
-    with running(preset_of(model_of("tiny")), tmp_path) as one:
-        one.answer(PROMPTS[0], 4)
-        one.catch_up()
-        yield one
+    with running(preset_of(model_of("tiny")), tmp_path) as running_driver:
+        running_driver.answer(PROMPTS[0], 4)
+        running_driver.catch_up()
+        yield running_driver
 
 
 def test_an_idle_engine_computes_every_half_second_until_the_end(driver: Driver) -> None:
@@ -200,7 +200,7 @@ def test_a_service_shows_its_passes(tmp_path: Path, eager: None) -> None:
             for line in httpx.get(f"{live.url}/metrics").text.splitlines()
             if line.startswith("mlxstack_warm_passes_total")
         )
-    assert any(one.startswith("weights kept warm in pauses, by ") for one in remarks)
+    assert any(remark.startswith("weights kept warm in pauses, by ") for remark in remarks)
     assert float(line.split()[1]) >= n_passes
 
 
@@ -220,16 +220,16 @@ def test_answers_are_the_same_with_passes_between_them(
     for keep_warm_s in (0.0, 3600.0):
         device = DeviceSpec(keep_warm_s=keep_warm_s)
         preset = preset_of(model_of(kind), device=device)
-        with running(preset, tmp_path / str(keep_warm_s)) as one:
+        with running(preset, tmp_path / str(keep_warm_s)) as driver:
             answers[keep_warm_s] = []
             for tokens in PROMPTS:
-                before = one.engine.snapshot().counters.n_warm_passes
-                first = one.answer(tokens, 12)
+                before = driver.engine.snapshot().counters.n_warm_passes
+                first = driver.answer(tokens, 12)
                 if keep_warm_s:
-                    wait_until(partial(has_passes, one, before + 3))
-                second = one.answer((*tokens, *first, 5), 12)
+                    wait_until(partial(has_passes, driver, before + 3))
+                second = driver.answer((*tokens, *first, 5), 12)
                 answers[keep_warm_s] += [first, second]
-            assert (passes(one) > 0) == bool(keep_warm_s)
+            assert (passes(driver) > 0) == bool(keep_warm_s)
     assert answers[0.0] == answers[3600.0]
 
 
@@ -246,12 +246,12 @@ def passes(driver: Driver) -> int:
 def test_a_pass_changes_no_kv_no_index_and_no_random_state(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
-    with running(preset_of(model_of(kind)), tmp_path) as one:
-        one.answer(PROMPTS[0], 8)
-        one.catch_up()
-        loop = one.engine.loaded.loop
+    with running(preset_of(model_of(kind)), tmp_path) as driver:
+        driver.answer(PROMPTS[0], 8)
+        driver.catch_up()
+        loop = driver.engine.loaded.loop
 
-        work = idle_work.idle_work(loop, one.engine.preset, lambda: None, is_alone=True)
+        work = idle_work.idle_work(loop, driver.engine.preset, lambda: None, is_alone=True)
 
         def state() -> tuple[list[bytes], int]:
             arrays = [kv_bytes(slot) for slot in loop.slots]

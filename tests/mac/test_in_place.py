@@ -41,20 +41,20 @@ def test_kv_buffers_stay_where_they_are(
 ) -> None:
     monkeypatch.setattr(batch, "has_gpu", lambda: is_ahead)
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
-    one = Batch(ModelRunner(model))
-    one.is_ahead = is_ahead
+    rows = Batch(ModelRunner(model))
+    rows.is_ahead = is_ahead
     contexts = []
     for n in range(n_rows):
         context = SlotContext(CacheFactory(model, KVSpec()))
         tokens = prompt(N_TOKENS + n, seed=n)
         model(mx.array([tokens]), cache=context.caches)
         context.extend(tokens)
-        one.join(BatchRow(n, context, Sampler(SamplingParams(), tokens, n), 10))
+        rows.join(BatchRow(n, context, Sampler(SamplingParams(), tokens, n), 10))
         contexts.append(context)
-    one.step()
+    rows.step()
     before = [addresses(context) for context in contexts]
     for _ in range(N_STEPS):
-        assert len(one.step()) == n_rows
+        assert len(rows.step()) == n_rows
         assert [addresses(context) for context in contexts] == before
-    assert bool(one.in_flight) == is_ahead
-    one.sync()
+    assert bool(rows.in_flight) == is_ahead
+    rows.sync()

@@ -84,11 +84,11 @@ def test_attention_that_is_wrong_from_1024_keys_on_is_found_and_named(
         return real(q, keys, v, **options)
 
     on_device(monkeypatch, mx.fast, "scaled_dot_product_attention", attend)
-    found = faults(model)
-    assert {check.name for check in found} == {"attention"}
-    decoding = {check.shape.partition(";")[0] for check in found}
+    checks = faults(model)
+    assert {check.name for check in checks} == {"attention"}
+    decoding = {check.shape.partition(";")[0] for check in checks}
     assert {f"queries {q}, keys {n:,}" for q in (1, 2, 8) for n in (1024, 4096, 32768)} <= decoding
-    assert not any("keys 1,023" in check.shape for check in found)
+    assert not any("keys 1,023" in check.shape for check in checks)
 
 
 def test_one_key_too_few_is_found(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +97,8 @@ def test_one_key_too_few_is_found(model: Any, monkeypatch: pytest.MonkeyPatch) -
         return real(q, k[:, :, :n], v[:, :, :n], **options)
 
     on_device(monkeypatch, mx.fast, "scaled_dot_product_attention", attend)
-    found = {check.shape.partition(";")[0] for check in faults(model)}
-    assert found == {f"queries {n}, keys 4,096" for n in (1, 2, 8)}
+    shapes = {check.shape.partition(";")[0] for check in faults(model)}
+    assert shapes == {f"queries {n}, keys 4,096" for n in (1, 2, 8)}
 
 
 def test_one_key_too_few_is_found_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +123,11 @@ def test_a_wrong_row_of_a_quantized_product_is_found_and_named(
         return product
 
     on_device(monkeypatch, mx, "quantized_matmul", multiply)
-    found = faults(model)
-    assert {check.name for check in found} == {"quantized layer"}
-    assert {check.shape.partition(";")[0] for check in found} == {"rows 6"}
-    assert {check.detail for check in found} == {"row 3"}
-    assert all(check.difference > check.tolerance for check in found)
+    checks = faults(model)
+    assert {check.name for check in checks} == {"quantized layer"}
+    assert {check.shape.partition(";")[0] for check in checks} == {"rows 6"}
+    assert {check.detail for check in checks} == {"row 3"}
+    assert all(check.difference > check.tolerance for check in checks)
 
 
 def test_a_pipeline_that_is_missing_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +139,10 @@ def test_a_pipeline_that_is_missing_is_named(model: Any, monkeypatch: pytest.Mon
         return real(x, dims, **options)
 
     on_device(monkeypatch, mx.fast, "rope", rotate)
-    found = faults(model)
-    assert {(check.name, check.outcome) for check in found} == {("rope", KernelOutcome.MISSING)}
-    assert {check.detail for check in found} == {f"missing pipeline: {text}"}
-    assert all("tokens 1 at [5, 4096]" in check.shape for check in found)
+    checks = faults(model)
+    assert {(check.name, check.outcome) for check in checks} == {("rope", KernelOutcome.MISSING)}
+    assert {check.detail for check in checks} == {f"missing pipeline: {text}"}
+    assert all("tokens 1 at [5, 4096]" in check.shape for check in checks)
 
 
 def test_a_missing_forced_kernel_is_no_fault_since_the_engine_refuses_it(

@@ -108,9 +108,9 @@ def test_a_job_that_does_not_end_is_told(shell: Shell, monkeypatch: pytest.Monke
     unit.path.parent.mkdir(parents=True)
     unit.path.write_text(unit.text)
     (shell.folder / "state").write_text("up")
-    said = install._stop(unit)
-    assert said is not None
-    assert "Operation now in progress" in said
+    message = install._stop(unit)
+    assert message is not None
+    assert "Operation now in progress" in message
 
 
 def test_the_property_list_has_what_a_service_needs(tmp_path: Path) -> None:

@@ -32,17 +32,17 @@ EAGER = StackingRules(repaid_bytes=1 << 60, building_bytes=1, most_padding=10**6
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[StackedKVCache]:
     """Stacks that were made; rows are stacked after two steps, and steps go ahead as on a GPU."""
-    made: list[StackedKVCache] = []
+    stacked: list[StackedKVCache] = []
 
     class Noted(StackedKVCache):
         def __init__(self, caches: Sequence[Any]) -> None:
             super().__init__(caches)
-            made.append(self)
+            stacked.append(self)
 
     monkeypatch.setattr(batch, "has_gpu", lambda: True)
     monkeypatch.setattr(row_stack, "StackedKVCache", Noted)
     monkeypatch.setattr(assembly, "RowStacker", partial(RowStacker, rules=EAGER))
-    return made
+    return stacked
 
 
 def talk(driver: Driver, seed: int, drafts: Sequence[tuple[int, ...]] = ()) -> None:
@@ -51,8 +51,8 @@ def talk(driver: Driver, seed: int, drafts: Sequence[tuple[int, ...]] = ()) -> N
     for tokens in (beginnings, [head[:256] + prompt(20, seed=seed) for head in beginnings]):
         predictions = drafts or [()] * 3
         asks = [
-            driver.submit(one, 24, checkpoint_positions=(256,), prediction=expected)
-            for one, expected in zip(tokens, predictions, strict=True)
+            driver.submit(token, 24, checkpoint_positions=(256,), prediction=expected)
+            for token, expected in zip(tokens, predictions, strict=True)
         ]
         for ask in asks:
             driver.finish(ask)

@@ -29,11 +29,11 @@ def prompts() -> list[mx.array]:
     return [mx.array([(7 * i + n) % 256 for i in range(n)]) for n in LENGTHS]
 
 
-def difference(one: mx.array, other: mx.array) -> float:
+def difference(first: mx.array, second: mx.array) -> float:
     """Largest difference, as a share of the largest logit."""
-    one = one.astype(mx.float32)
-    other = other.astype(mx.float32)
-    return float((mx.abs(one - other).max() / mx.abs(one).max()).item())
+    first = first.astype(mx.float32)
+    second = second.astype(mx.float32)
+    return float((mx.abs(first - second).max() / mx.abs(first).max()).item())
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -43,8 +43,8 @@ def test_rows_of_a_batch_are_near_the_rows_alone(kind: str) -> None:
     slots = [
         [SlotTokens(make_prompt_cache(model), tokens) for tokens in prompts()] for _ in range(2)
     ]
-    for each in slots:
-        for slot in each:
+    for row_slot in slots:
+        for slot in row_slot:
             mx.eval(runner.execute([slot]))
     last = mx.array([5])
     alone = [runner.execute([SlotTokens(slot.caches, last)]) for slot in slots[0]]

@@ -70,8 +70,8 @@ def test_kernels_for_few_rows_equal_the_quantized_product(bits: int, header: Non
 
 @pytest.mark.parametrize("bits", (4, 8))
 def test_a_quantized_layer_depends_on_other_rows_as_is_known(bits: int, header: None) -> None:
-    counts = {(one.gpus, one.compared): one for one in of_products(bits)}
-    depends = {key: one.n_different > 0 for key, one in counts.items()}
+    counts = {(count.gpus, count.compared): count for count in of_products(bits)}
+    depends = {key: count.n_different > 0 for key, count in counts.items()}
     assert depends == DEPENDS_ON_ROWS, (version("mlx"), counts)
 
 

@@ -59,41 +59,41 @@ def test_a_new_service_waits_for_room_before_it_loads(
 ) -> None:
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
     home = Home(tmp_path)
-    one, preset = service_at(home, "one")
-    assert one.try_reserve(preset) <= 0
+    first, preset = service_at(home, "one")
+    assert first.try_reserve(preset) <= 0
     least = grants_in(home)["one"]
-    alone = one.share(preset)
+    alone = first.share(preset)
     assert alone is not None
     assert alone > least
     assert grants_in(home) == {"one": alone}
-    two, other = service_at(home, "two")
-    assert two.try_reserve(other) > 0
-    assert two.share(other) == 0
+    two, two_preset = service_at(home, "two")
+    assert two.try_reserve(two_preset) > 0
+    assert two.share(two_preset) == 0
     assert grants_in(home) == {"one": alone}
-    half = one.share(preset)
+    half = first.share(preset)
     assert half is not None
     assert least < half < alone
     assert grants_in(home) == {"one": alone}, "KV is still held"
-    one.hold(half)
-    assert two.try_reserve(other) <= 0
+    first.hold(half)
+    assert two.try_reserve(two_preset) <= 0
     assert grants_in(home) == {"one": half, "two": least}
-    assert two.share(other) == half
+    assert two.share(two_preset) == half
 
 
 def test_an_unloaded_model_holds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
     home = Home(tmp_path)
-    one, preset = service_at(home, "one")
-    one.reserve(preset)
-    one.share(preset)
-    two, other = service_at(home, "two")
-    assert two.try_reserve(other) > 0
-    one.release()
-    assert one.share(preset), "looked up while the model was unloaded"
-    assert two.try_reserve(other) <= 0
+    first, preset = service_at(home, "one")
+    first.reserve(preset)
+    first.share(preset)
+    two, two_preset = service_at(home, "two")
+    assert two.try_reserve(two_preset) > 0
+    first.release()
+    assert first.share(preset), "looked up while the model was unloaded"
+    assert two.try_reserve(two_preset) <= 0
     assert set(grants_in(home)) == {"two"}
     two.release()
-    one.reserve(preset)
+    first.reserve(preset)
     assert set(grants_in(home)) == {"one"}
 
 
@@ -102,10 +102,10 @@ def test_two_that_load_at_once_reserve_their_slots_only(
 ) -> None:
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
     home = Home(tmp_path)
-    one, preset = service_at(home, "one")
-    one.reserve(preset)
-    two, other = service_at(home, "two")
-    two.reserve(other)
+    first, preset = service_at(home, "one")
+    first.reserve(preset)
+    two, two_preset = service_at(home, "two")
+    two.reserve(two_preset)
     least = claim_of(preset, this_memory(os.environ), "").kv
     assert grants_in(home) == {"one": least, "two": least}
 
@@ -118,15 +118,19 @@ def test_a_gateway_leaves_a_running_service_the_kv_of_its_slots(
     memory = this_memory(os.environ)
     _, preset = service_at(home, "one")
     own = claim_of(preset, memory, "one")
-    wanted = [StartRequest("demo", (f"name={name}",), tmp_path) for name in ("a", "b")]
-    planned = gateway.plan("gateway", wanted, home, room_in(home, memory))
-    members = [claim_of(one.preset, memory, one.preset.name) for one in planned.members]
+    requests = [StartRequest("demo", (f"name={name}",), tmp_path) for name in ("a", "b")]
+    planned = gateway.plan("gateway", requests, home, room_in(home, memory))
+    members = [claim_of(member.preset, memory, member.preset.name) for member in planned.members]
     supervisor = identify(os.getpid())
     assert supervisor is not None
     claim(ServiceState(gateway.write(planned, home).service, Phase.RUNNING, supervisor))
-    (front,) = (one for one in claims_in(home, memory, None) if one.name == "gateway")
-    found = kv_budgets([own, front, *members], memory.usable)
-    assert found["one"] >= own.kv
+    (front,) = (
+        service_claim
+        for service_claim in claims_in(home, memory, None)
+        if service_claim.name == "gateway"
+    )
+    budget_of = kv_budgets([own, front, *members], memory.usable)
+    assert budget_of["one"] >= own.kv
 
 
 def test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slots(
@@ -136,25 +140,25 @@ def test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slot
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
     home = Home(tmp_path)
     memory = this_memory(os.environ)
-    one, preset = service_at(home, "one")
+    running, preset = service_at(home, "one")
     own = claim_of(preset, memory, "one")
-    one.reserve(preset)
-    one.share(preset)
+    running.reserve(preset)
+    running.share(preset)
     sets = [(f"name={name}", "prefix_cache.memory_budget_pct=60") for name in "ab"]
-    wanted = [StartRequest("demo", each, tmp_path) for each in sets]
-    planned = gateway.plan("gateway", wanted, home, room_in(home, memory))
+    requests = [StartRequest("demo", service, tmp_path) for service in sets]
+    planned = gateway.plan("gateway", requests, home, room_in(home, memory))
     written = gateway.write(planned, home)
     supervisor = identify(os.getpid())
     assert supervisor is not None
-    for each in (written.service, *(member.service for member in written.spec.members)):
-        claim(ServiceState(each, Phase.RUNNING, supervisor))
+    for service in (written.service, *(member.service for member in written.spec.members)):
+        claim(ServiceState(service, Phase.RUNNING, supervisor))
     assert room_in(home, memory).free == 0
-    budget = one.share(preset)
+    budget = running.share(preset)
     assert budget is not None
     assert budget >= own.kv
-    one.hold(budget)
+    running.hold(budget)
     (a, first), (b, second) = [
-        (Neighbors(home.root, each.preset.name), each.preset) for each in planned.members
+        (Neighbors(home.root, service.preset.name), service.preset) for service in planned.members
     ]
     assert a.try_reserve(first) <= 0
     share = a.share(first)
@@ -163,7 +167,7 @@ def test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slot
     a.release()
     assert b.try_reserve(second) <= 0
     assert b.share(second) == share
-    assert one.share(preset) == budget
+    assert running.share(preset) == budget
     assert grants_in(home) == {"one": budget, "b": share}
 
 
@@ -173,11 +177,11 @@ def test_a_service_that_loads_without_room_is_counted(
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
     monkeypatch.setattr("mlxstack.service.parts.neighbors.RESERVE_S", 0.0)
     home = Home(tmp_path)
-    one, preset = service_at(home, "one")
-    one.reserve(preset)
-    alone = one.share(preset)
-    two, other = service_at(home, "two")
-    two.reserve(other)
+    first, preset = service_at(home, "one")
+    first.reserve(preset)
+    alone = first.share(preset)
+    two, two_preset = service_at(home, "two")
+    two.reserve(two_preset)
     assert grants_in(home) == {"one": alone, "two": 0}
 
 
@@ -197,19 +201,19 @@ def test_a_service_starts_with_its_share_after_it_has_waited_for_room(
     monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
     monkeypatch.setattr("mlxstack.service.parts.neighbors.RESERVE_S", 0.0)
     home = Home(tmp_path)
-    one, preset = service_at(home, "one")
-    one.reserve(preset)
-    alone = one.share(preset)
+    first, preset = service_at(home, "one")
+    first.reserve(preset)
+    alone = first.share(preset)
     assert alone is not None
-    _, other = service_at(home, "two")
-    assert asyncio.run(begun(other, home)) == 0
+    _, two_preset = service_at(home, "two")
+    assert asyncio.run(begun(two_preset, home)) == 0
     assert "other services still hold" in caplog.text
     assert grants_in(home) == {"one": alone, "two": 0}
-    half = one.share(preset)
+    half = first.share(preset)
     assert half is not None
-    one.hold(half)
+    first.hold(half)
     caplog.clear()
-    assert asyncio.run(begun(other, home)) == half
+    assert asyncio.run(begun(two_preset, home)) == half
     assert "other services still hold" not in caplog.text
     assert grants_in(home) == {"one": half, "two": half}
 
@@ -237,14 +241,14 @@ def bytes_held(home: Home, fixed: int) -> int:
 
 def budgets(shell: Shell) -> dict[str, int]:
     """KV budget of each service, as `status` tells it."""
-    found = {name: one["kv_budget_bytes"] for name, one in shell.services().items()}
-    return {name: n_bytes for name, n_bytes in found.items() if n_bytes}
+    budget_of = {name: card["kv_budget_bytes"] for name, card in shell.services().items()}
+    return {name: n_bytes for name, n_bytes in budget_of.items() if n_bytes}
 
 
 def planned(shell: Shell) -> int:
     """KV budget of the service `tiny`, as `plan` tells it."""
-    found = json.loads(shell.run("plan", str(shell.preset), "--json").stdout)
-    n_bytes: int = found["kv_budget_bytes"]
+    plan = json.loads(shell.run("plan", str(shell.preset), "--json").stdout)
+    n_bytes: int = plan["kv_budget_bytes"]
     return n_bytes
 
 
@@ -260,30 +264,30 @@ def settle(
     """Wait until the services have equal parts; the ceiling holds at every look."""
     home = Home(shell.home)
     fixed = fixed_bytes(shell)
-    found: dict[str, int] = {}
+    equal_parts: dict[str, int] = {}
 
     def is_settled() -> bool:
         assert bytes_held(home, fixed) <= CEILING
-        for one in starts:
-            assert not one.poll(), one.communicate()[1]
+        for process in starts:
+            assert not process.poll(), process.communicate()[1]
         grants = grants_in(home)
         if set(grants) != {*names} or len({*grants.values()}) > 1:
             return False
-        found.update(dict.fromkeys(names, planned(shell)))
-        return grants_in(home) == budgets(shell) == found
+        equal_parts.update(dict.fromkeys(names, planned(shell)))
+        return grants_in(home) == budgets(shell) == equal_parts
 
-    wait_until(is_settled, lambda: (grants_in(home), budgets(shell), found))
-    for one in starts:
-        one.communicate()
+    wait_until(is_settled, lambda: (grants_in(home), budgets(shell), equal_parts))
+    for process in starts:
+        process.communicate()
     assert bytes_held(home, fixed) <= CEILING
-    return found
+    return equal_parts
 
 
 def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(shell: Shell) -> None:
     alone = planned(shell)
-    found = settle(shell, ("tiny", "two"), start(shell, "tiny", "two"))
-    assert found["tiny"] < alone
-    found = settle(shell, ("tiny", "two", "three"), start(shell, "three"))
-    assert CEILING - 3 < 3 * (fixed_bytes(shell) + found["tiny"]) <= CEILING
+    budget_of = settle(shell, ("tiny", "two"), start(shell, "tiny", "two"))
+    assert budget_of["tiny"] < alone
+    budget_of = settle(shell, ("tiny", "two", "three"), start(shell, "three"))
+    assert CEILING - 3 < 3 * (fixed_bytes(shell) + budget_of["tiny"]) <= CEILING
     assert shell.run("down", "two", "three").returncode == 0
     assert settle(shell, ("tiny",), []) == {"tiny": alone}

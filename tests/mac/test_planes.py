@@ -14,9 +14,9 @@ def test_all_arrays_of_a_file_are_evaluated_at_once(monkeypatch: pytest.MonkeyPa
     real = mx.eval
     waits = []
 
-    def evaluate(*given: Any) -> None:
-        waits.append(len(given[0]))
-        real(*given)
+    def evaluate(*arrays: Any) -> None:
+        waits.append(len(arrays[0]))
+        real(*arrays)
 
     whole = mx.arange(960, dtype=mx.float32).reshape(4, 4, 60).astype(mx.bfloat16)
     arrays = [whole[:, i : i + 2, ::2] for i in range(3)]

@@ -35,8 +35,8 @@ def test_a_psutil_without_its_private_time_gives_the_public_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(process, "BOOT_ID", tmp_path / "no ids of boots, as on a Mac")
-    other: Any = SimpleNamespace(create_time=lambda: 5.0, **private)
-    assert process._birth(other) == (5.0, "")
+    stub: Any = SimpleNamespace(create_time=lambda: 5.0, **private)
+    assert process._birth(stub) == (5.0, "")
 
 
 def state_of(home: Home, name: str) -> ServiceState:

@@ -67,8 +67,8 @@ def rounding(model: Any, dtype: mx.Dtype, seed: int) -> Any:
 
 
 def rounded(base: Any, epsilon: float, seed: int) -> Any:
-    def call(self: Any, x: mx.array, *rest: Any, **more: Any) -> Any:
-        out = base.__call__(self, x, *rest, **more)
+    def call(self: Any, x: mx.array, *positional: Any, **more: Any) -> Any:
+        out = base.__call__(self, x, *positional, **more)
         key = mx.random.key(seed + 100 * x.shape[0] + 10_000 * x.shape[1])
         return out * (1 + epsilon * mx.random.normal(out.shape, key=key))
 
@@ -117,9 +117,9 @@ FAULTS: dict[str, Callable[[mx.array], mx.array]] = {
 @pytest.mark.parametrize(("fault", "dtype"), by_turns(FAULTS), ids=str)
 def test_a_fault_is_found_beneath_the_rounding(fault: str, dtype: mx.Dtype) -> None:
     model = Faulty(rounding(made(CONFIGS["tiny-sinks"]), dtype, 1), FAULTS[fault])
-    why = verdict_of(model).why_not
-    assert why is not None
-    assert "differ from alone" in why
+    reason = verdict_of(model).why_not
+    assert reason is not None
+    assert "differ from alone" in reason
 
 
 def test_in_float32_a_small_difference_is_a_fault() -> None:

@@ -32,16 +32,16 @@ def test_a_short_soak_of_the_demo_is_sound_and_tells_all(
     monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
     done = CliRunner().invoke(app, ["verify", "--soak", "3s", "demo", "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["is_sound"]
-    assert found["n_evicted"] > 0
-    assert found["n_compared"] >= 4
-    assert found["n_different"] == 0
-    assert found["longest_pause_s"] > 0
-    assert 0 < found["active_bytes"] <= found["planned_bytes"] < found["memory_limit_bytes"]
-    assert 0 < found["kv_bytes"] <= found["kv_budget_bytes"]
-    assert {"machine", "versions"} <= set(found["conditions"])
-    assert found["wired"] == "off"
+    report = json.loads(done.stdout)
+    assert report["is_sound"]
+    assert report["n_evicted"] > 0
+    assert report["n_compared"] >= 4
+    assert report["n_different"] == 0
+    assert report["longest_pause_s"] > 0
+    assert 0 < report["active_bytes"] <= report["planned_bytes"] < report["memory_limit_bytes"]
+    assert 0 < report["kv_bytes"] <= report["kv_budget_bytes"]
+    assert {"machine", "versions"} <= set(report["conditions"])
+    assert report["wired"] == "off"
 
 
 def test_memory_beyond_the_plan_is_a_fault_although_the_machine_has_more(
@@ -53,10 +53,10 @@ def test_memory_beyond_the_plan_is_a_fault_although_the_machine_has_more(
     mx.eval(unplanned)
     done = CliRunner().invoke(app, ["verify", "--soak", "1s", "demo", "--json"])
     assert done.exit_code != 0
-    found = json.loads(done.stdout)
-    assert not found["is_sound"]
-    assert found["n_different"] == 0
-    assert found["planned_bytes"] < found["active_bytes"] < found["memory_limit_bytes"]
+    report = json.loads(done.stdout)
+    assert not report["is_sound"]
+    assert report["n_different"] == 0
+    assert report["planned_bytes"] < report["active_bytes"] < report["memory_limit_bytes"]
     del unplanned
 
 
@@ -134,9 +134,9 @@ def test_a_soak_that_is_killed_is_told_by_doctor_and_by_the_next_one(
     assert "a soak of demo for 1h00m ended after" in warning.detail
     assert "panic-full-1.panic: panic(cpu 4 caller 0x1): underflow" in warning.detail
     assert str(home.soak_file) in warning.remedy
-    said: list[str] = []
-    report = soak.soak("demo", home, os.environ, said.append, 0.1)
-    assert said[0] == f"warn: {warning.detail}"
+    lines: list[str] = []
+    report = soak.soak("demo", home, os.environ, lines.append, 0.1)
+    assert lines[0] == f"warn: {warning.detail}"
     assert report.interrupted is not None
     assert report.interrupted.record.n_rounds > 0
     assert report.interrupted.reports and "underflow" in report.interrupted.reports[0].panic

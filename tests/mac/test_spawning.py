@@ -28,9 +28,9 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     programs: list[str] = []
     real: Callable[..., int] = os.posix_spawn
 
-    def spawn(path: Any, *rest: Any, **more: Any) -> int:
+    def spawn(path: Any, *positional: Any, **more: Any) -> int:
         programs.append(os.fsdecode(path))
-        return real(path, *rest, **more)
+        return real(path, *positional, **more)
 
     monkeypatch.setattr(os, "posix_spawn", spawn)
     monkeypatch.setattr(subprocess.Popen, "_execute_child", forked.EXECUTE)

@@ -70,37 +70,37 @@ def test_a_row_that_raises_has_as_many_tokens_as_its_kv(
     tokens = prompt(9)
     model(mx.array([tokens]), cache=context.caches)
     context.extend(tokens)
-    one = Batch(ModelRunner(model))
-    one.is_ahead = is_ahead
-    one.join(BatchRow(0, context, Sampler(SamplingParams(), tokens, 1, Guide(4)), 10, 50))
+    rows = Batch(ModelRunner(model))
+    rows.is_ahead = is_ahead
+    rows.join(BatchRow(0, context, Sampler(SamplingParams(), tokens, 1, Guide(4)), 10, 50))
     for _ in range(10):
-        one.step()
+        rows.step()
         check_context(context)
-        if one.take_broken():
+        if rows.take_broken():
             return
     raise AssertionError("the guide never raised")
 
 
 def test_on_a_cpu_a_row_that_leaves_has_kv_that_another_thread_can_read(model_of: ModelOf) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
-    one, context = _running_row(model)
-    assert len(one.step()) == 1
-    assert one.in_flight
-    one.leave(0)
+    batch, context = _running_row(model)
+    assert len(batch.step()) == 1
+    assert batch.in_flight
+    batch.leave(0)
     with ThreadPoolExecutor(1) as pool:
         for cache in context.caches:
             pool.submit(mx.eval, cache.keys, cache.values).result(WAIT_S)
-    assert one.sync() == []
+    assert batch.sync() == []
     check_context(context)
 
 
 def test_no_step_is_built_ahead_of_a_prefill_chunk(model_of: ModelOf) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
-    one, _ = _running_row(model)
-    one.step()
+    batch, _ = _running_row(model)
+    batch.step()
     for _ in range(2):
-        assert len(one.step(is_prefilling=True)) == 1
-        assert not one.in_flight
+        assert len(batch.step(is_prefilling=True)) == 1
+        assert not batch.in_flight
 
 
 def _running_row(model: Any) -> tuple[Batch, SlotContext]:
@@ -108,9 +108,9 @@ def _running_row(model: Any) -> tuple[Batch, SlotContext]:
     tokens = prompt(9)
     model(mx.array([tokens]), cache=context.caches)
     context.extend(tokens)
-    one = Batch(ModelRunner(model))
-    one.join(BatchRow(0, context, Sampler(SamplingParams(), tokens, 0), 10))
-    return one, context
+    batch = Batch(ModelRunner(model))
+    batch.join(BatchRow(0, context, Sampler(SamplingParams(), tokens, 0), 10))
+    return batch, context
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept(
     with running(preset_of(model_of("tiny")), tmp_path) as driver:
         first = prompt(200)
         free = driver.cold(first, 8)
-        n = next(at for at in range(2, 8) if free[at] not in free[:at])
+        n = next(position for position in range(2, 8) if free[position] not in free[:position])
         # The mask after the end is asked for before the end is read.
         ask = driver.submit(
             first, 50, slot=0, agent="a", eos=free[n : n + 1], constraint=Guide(n + 2)
@@ -170,8 +170,8 @@ def test_an_error_of_a_step_in_flight_leaves_no_request_without_an_end(
 ) -> None:
     """The step of a row that leaves is submitted; only that may fail, once."""
 
-    def failing(one: Batch, slot: int) -> None:
-        if one._unsubmitted:
+    def failing(batch: Batch, slot: int) -> None:
+        if batch._unsubmitted:
             monkeypatch.undo()
             submit = mx.async_eval
 
@@ -180,7 +180,7 @@ def test_an_error_of_a_step_in_flight_leaves_no_request_without_an_end(
                 raise RuntimeError("[malloc] Unable to allocate 123 bytes.")
 
             mx.async_eval = once
-        leave(one, slot)
+        leave(batch, slot)
 
     leave = Batch.leave
     with running(preset_of(model_of("tiny")), tmp_path) as driver:

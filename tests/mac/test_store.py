@@ -55,10 +55,10 @@ def test_two_names_that_a_folder_has_already_stay_two(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", ["NFC", "NFD"])
-@pytest.mark.parametrize("wanted", ["NFC", "NFD"])
-def test_both_normalizations_are_one_name(tmp_path: Path, stored: str, wanted: str) -> None:
+@pytest.mark.parametrize("asked", ["NFC", "NFD"])
+def test_both_normalizations_are_one_name(tmp_path: Path, stored: str, asked: str) -> None:
     shelf = SlotFileFolder(tmp_path)
-    first, second = (unicodedata.normalize(form, "été.bin") for form in (stored, wanted))
+    first, second = (unicodedata.normalize(form, "été.bin") for form in (stored, asked))
     shelf.write("other.bin", manifest("aa01"))
     (tmp_path / "other.bin").rename(tmp_path / first)
     assert shelf.read(second) == manifest("aa01")

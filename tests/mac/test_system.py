@@ -56,9 +56,12 @@ def test_the_readme_says_where_tokens_are_identical() -> None:
 def test_no_mlx_is_accepted_whose_decode_kernel_reads_keys_of_other_rows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
-    needed = [one for one in map(Requirement, named) if one.name == "mlx"]
+    needed = [requirement for requirement in map(Requirement, named) if requirement.name == "mlx"]
     assert len(needed) == 3
-    assert all("0.32.4" in one.specifier and "0.32.3" not in one.specifier for one in needed)
+    assert all(
+        "0.32.4" in requirement.specifier and "0.32.3" not in requirement.specifier
+        for requirement in needed
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,10 +86,10 @@ def test_doctor_lists_recent_panics_of_the_gpu_driver(tmp_path: Path) -> None:
     report(tmp_path, "panic-full-3.panic", "userspace watchdog timeout")
     report(tmp_path, "panic-full-4.panic", panic, 90 * 86400)
     report(tmp_path, "python-5.ips", panic)
-    found = gpu_panics(tmp_path)
-    assert found == [first, last]
+    panics = gpu_panics(tmp_path)
+    assert panics == [first, last]
     (warning,) = (
-        r for r in macos(SystemVersion((26, 2)), None, found) if r.verdict is CheckLevel.WARN
+        r for r in macos(SystemVersion((26, 2)), None, panics) if r.verdict is CheckLevel.WARN
     )
     assert str(last) in warning.detail and "device.wired off" in warning.remedy
 

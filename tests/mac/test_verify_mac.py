@@ -107,16 +107,28 @@ def test_all_parts_run_to_their_end_in_one_report(home: Home, env: dict[str, str
     assert {"attention", "rope"} <= {check["name"] for check in results["kernels"]["checks"]}
     assert any("past 1,024" in check["subject"] for check in results["verify"]["checks"])
     measured = results["measurements"]
-    limits = [one["figures"] for one in measured if one["name"] == "command buffers"]
-    assert [one[MAX_OPERATIONS] for one in limits] == ["40", str(OPERATIONS), "MLX's own"]
-    names = {one["name"] for one in measured}
+    limits = [
+        measurement["figures"]
+        for measurement in measured
+        if measurement["name"] == "command buffers"
+    ]
+    assert [measurement[MAX_OPERATIONS] for measurement in limits] == [
+        "40",
+        str(OPERATIONS),
+        "MLX's own",
+    ]
+    names = {measurement["name"] for measurement in measured}
     assert {"prefill", "dispatch", "bit table", "idle penalty", "forced attention"} <= names
-    steps = [one["figures"] for one in measured if one["name"] == "decode step"]
+    steps = [
+        measurement["figures"] for measurement in measured if measurement["name"] == "decode step"
+    ]
     assert {(step["rows"], step["keys"]) for step in steps} >= {
         (n_rows, n_keys) for n_rows in (1, 2, 4, 8) for n_keys in (1024, 8192, 32768)
     }
     assert all({"step_ms", "host_ms"} <= step.keys() for step in steps[:2])
-    assert any("no time left" in one["left_out"] for one in measured), "a bounded budget"
+    assert any("no time left" in measurement["left_out"] for measurement in measured), (
+        "a bounded budget"
+    )
     assert results["soak"]["n_answers"] > 0
     assert not list(doctor.unfinished(home))
 
@@ -131,13 +143,17 @@ def test_all_parts_run_to_their_end_as_on_a_mac(
     assert [part["name"] for part in report["parts"]] == PARTS
     conditions = report["conditions"]
     measured = report["parts"][3]["result"]
-    limits = [one["figures"] for one in measured if one["name"] == "command buffers"]
-    assert [one[MAX_OPERATIONS] for one in limits] == ["50", str(OPERATIONS), str(OPERATIONS)]
+    limits = [
+        measurement["figures"]
+        for measurement in measured
+        if measurement["name"] == "command buffers"
+    ]
+    assert [limit[MAX_OPERATIONS] for limit in limits] == ["50", str(OPERATIONS), str(OPERATIONS)]
     assert conditions["macos"] == "macOS 26.2 (25C56)"
     assert conditions["machine"].startswith("Apple M3 Max")
     assert conditions["before"]["is_low_power"] is False
     assert conditions["after"]["thermal_level"] == 1
-    subjects = {one["subject"] for one in report["parts"][0]["result"]["findings"]}
+    subjects = {finding["subject"] for finding in report["parts"][0]["result"]["findings"]}
     assert {"macos", "gpu memory"} <= subjects
     assert report["parts"][-1]["result"]["reports"] == []
     assert "-i -w" in (tmp_path / "caffeinated").read_text()
@@ -157,8 +173,8 @@ def test_a_run_that_is_killed_in_its_soak_is_told_by_doctor_and_kept(
     panic = "panic(cpu 4 caller 0x1): completeMemory() prepare count underflow"
     reports = Path(darwin["IMITATED_REPORTS"])
     (reports / "panic-full-1.panic").write_text(f"{panic} @IOGPU\n")
-    told = run(darwin, "doctor", "--json")
-    findings = {one["subject"]: one for one in json.loads(told.stdout)["findings"]}
+    checked = run(darwin, "doctor", "--json")
+    findings = {finding["subject"]: finding for finding in json.loads(checked.stdout)["findings"]}
     assert "a soak of demo for 1h00m ended after" in findings["soak"]["detail"]
     assert f"panic-full-1.panic: {panic}" in findings["soak"]["detail"]
     assert "in its soak" in findings["verify --mac"]["detail"]
@@ -181,12 +197,12 @@ def soak_rounds(home: Home) -> int:
 def test_a_child_that_a_signal_ends_leaves_its_lines() -> None:
     """As when MLX aborts the process."""
     code = "import os, sys; print(input()); print('last', file=sys.stderr, flush=True); os.abort()"
-    said: list[str] = []
+    printed: list[str] = []
     lines: list[bytes] = []
     command = [sys.executable, "-uc", code]
-    end = run_child(command, os.environ, PATIENCE_S, said.append, lines.append, b"question")
+    end = run_child(command, os.environ, PATIENCE_S, printed.append, lines.append, b"question")
     assert end == ChildEnd(-signal.SIGABRT, ("last",))
-    assert said == ["last"] and lines == [b"question\n"]
+    assert printed == ["last"] and lines == [b"question\n"]
 
 
 def test_a_child_beyond_its_limit_is_killed() -> None:

@@ -27,33 +27,33 @@ BEFORE = {"set_wired_limit": 0, "set_memory_limit": 24 * GIB, "set_cache_limit":
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The order of loads, limits, synchronizations and ends of streams; Metal's part is faked."""
-    made: list[tuple[str, int]] = []
+    recorded: list[tuple[str, int]] = []
     facts = {"device_name": "M", "max_recommended_working_set_size": WORKING_SET}
     monkeypatch.setattr(mx, "device_info", lambda *_: facts)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     for name, before in BEFORE.items():
-        monkeypatch.setattr(mx, name, _limit(made, name, before))
+        monkeypatch.setattr(mx, name, _limit(recorded, name, before))
     for name in ("synchronize", "clear_streams"):
-        monkeypatch.setattr(mx, name, _call(made, name, getattr(mx, name)))
-    monkeypatch.setattr(loader, "load", _call(made, "load", loader.load))
-    return made
+        monkeypatch.setattr(mx, name, _call(recorded, name, getattr(mx, name)))
+    monkeypatch.setattr(loader, "load", _call(recorded, "load", loader.load))
+    return recorded
 
 
-def _limit(made: list[tuple[str, int]], name: str, before: int) -> Any:
+def _limit(recorded: list[tuple[str, int]], name: str, before: int) -> Any:
     limits = [before]
 
     def set_limit(n_bytes: int) -> int:
-        made.append((name, n_bytes))
+        recorded.append((name, n_bytes))
         limits.append(n_bytes)
         return limits[-2]
 
     return set_limit
 
 
-def _call(made: list[tuple[str, int]], name: str, original: Any) -> Any:
+def _call(recorded: list[tuple[str, int]], name: str, original: Any) -> Any:
     def call(*args: Any, **options: Any) -> Any:
         done = original(*args, **options)
-        made.append((name, 0))
+        recorded.append((name, 0))
         return done
 
     return call
@@ -75,10 +75,10 @@ WEIGHTS = DeviceSpec(wired=Wired.WEIGHTS)
 
 def last_calls(calls: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """The calls from the last kernel on; buffers may be freed before the streams end."""
-    made = list(calls)
-    while made[-2] == ("synchronize", 0):
-        del made[-2]
-    return made[-len(RESTORED) :]
+    recorded = list(calls)
+    while recorded[-2] == ("synchronize", 0):
+        del recorded[-2]
+    return recorded[-len(RESTORED) :]
 
 
 def test_limits_are_set_after_the_load_and_restored_after_the_last_kernel(
@@ -176,9 +176,9 @@ def test_limits_of_an_embedding_model_are_set_and_restored(
 def test_streams_end_after_the_last_kernel_on_a_cpu(
     kind: ServiceKind, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[str, int]] = []
+    recorded: list[tuple[str, int]] = []
     for name in ("synchronize", "clear_streams", "set_wired_limit", "set_memory_limit"):
-        monkeypatch.setattr(mx, name, _call(made, name, getattr(mx, name)))
+        monkeypatch.setattr(mx, name, _call(recorded, name, getattr(mx, name)))
     if kind is ServiceKind.CHAT:
         with running(preset_of(model_of("tiny")), tmp_path) as driver:
             driver.answer(prompt(20), 4)
@@ -187,8 +187,8 @@ def test_streams_end_after_the_last_kernel_on_a_cpu(
         engine = EmbeddingEngine(preset)
         engine.start().result(WAIT_S)
         engine.stop(0).result(WAIT_S)
-    assert made[-2:] == [("synchronize", 0), ("clear_streams", 0)]
-    assert {name for name, _ in made} == {"synchronize", "clear_streams"}
+    assert recorded[-2:] == [("synchronize", 0), ("clear_streams", 0)]
+    assert {name for name, _ in recorded} == {"synchronize", "clear_streams"}
 
 
 def _wait_for(calls: list[tuple[str, int]], name: str) -> None:

@@ -26,7 +26,7 @@ from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.policy.drafts.ngram_draft_governor import DraftOffer
 from mlxstack.policy.scheduling.row_stacking import StackingRules
-from tests.matrix.families import VOCAB, WINDOW
+from tests.matrix.configs import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
 N_STEPS = 12
@@ -154,9 +154,9 @@ def check_batch(
     together = decode(model, contexts, PROMPTS, is_batching, stacker=stacker)
     if len({tuple(answer) for answer in alone}) == 1:
         raise Wrong("all answers are the same: the model does not look at its prompt")
-    for n, one, other in zip(LENGTHS, alone, together, strict=True):
-        if one != other:
-            raise Wrong(f"the row of {n} tokens answers {other}, alone {one}")
+    for n, own, batched in zip(LENGTHS, alone, together, strict=True):
+        if own != batched:
+            raise Wrong(f"the row of {n} tokens answers {batched}, alone {own}")
 
 
 def check_stacks(model: Any, cache_factory: CacheFactory) -> None:
@@ -269,15 +269,15 @@ def check_rewind(model: Any, cache_factory: CacheFactory) -> str:
     context = SlotContext(cache_factory)
     prefill(model, context, LONG)
     decode(model, [context], [LONG], is_batching=False)
-    other = LONG[: CUT + 3] + prompt(20, seed=99)
-    at = context.rewind(CUT + 3)
-    if at not in (0, CUT, CUT + 3):
-        raise Wrong(f"rewound to {at}")
-    prefill(model, context, other)
-    warm = decode(model, [context], [other], is_batching=False)[0]
-    if warm != cold(model, cache_factory, other):
-        raise Wrong(f"after a rewind to {at} it answers otherwise than cold")
-    return {0: "no", CUT: "to checkpoints"}.get(at, "anywhere")
+    changed = LONG[: CUT + 3] + prompt(20, seed=99)
+    position = context.rewind(CUT + 3)
+    if position not in (0, CUT, CUT + 3):
+        raise Wrong(f"rewound to {position}")
+    prefill(model, context, changed)
+    warm = decode(model, [context], [changed], is_batching=False)[0]
+    if warm != cold(model, cache_factory, changed):
+        raise Wrong(f"after a rewind to {position} it answers otherwise than cold")
+    return {0: "no", CUT: "to checkpoints"}.get(position, "anywhere")
 
 
 def check_stored(model: Any, cache_factory: CacheFactory) -> str:
@@ -290,9 +290,9 @@ def check_stored(model: Any, cache_factory: CacheFactory) -> str:
     fresh = through_bytes(context)
     if decode(model, [fresh], [LONG], False) != decode(model, [context], [LONG], False):
         raise Wrong("restored it answers otherwise than uninterrupted")
-    at = fresh.rewind(CUT)
-    if at != CUT:
-        raise Wrong(f"the restored context can be rewound to {at} only")
+    position = fresh.rewind(CUT)
+    if position != CUT:
+        raise Wrong(f"the restored context can be rewound to {position} only")
     prefill(model, fresh, LONG)
     if decode(model, [fresh], [LONG], False)[0] != cold(model, cache_factory, LONG):
         raise Wrong("restored and rewound it answers otherwise than cold")

@@ -11,7 +11,7 @@ from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.model.cache_adapters import CacheFactory, leaves
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
-from tests.matrix.families import VOCAB
+from tests.matrix.configs import VOCAB
 
 
 class Row(Struct, frozen=True):
@@ -103,11 +103,11 @@ def _kind(cache: Any) -> str:
     return KINDS.get(type(cache).__name__, type(cache).__name__)
 
 
-def _try(faults: list[str], what: str, check: Callable[[], str | None]) -> str:
+def _try(faults: list[str], check_name: str, check: Callable[[], str | None]) -> str:
     try:
         return check() or ""
     except Exception as error:
-        faults.append(f"{what}: {_message(error)}")
+        faults.append(f"{check_name}: {_message(error)}")
         return "FAILED"
 
 

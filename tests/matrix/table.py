@@ -52,10 +52,10 @@ def counts(rows: Sequence[Row]) -> str:
     """The page in one sentence."""
     batched = [row for row in rows if row.batched == "yes"]
     slow = [row for row in rows if row.batched == "slot by slot"]
-    rest = [row for row in rows if not row.batched]
+    unbatched = [row for row in rows if not row.batched]
     return (
         f"{len(rows)} rows: {len(batched)} are batched, {len(slow)} are decoded slot by slot, "
-        f"{len(rest)} are not served on this machine."
+        f"{len(unbatched)} are not served on this machine."
     )
 
 
@@ -90,6 +90,6 @@ def page(rows: Sequence[Row], text: str) -> str:
     about = TYPES.format(versions=versions(), counts=counts(rows))
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     names = [f"`{new}` is served as `{old}`" for new, old in sorted(MODEL_REMAPPING.items())]
-    other = "Other names of these types: " + ", ".join(names) + "."
-    types = "\n".join([about, *head, *map(line, rows), "", other, ""])
+    aliases = "Other names of these types: " + ", ".join(names) + "."
+    types = "\n".join([about, *head, *map(line, rows), "", aliases, ""])
     return with_products(before + types)

@@ -51,7 +51,7 @@ def test_z12_the_page_lists_every_type_of_mlx_lm() -> None:
 
 def test_z11_the_page_gives_a_reason_for_everything_not_served_in_full() -> None:
     short = {row[0] for row in lines() if row[2] != "yes" or row[5] not in {"yes", "none"}}
-    without_metal = {name for name, why in REASONS.items() if why == NO_METAL}
+    without_metal = {name for name, reason in REASONS.items() if reason == NO_METAL}
     assert set(REASONS) - without_metal <= short <= set(REASONS)
 
 
@@ -59,7 +59,9 @@ def test_a_new_page_keeps_what_is_not_drawn() -> None:
     text = table.PAGE.read_text(encoding="utf-8")
     rows = [Row(name=row[0], caches=row[1], batched=row[2]) for row in lines()]
     cut = text.replace("| Llama 3, SmolLM2 |", "| Llama |")
-    before, new = (one.partition("## Model types")[0] for one in (text, table.page(rows, cut)))
+    before, new = (
+        page_text.partition("## Model types")[0] for page_text in (text, table.page(rows, cut))
+    )
     assert new == before
 
 

@@ -13,7 +13,7 @@ from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.host.load_progress import LoadProgress
 from tests.matrix import checks
 from tests.matrix.builder import build
-from tests.matrix.families import VOCAB, WINDOW
+from tests.matrix.configs import VOCAB, WINDOW
 from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
@@ -132,22 +132,24 @@ def test_f9_a_cache_of_unknown_kind_is_never_stored_or_rewound() -> None:
     assert checks.check_rewind(model, cache_factory) == "no"
 
 
-@pytest.mark.parametrize("at", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 5])
-def test_f9_chunked_attention_goes_back_to_a_checkpoint_anywhere(at: int) -> None:
+@pytest.mark.parametrize(
+    "position", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 5]
+)
+def test_f9_chunked_attention_goes_back_to_a_checkpoint_anywhere(position: int) -> None:
     model = build("llama4")
     cache_factory = CacheFactory(model, checks.KV16)
-    context = past_checkpoint(model, cache_factory, at)
-    other = [*checks.LONG[:at], *checks.prompt(30, seed=7)]
-    assert context.rewind(at) == at
-    checks.prefill(model, context, other)
-    warm = checks.decode(model, [context], [other], is_batching=False)[0]
-    assert warm == checks.cold(model, cache_factory, other)
+    context = past_checkpoint(model, cache_factory, position)
+    changed = [*checks.LONG[:position], *checks.prompt(30, seed=7)]
+    assert context.rewind(position) == position
+    checks.prefill(model, context, changed)
+    warm = checks.decode(model, [context], [changed], is_batching=False)[0]
+    assert warm == checks.cold(model, cache_factory, changed)
 
 
-def past_checkpoint(model: Any, cache_factory: CacheFactory, at: int) -> SlotContext:
+def past_checkpoint(model: Any, cache_factory: CacheFactory, position: int) -> SlotContext:
     """A context of LONG with a checkpoint after `at` tokens."""
     context = SlotContext(cache_factory)
-    for start, end in ((0, at), (at, len(checks.LONG) - 1)):
+    for start, end in ((0, position), (position, len(checks.LONG) - 1)):
         model(mx.array([checks.LONG[start:end]]), cache=context.caches)
         context.extend(checks.LONG[start:end])
         context.evaluate()

@@ -25,8 +25,8 @@ FAILED = 1
 
 def main(arguments: Sequence[str]) -> int:
     """How many of the chosen protections no test misses."""
-    words = [word for word in arguments if word != "--list"]
-    chosen = [mutant for mutant in MUTANTS if is_chosen(mutant, words)]
+    searched = [word for word in arguments if word != "--list"]
+    chosen = [mutant for mutant in MUTANTS if is_chosen(mutant, searched)]
     if "--list" in arguments:
         print("| protection | switched off in `mlxstack/` | what then fails |\n|---|---|---|")
         for mutant in chosen:
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     return n_alive
 
 
-def is_chosen(mutant: Mutant, words: Sequence[str]) -> bool:
+def is_chosen(mutant: Mutant, searched: Sequence[str]) -> bool:
     texts = (mutant.protection, mutant.file, mutant.test)
-    return not words or any(word in text for word in words for text in texts)
+    return not searched or any(word in text for word in searched for text in texts)
 
 
 def notices(copy: Path, mutant: Mutant) -> bool:

@@ -27,13 +27,13 @@ def frames(cast: Path) -> Iterator[tuple[Text, float]]:
     """Screens of the recording with the seconds until the next one."""
     import pyte
 
-    first, *rest = cast.read_text(encoding="utf-8").splitlines()
+    first, *lines = cast.read_text(encoding="utf-8").splitlines()
     header = json.loads(first)
-    events = [json.loads(line) for line in rest]
+    events = [json.loads(line) for line in lines]
     screen = pyte.Screen(header["width"], header["height"])
     stream = pyte.Stream(screen)
     since = events[0][0]
-    ends = [at for at, _, _ in events[1:]] + [events[-1][0] + MAX_S]
+    ends = [at_s for at_s, _, _ in events[1:]] + [events[-1][0] + MAX_S]
     for (_, _, text), end in zip(events, ends, strict=True):
         # pyte prints the end of a query for the state of a mode, which it does not know.
         stream.feed(re.sub(r"\x1b\[[?>][\d;]*(?:\$p|u)", "", text))
@@ -87,13 +87,13 @@ def picture(text: Text, size: tuple[int, int]) -> Any:
 def main() -> None:
     """Write the animation."""
     header = json.loads(CAST.read_text(encoding="utf-8").partition("\n")[0])
-    shown = list(frames(CAST))
-    images = [picture(text, (header["width"], header["height"])) for text, _ in shown]
+    pictures = list(frames(CAST))
+    images = [picture(text, (header["width"], header["height"])) for text, _ in pictures]
     images[0].save(
         ANIMATION,
         save_all=True,
         append_images=images[1:],
-        duration=[round(seconds * 1000) for _, seconds in shown],
+        duration=[round(seconds * 1000) for _, seconds in pictures],
         loop=0,
         optimize=True,
     )

@@ -89,7 +89,7 @@ def page() -> str:
     engine.loading.set_result(FACTS)
     app = create_app(service)
     schema = app.openapi_schema.to_schema()
-    handlers = [one for route in app.routes for one in getattr(route, "route_handlers", ())]
+    handlers = [handler for route in app.routes for handler in getattr(route, "route_handlers", ())]
     common = _common(schema)
     doors = (_door(*door, handlers, schema, common) for door in DOORS)
     fields = ", ".join(f"`{field}`" for field in common)
@@ -113,12 +113,12 @@ def _door(
     lines: dict[tuple[str, str, str], list[str]] = {}
     for handler in handlers:
         if handler.fn.__module__.startswith(packages):
-            for path, *what in _rows(handler, schema, common):
-                paths = lines.setdefault((what[0], what[1], what[2]), [])
+            for path, *row in _rows(handler, schema, common):
+                paths = lines.setdefault((row[0], row[1], row[2]), [])
                 paths.extend([path] if path not in paths else [])
     rows = [
-        f"| {method} {', '.join(f'`{path}`' for path in sorted(paths))} | {said} | {takes} |"
-        for (method, said, takes), paths in sorted(
+        f"| {method} {', '.join(f'`{path}`' for path in sorted(paths))} | {description} | {takes} |"
+        for (method, description, takes), paths in sorted(
             lines.items(), key=lambda line: (sorted(line[1]), line[0])
         )
     ]
@@ -130,20 +130,20 @@ def _door(
 def _rows(
     handler: HTTPRouteHandler, schema: dict[str, Any], common: list[str]
 ) -> Iterator[tuple[str, str, str, str]]:
-    said = inspect.cleandoc(handler.fn.__doc__ or "").partition("\n\n")[0]
-    said = said.replace("\n", " ").replace("|", "\\|")
+    description = inspect.cleandoc(handler.fn.__doc__ or "").partition("\n\n")[0]
+    description = description.replace("\n", " ").replace("|", "\\|")
     for path in handler.paths:
-        told = path.replace(":str", "").replace(":int", "").replace(":path", "")
+        shown_path = path.replace(":str", "").replace(":int", "").replace(":path", "")
         for method in sorted(handler.http_methods - {"OPTIONS"}):
-            taken = _taken(_operation(schema, method, told), schema, common)
-            yield told, method, said, ", ".join(taken)
+            taken = _taken(_operation(schema, method, shown_path), schema, common)
+            yield shown_path, method, description, ", ".join(taken)
 
 
 def _taken(operation: dict[str, Any], schema: dict[str, Any], common: list[str]) -> Iterator[str]:
     """The query's parameters and the body's fields; required ones are bold."""
-    for one in operation.get("parameters", ()):
-        if one["in"] == "query":
-            yield f"`?{one['name']}`"
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "query":
+            yield f"`?{parameter['name']}`"
     fields = _fields(operation, schema)
     if fields and set(common) <= set(fields):
         yield "the [common fields](#common-fields)"
@@ -153,8 +153,8 @@ def _taken(operation: dict[str, Any], schema: dict[str, Any], common: list[str])
 
 
 def _operation(schema: dict[str, Any], method: str, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = schema["paths"].get(path, {}).get(method.lower(), {})
-    return found
+    operation: dict[str, Any] = schema["paths"].get(path, {}).get(method.lower(), {})
+    return operation
 
 
 def _fields(operation: dict[str, Any], schema: dict[str, Any]) -> dict[str, bool]:

@@ -14,8 +14,8 @@ BAR = re.compile(r"(.*?) +[█▏▎▍▌▋▊▉]+ +(([\d.]+)( \w+)?)")
 
 def charts(page: str) -> list[BarChart]:
     """Every text chart of a page, as `--markdown` prints it."""
-    found = re.findall(r"^#+ (.*)\n\n```\n([^`]*[█▏▎▍▌▋▊▉][^`]*)```", page, re.MULTILINE)
-    return [BarChart(title, tuple(map(_bar, lines.splitlines()))) for title, lines in found]
+    sections = re.findall(r"^#+ (.*)\n\n```\n([^`]*[█▏▎▍▌▋▊▉][^`]*)```", page, re.MULTILINE)
+    return [BarChart(title, tuple(map(_bar, lines.splitlines()))) for title, lines in sections]
 
 
 def pictures() -> dict[str, str]:
@@ -26,5 +26,5 @@ def pictures() -> dict[str, str]:
 def _bar(line: str) -> Bar:
     match = BAR.fullmatch(line)
     assert match is not None, line
-    label, shown, number, unit = match.groups()
-    return Bar(label, float(number) * UNITS[unit or ""], shown)
+    label, bar, number, unit = match.groups()
+    return Bar(label, float(number) * UNITS[unit or ""], bar)

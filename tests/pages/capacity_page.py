@@ -73,9 +73,13 @@ def page() -> str:
     """The whole page."""
     with TemporaryDirectory() as folder:
         home = Home(Path(folder))
-        found = [load(name, home).preset for name in sorted(presets.listed(home))]
-    chat = [one for one in found if one.kind is ServiceKind.CHAT and one.model.id != BUILTIN_MODEL]
-    candidates = of_many([(one, files_of(one)) for one in chat])
+        loaded = [load(name, home).preset for name in sorted(presets.listed(home))]
+    chat = [
+        preset
+        for preset in loaded
+        if preset.kind is ServiceKind.CHAT and preset.model.id != BUILTIN_MODEL
+    ]
+    candidates = of_many([(preset, files_of(preset)) for preset in chat])
     headings = ("Mac", "for models", *(f"{n} x {tokens(n_ctx)}" for n, n_ctx in LOADS))
     rows = [headings, ("---",) * len(headings), *(_mac(gb, candidates) for gb in MACS_GB)]
     macs = "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -95,7 +99,7 @@ def _mac(gb: int, candidates: Sequence[Candidate]) -> tuple[str, ...]:
 
 
 def _table(candidates: Sequence[Candidate]) -> str:
-    told = StringIO()
-    with redirect_stdout(told):
+    output = StringIO()
+    with redirect_stdout(output):
         show_table(table_rows(candidates, [4096]))
-    return "".join(f"{line.rstrip()}\n" for line in told.getvalue().splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())

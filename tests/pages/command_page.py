@@ -54,39 +54,48 @@ def _verbs(group: Any, before: str) -> Iterator[str]:
             continue
         path = f"{before} {name}"
         inner = hasattr(verb, "commands")
-        args = [path, *(_argument(one) for one in verb.params if not _is_option(one))]
-        said = inspect.cleandoc(verb.help or "")
+        args = [
+            path,
+            *(_argument(parameter) for parameter in verb.params if not _is_option(parameter)),
+        ]
+        description = inspect.cleandoc(verb.help or "")
         if inner:
-            said += "\n\nIts verbs: " + ", ".join(f"`{one}`" for one in verb.commands) + "."
+            description += (
+                "\n\nIts verbs: " + ", ".join(f"`{verb_name}`" for verb_name in verb.commands) + "."
+            )
         usage = " ".join([*args, "[OPTIONS]"] if verb.params and not inner else args)
-        yield f"{mark} {path}\n\n{said}\n\n```\n{usage}\n```\n{_table(verb.params)}"
+        yield f"{mark} {path}\n\n{description}\n\n```\n{usage}\n```\n{_table(verb.params)}"
         if inner:
             yield from _verbs(verb, path)
 
 
-def _is_option(one: Any) -> bool:
-    return bool(one.param_type_name == "option")
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
 
 
-def _argument(one: Any) -> str:
-    shown = (one.metavar or one.name.upper()).strip("[]")
-    shown += "..." if one.nargs == -1 else ""
-    return shown if one.required else f"[{shown}]"
+def _argument(parameter: Any) -> str:
+    name = (parameter.metavar or parameter.name.upper()).strip("[]")
+    name += "..." if parameter.nargs == -1 else ""
+    return name if parameter.required else f"[{name}]"
 
 
 def _table(params: list[Any]) -> str:
-    rows = [_row(one) for one in params if not one.hidden]
+    rows = [_row(parameter) for parameter in params if not parameter.hidden]
     return "\n".join(["", "| word | meaning |", "|---|---|", *rows, ""]) if rows else ""
 
 
-def _row(one: Any) -> str:
-    word = _argument(one)
-    if _is_option(one):
-        takes = "" if one.is_flag else " " + (one.metavar or one.opts[-1].strip("-").upper())
-        word = ", ".join((*one.opts, *one.secondary_opts)) + takes
-    has_default = _is_option(one) and one.default and not callable(one.default)
-    default = f" Default: {one.default}." if has_default else ""
-    cells = (f"`{word}`", f"{one.help or ''}{default}")
+def _row(parameter: Any) -> str:
+    word = _argument(parameter)
+    if _is_option(parameter):
+        takes = (
+            ""
+            if parameter.is_flag
+            else " " + (parameter.metavar or parameter.opts[-1].strip("-").upper())
+        )
+        word = ", ".join((*parameter.opts, *parameter.secondary_opts)) + takes
+    has_default = _is_option(parameter) and parameter.default and not callable(parameter.default)
+    default = f" Default: {parameter.default}." if has_default else ""
+    cells = (f"`{word}`", f"{parameter.help or ''}{default}")
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -72,8 +72,8 @@ LONG = " ".join(["def main():"] * 40)
 def page() -> str:
     """The page with the matrix that is measured now."""
     text = with_products(PAGE.read_text(encoding="utf-8"))
-    before, _, rest = text.partition(BEGIN)
-    old, _, after = rest.partition(END)
+    before, _, behind = text.partition(BEGIN)
+    old, _, after = behind.partition(END)
     forms = {**FORMATS, **INVENTED, **NESTED}
     rows = [row(label, made_tokenizer(forms[name])) for name, label in FORMS.items()]
     lines = [*_table(rows), "", "Published templates:", "", *(_published() or _kept(old))]
@@ -82,43 +82,47 @@ def page() -> str:
 
 def row(label: str, tokenizer: Any) -> Sequence[str]:
     """The cells of one template."""
-    made = OutputFormat(tokenizer)
+    output_format = OutputFormat(tokenizer)
     prompt_maker = assemble_text(tokenizer).prompt_maker
-    found = template_report(tokenizer)
+    reading = template_report(tokenizer)
     answers = [message(name) for name in ANSWERS if name != "two"]
-    n_read = sum(_is_read(made, prompt_maker, answer) for answer in answers)
+    n_read = sum(_is_read(output_format, prompt_maker, answer) for answer in answers)
     call = ToolCall("callid001", "plan", {"tasks": list(STEP)})
     return (
         label,
         "yes" if n_read == len(answers) else f"{n_read} of {len(answers)}",
-        "yes" if _is_read(made, prompt_maker, message("two")) else "one per turn",
-        _yes(_is_read(made, prompt_maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))),
-        _kept_thoughts(found),
-        "yes" if _n_pieces(made, prompt_maker) > 1 else "whole",
-        _yes(made.call_marks is not None),
-        _share(found.reuse.get("tool loop")),
+        "yes" if _is_read(output_format, prompt_maker, message("two")) else "one per turn",
+        _yes(
+            _is_read(output_format, prompt_maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))
+        ),
+        _kept_thoughts(reading),
+        "yes" if _n_pieces(output_format, prompt_maker) > 1 else "whole",
+        _yes(output_format.call_marks is not None),
+        _share(reading.reuse.get("tool loop")),
     )
 
 
-def _is_read(made: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> bool:
+def _is_read(output_format: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> bool:
     """Whether calls are read as the template writes them; parallel ones may get turns."""
-    text = _written(made, prompt_maker, answer)
-    reader = AnswerReader(made.description, (*TOOLS, PLAN))
-    spoken = [*reader.feed(text), *reader.finish()]
-    calls = [(one.name, one.arguments) for part in spoken for one in getattr(part, "calls", ())]
-    return calls == [(one.name, one.arguments) for one in answer.tool_calls]
+    text = _written(output_format, prompt_maker, answer)
+    reader = AnswerReader(output_format.description, (*TOOLS, PLAN))
+    parts = [*reader.feed(text), *reader.finish()]
+    calls = [(call.name, call.arguments) for part in parts for call in getattr(part, "calls", ())]
+    return calls == [(call.name, call.arguments) for call in answer.tool_calls]
 
 
-def _n_pieces(made: OutputFormat, prompt_maker: PromptMaker) -> int:
+def _n_pieces(output_format: OutputFormat, prompt_maker: PromptMaker) -> int:
     """Number of pieces in which a long argument comes before its end."""
     call = ToolCall("callid001", "edit", {"path": "a.py", "old": LONG})
-    text = _written(made, prompt_maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))
-    reader = AnswerReader(made.description, TOOLS)
-    spoken = [part for at in range(0, len(text), 4) for part in reader.feed(text[at : at + 4])]
-    return sum(isinstance(part, ArgumentsPart) for part in spoken)
+    text = _written(output_format, prompt_maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))
+    reader = AnswerReader(output_format.description, TOOLS)
+    parts = [
+        part for start in range(0, len(text), 4) for part in reader.feed(text[start : start + 4])
+    ]
+    return sum(isinstance(part, ArgumentsPart) for part in parts)
 
 
-def _written(made: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> str:
+def _written(output_format: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> str:
     """An answer as the template writes it; "" if it refuses."""
     asked = Conversation((Message(Role.USER, "hi"),), (*TOOLS, PLAN))
     whole = Conversation((*asked.messages, answer), asked.tools, add_generation_prompt=False)
@@ -131,23 +135,23 @@ def _written(made: OutputFormat, prompt_maker: PromptMaker, answer: Message) -> 
     # The prompt may open another mark, which the answer shares the beginning of.
     start = n_same if n_same == len(prompt) else max(text.rfind("<", 0, n_same), 0)
     text = text[start if text.find(">", start) >= n_same else n_same :]
-    added = made.tokenizer.added_tokens_decoder
-    ends = [added[at].content for at in made.eos if at in added]
+    added = output_format.tokenizer.added_tokens_decoder
+    ends = [added[token].content for token in output_format.eos if token in added]
     return text[: min((text.find(end) for end in ends if end in text), default=len(text))]
 
 
-def _kept_thoughts(found: TemplateReport) -> str:
-    if found.keeps_thoughts_by:
-        return "by " + ", ".join(f"`{key}`" for key in found.keeps_thoughts_by)
-    return "yes" if (found.reuse.get("new user message") or 0) >= 0.99 else "in a tool loop"
+def _kept_thoughts(reading: TemplateReport) -> str:
+    if reading.keeps_thoughts_by:
+        return "by " + ", ".join(f"`{key}`" for key in reading.keeps_thoughts_by)
+    return "yes" if (reading.reuse.get("new user message") or 0) >= 0.99 else "in a tool loop"
 
 
 def _published() -> list[str]:
     folder = os.environ.get("MLX_STACK_FORMATS")
     rows = []
     for template in sorted(Path(folder, "models/templates").glob("*.jinja")) if folder else ():
-        with TemporaryDirectory() as made:
-            rows.append(row(template.stem, tokenizer_of(template, Path(made))))
+        with TemporaryDirectory() as temporary:
+            rows.append(row(template.stem, tokenizer_of(template, Path(temporary))))
     return list(_table(rows)) if rows else []
 
 

@@ -96,21 +96,22 @@ def page() -> str:
         home = Home(Path(folder))
         shelf = {name: presets.load(name, home).preset for name in presets.listed(home)}
     uses = _table(
-        ("preset", "when to use"), ((f"`{name}`", one.description) for name, one in shelf.items())
+        ("preset", "when to use"),
+        ((f"`{name}`", preset.description) for name, preset in shelf.items()),
     )
     numbers = _table(
         ("preset", "model", "slots x context", "KV bits", "weights", "KV a token", "windows",
          "all slots", "from", "disk"),
-        map(_numbers, of_many([(one, files_of(one)) for one in shelf.values()])),
+        map(_numbers, of_many([(preset, files_of(preset)) for preset in shelf.values()])),
     )  # fmt: skip
     shipped = SHIPPED.format(uses=uses, numbers=numbers, n_disk=DISK_TOKENS)
     return "\n".join([ABOUT, shipped, KEYS, *_sections()])
 
 
-def _numbers(one: Candidate) -> tuple[str, ...]:
-    preset = one.preset
-    mac = smallest_mac(one)
-    load = one.load(mac)
+def _numbers(candidate: Candidate) -> tuple[str, ...]:
+    preset = candidate.preset
+    mac = smallest_mac(candidate)
+    load = candidate.load(mac)
     total = need(load).total
     embeds = preset.kind is ServiceKind.EMBEDDING
     return (
@@ -133,7 +134,7 @@ def smallest_mac(*candidates: Candidate) -> MemoryBudget:
     return next(
         memory
         for memory in macs
-        if sum(need(one.load(memory)).total for one in candidates) <= memory.usable
+        if sum(need(candidate.load(memory)).total for candidate in candidates) <= memory.usable
     )
 
 
@@ -160,7 +161,7 @@ def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, mi
     `[]` stands for each item of a list of sections.
     """
     kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
-    for section in (one for one in kinds if isinstance(one, mi.StructType)):
+    for section in (kind for kind in kinds if isinstance(kind, mi.StructType)):
         for field in section.fields:
             path = f"{before}{field.encode_name}"
             below = bare(field.type)
@@ -175,8 +176,8 @@ def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, mi
 def description(field: mi.Field) -> str:
     """Description of a key, one sentence."""
     shape = field.type
-    found = shape.extra_json_schema if isinstance(shape, mi.Metadata) else None
-    return str((found or {}).get("description", ""))
+    schema = shape.extra_json_schema if isinstance(shape, mi.Metadata) else None
+    return str((schema or {}).get("description", ""))
 
 
 def _sections() -> Iterator[str]:
@@ -184,21 +185,23 @@ def _sections() -> Iterator[str]:
     alone = [row for row in rows if "." not in row[0]]
     yield _table(HEADS, alone) + "\n"
     inside = (row for row in rows if "." in row[0])
-    for name, found in groupby(inside, key=lambda row: row[0].partition(".")[0].strip("`")):
-        yield f"### {name}\n\n{_table(HEADS, found)}\n"
+    for name, in_section in groupby(inside, key=lambda row: row[0].partition(".")[0].strip("`")):
+        yield f"### {name}\n\n{_table(HEADS, in_section)}\n"
 
 
 def _key(path: str, field: mi.Field) -> tuple[str, str, str, str]:
     default: Any = field.default
     if field.default_factory is not mi.NODEFAULT:
         default = field.default_factory()
-    shown = "needed" if default is mi.NODEFAULT else f"`{msgspec.json.encode(default).decode()}`"
+    default_text = (
+        "needed" if default is mi.NODEFAULT else f"`{msgspec.json.encode(default).decode()}`"
+    )
     held = bare(field.type)
     item = held.item_type if isinstance(held, mi.VarTupleType) else None
     kind = "a list of sections" if isinstance(item, mi.StructType) else meaning(held)
     short = short_form(path.rpartition(".")[2])
     kind += f", such as `{short.example}`" if short is not None else ""
-    return f"`{path}`", kind, shown, description(field)
+    return f"`{path}`", kind, default_text, description(field)
 
 
 def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -118,7 +118,7 @@ def cast(events: list[tuple[float, str]]) -> str:
               "title": "mlx-stack tui: a second agent starts"}  # fmt: skip
     lines = [
         json.dumps(header),
-        *(json.dumps([at, "o", text], ensure_ascii=False) for at, text in events),
+        *(json.dumps([at_s, "o", text], ensure_ascii=False) for at_s, text in events),
     ]
     return "\n".join(lines) + "\n"
 

@@ -31,17 +31,17 @@ def test_the_picture_is_wide_enough_to_read() -> None:
 
 
 def test_the_recording_plays_and_shows_a_second_agent_that_reuses_its_prompt() -> None:
-    first, *rest = CAST.read_text(encoding="utf-8").splitlines()
+    first, *lines = CAST.read_text(encoding="utf-8").splitlines()
     header = json.loads(first)
-    events = [json.loads(line) for line in rest]
+    events = [json.loads(line) for line in lines]
     assert (header["version"], header["width"], header["height"]) == (2, COLUMNS, LINES)
     assert CAST.stat().st_size < 300_000
-    ats = [at for at, _, _ in events]
+    ats = [at_s for at_s, _, _ in events]
     assert ats == sorted(ats)
     assert {kind for _, kind, _ in events} == {"o"}
     # Cursor moves lie between the cells that changed.
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "".join(text for _, _, text in events))
-    before, _, after = shown.partition("claude · shop-web")
+    screen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "".join(text for _, _, text in events))
+    before, _, after = screen.partition("claude · shop-web")
     assert "claude · shop-api" in before
     assert re.search(r"9[5-9]%", after)
 

@@ -48,10 +48,10 @@ class Asker(Struct, frozen=True):
 
     def ids(self, text: str, n: int) -> Ids:
         """First `n` tokens of a text that is repeated as often as needed."""
-        found: list[int] = []
-        while len(found) < n:
-            found += self.tokenizer.encode(text, add_special_tokens=not found).ids
-        return tuple(found[:n])
+        tokens: list[int] = []
+        while len(tokens) < n:
+            tokens += self.tokenizer.encode(text, add_special_tokens=not tokens).ids
+        return tuple(tokens[:n])
 
     def answer(self, ids: Ids, n: int, **more: Any) -> Answer:
         """Greedy answer of exactly `n` tokens."""
@@ -63,9 +63,9 @@ class Asker(Struct, frozen=True):
     def cold(self, ids: Ids, n: int) -> Ids:
         """The answer computed from nothing, once; nobody else may ask."""
         if (ids, n) not in self.colds:
-            found = self.answer(ids, n, cache_prompt=False)
-            assert found.n_cached == 0
-            self.colds[ids, n] = found.tokens
+            answer = self.answer(ids, n, cache_prompt=False)
+            assert answer.n_cached == 0
+            self.colds[ids, n] = answer.tokens
         return self.colds[ids, n]
 
     def together(self, prompts: Sequence[Ids], n: int) -> list[Answer]:
@@ -79,9 +79,9 @@ class Comparison(Struct, frozen=True):
 
     folder: str
 
-    def check(self, path: str, found: Sequence[object], wanted: Sequence[object]) -> list[bool]:
+    def check(self, path: str, answers: Sequence[object], expected: Sequence[object]) -> list[bool]:
         """Whether each answer is the wanted one."""
-        same = [one == other for one, other in zip(found, wanted, strict=True)]
+        same = [answer == right for answer, right in zip(answers, expected, strict=True)]
         COMPARED[self.folder, path, "same"] += sum(same)
         COMPARED[self.folder, path, "other"] += len(same) - sum(same)
         return same

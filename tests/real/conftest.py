@@ -43,5 +43,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.section("compared with cold and alone")
     for folder, path in dict.fromkeys((folder, path) for folder, path, _ in TOTAL):
-        same, other = (TOTAL[folder, path, kind] for kind in ("same", "other"))
-        terminalreporter.write_line(f"{folder:22} {path:16} {same:4} same {other:4} other")
+        same, different = (TOTAL[folder, path, kind] for kind in ("same", "other"))
+        terminalreporter.write_line(f"{folder:22} {path:16} {same:4} same {different:4} other")

@@ -59,27 +59,27 @@ def test_every_path_gives_the_tokens_of_cold_and_alone(
 ) -> None:
     compared = Comparison(request.node.callspec.id)
     model = folder(name)
-    found = []
+    verdicts = []
     with asking(model, tmp_path, **sections) as asker:
-        shown = list(texts().values())[: size.n_texts]
-        prompts = [asker.ids(text, size.n_prompt) for text in shown]
+        passages = list(texts().values())[: size.n_texts]
+        prompts = [asker.ids(text, size.n_prompt) for text in passages]
         walk = Walk(asker, compared, size.n_answer)
         for ids in prompts:
-            found += walk.alone(ids)
-        found += walk.batches(prompts)
-        found += walk.slot_file(prompts[0])
+            verdicts += walk.alone(ids)
+        verdicts += walk.batches(prompts)
+        verdicts += walk.slot_file(prompts[0])
         if size.n_long:
             long = asker.ids(texts()["code"], size.n_long)
-            found += walk.alone(long) + walk.back(long, 700)
-        kept = [walk.next_turn(ids) for ids in prompts]
-        wanted = [asker.cold(ids, size.n_answer) for ids in kept]
-        for ids in kept:
+            verdicts += walk.alone(long) + walk.back(long, 700)
+        followed = [walk.next_turn(ids) for ids in prompts]
+        expected = [asker.cold(ids, size.n_answer) for ids in followed]
+        for ids in followed:
             asker.answer(ids, size.n_answer)
     with asking(model, tmp_path, **sections) as asker:
-        answers = [asker.answer(ids, size.n_answer) for ids in kept]
-        assert all(one.n_cached >= size.n_prompt for one in answers)
-        found += compared.check("restart", [one.tokens for one in answers], wanted)
-    assert all(found), f"{found.count(False)} of {len(found)} differ"
+        answers = [asker.answer(ids, size.n_answer) for ids in followed]
+        assert all(answer.n_cached >= size.n_prompt for answer in answers)
+        verdicts += compared.check("restart", [answer.tokens for answer in answers], expected)
+    assert all(verdicts), f"{verdicts.count(False)} of {len(verdicts)} differ"
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_float32_answers_are_those_of_mlx_lm(tmp_path: Path, n_texts: int, n_pro
     with asking(model, tmp_path) as asker:
         for text in list(texts().values())[:n_texts]:
             ids = asker.ids(text, n_prompt)
-            wanted = []
+            expected = []
             cache = make_prompt_cache(theirs)
             fed = [*ids]
             for _ in range(6):
                 logits = theirs(mx.array([fed]), cache=cache)[0, -1]
                 fed = [int(mx.argmax(logits))]
-                wanted += fed
+                expected += fed
             same = Comparison("smollm2-f32").check(
-                "mlx-lm", [asker.answer(ids, 6).tokens], [tuple(wanted)]
+                "mlx-lm", [asker.answer(ids, 6).tokens], [tuple(expected)]
             )
             assert same == [True]
 
@@ -121,7 +121,7 @@ class Walk:
         """First, hit, and next turn."""
         asker = self._asker
         n = self._n
-        self._answers[ids] = wanted = asker.cold(ids, n)
+        self._answers[ids] = expected = asker.cold(ids, n)
         first = asker.answer(ids, n)
         hit = asker.answer(ids, n)
         assert hit.n_cached >= len(ids) - 1
@@ -130,17 +130,17 @@ class Walk:
         turn = asker.answer(following, n)
         assert turn.n_cached >= len(ids)
         return [
-            *self._compared.check("first", [first.tokens], [wanted]),
-            *self._compared.check("hit", [hit.tokens], [wanted]),
+            *self._compared.check("first", [first.tokens], [expected]),
+            *self._compared.check("hit", [hit.tokens], [expected]),
             *self._compared.check("next turn", [turn.tokens], [cold]),
         ]
 
     def back(self, ids: Ids, n_back: int) -> list[bool]:
         """A conversation that goes back by `n_back` tokens, and on from there."""
         fork = ids[: len(ids) - n_back] + ids[:10]
-        wanted = self._asker.cold(fork, self._n)
+        expected = self._asker.cold(fork, self._n)
         self._asker.answer(ids, self._n)
-        return self._compared.check("back", [self._asker.answer(fork, self._n).tokens], [wanted])
+        return self._compared.check("back", [self._asker.answer(fork, self._n).tokens], [expected])
 
     def batches(self, prompts: list[Ids]) -> list[bool]:
         """Hits and next turns of all prompts at once, and three forks of one."""
@@ -152,13 +152,13 @@ class Walk:
         followed = asker.together(turns, n)
         cut = 2 * len(prompts[0]) // 3
         forks = [prompts[0][:cut] + ids[:15] for ids in prompts[1:]]
-        wanted = [asker.cold(ids, n) for ids in forks]
+        expected = [asker.cold(ids, n) for ids in forks]
         forked = asker.together(forks, n)
         hit = [self._answers[ids] for ids in prompts]
         return [
-            *self._compared.check("batch of hits", [one.tokens for one in hits], hit),
-            *self._compared.check("batch of turns", [one.tokens for one in followed], colds),
-            *self._compared.check("forks at once", [one.tokens for one in forked], wanted),
+            *self._compared.check("batch of hits", [answer.tokens for answer in hits], hit),
+            *self._compared.check("batch of turns", [answer.tokens for answer in followed], colds),
+            *self._compared.check("forks at once", [answer.tokens for answer in forked], expected),
         ]
 
     def slot_file(self, ids: Ids) -> list[bool]:
@@ -170,6 +170,6 @@ class Walk:
             path = f"/slots/1?action={action}"
             body = {"filename": "real.bin"}
             asker.client.post(path, json=body).raise_for_status()
-        found = asker.answer(ids, n, id_slot=1)
-        assert found.n_cached >= len(ids) - 1
-        return self._compared.check("slot file", [found.tokens], [self._answers[ids]])
+        answer = asker.answer(ids, n, id_slot=1)
+        assert answer.n_cached >= len(ids) - 1
+        return self._compared.check("slot file", [answer.tokens], [self._answers[ids]])

@@ -28,12 +28,12 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def test_up_downloads_the_smallest_real_model_and_it_answers(shell: Shell) -> None:
     model = folder(SMOLLM2)
-    with hub.serving(hub.files_of(model), PUBLISHED) as here:
-        here.go_on.set()
-        shell.env |= here.env(shell.folder / "hub")
+    with hub.serving(hub.files_of(model), PUBLISHED) as published:
+        published.go_on.set()
+        shell.env |= published.env(shell.folder / "hub")
         up = shell.run("up", "smollm2-135m", "--port", str(shell.port))
         assert up.returncode == 0, up.stderr
-        assert "model.safetensors" in here.fetched
+        assert "model.safetensors" in published.fetched
     try:
         body = {"messages": ASKED, "temperature": 0, "max_tokens": 24}
         url = f"http://127.0.0.1:{shell.port}"
@@ -41,7 +41,7 @@ def test_up_downloads_the_smallest_real_model_and_it_answers(shell: Shell) -> No
         assert "Paris" in reply.json()["choices"][0]["message"]["content"]
         params = httpx.get(f"{url}/props").json()["default_generation_settings"]["params"]
         assert (params["temperature"], params["top_p"]) == (0.2, 0.9)
-        said = shell.run("chat", "smollm2-135m", "-p", "Say hello.", "--max-tokens", "8")
-        assert said.returncode == 0 and re.search(r"[1-8] tokens generated", said.stderr)
+        chat = shell.run("chat", "smollm2-135m", "-p", "Say hello.", "--max-tokens", "8")
+        assert chat.returncode == 0 and re.search(r"[1-8] tokens generated", chat.stderr)
     finally:
         shell.run("down")

@@ -72,7 +72,7 @@ def test_characters_of_several_tokens_are_streamed_whole(speaking: Asker) -> Non
         for line in reply.iter_lines():
             if line.startswith("data: {"):
                 choices = json.loads(line[6:])["choices"]
-                pieces += [one["delta"].get("content") or "" for one in choices]
+                pieces += [choice["delta"].get("content") or "" for choice in choices]
     assert json.loads("".join(pieces)) == SCRIPTS
     assert len(pieces) > 20 and not any("\ufffd" in piece for piece in pieces)
 
@@ -82,8 +82,8 @@ def test_log_probabilities_of_a_large_vocabulary_are_sorted_and_sum_to_less_than
 ) -> None:
     more = {"logprobs": True, "top_logprobs": 5, "max_tokens": 6, "temperature": 1, "seed": 1}
     reply = chat(speaking, user("What is the capital of France?"), **more, top_p=0.9)
-    for one in reply["choices"][0]["logprobs"]["content"]:
-        top = [entry["logprob"] for entry in one["top_logprobs"]]
+    for token in reply["choices"][0]["logprobs"]["content"]:
+        top = [entry["logprob"] for entry in token["top_logprobs"]]
         assert len(top) == 5 and top == sorted(top, reverse=True) and max(top) <= 0
 
 
@@ -118,11 +118,11 @@ def test_four_agents_for_fifty_turns(name: str, tmp_path: Path) -> None:
 
         def talk(text: str) -> tuple[int, ...]:
             prompt = ids[text][:200]
-            rest = ids[text][200:]
+            remaining = ids[text][200:]
             for turn in range(N_TURNS):
-                found = asker.answer(prompt, n_answer)
-                assert turn == 0 or found.n_cached >= len(prompt) - n_more - n_answer
-                prompt += found.tokens + rest[turn * n_more : (turn + 1) * n_more]
+                answer = asker.answer(prompt, n_answer)
+                assert turn == 0 or answer.n_cached >= len(prompt) - n_more - n_answer
+                prompt += answer.tokens + remaining[turn * n_more : (turn + 1) * n_more]
             return prompt
 
         with ThreadPoolExecutor(N_AGENTS) as pool:
@@ -142,30 +142,30 @@ def test_a_swap_to_another_model_and_back_keeps_conversations(tmp_path: Path) ->
             preset = replace(asker.live.service.preset, name=name, model=model)
             (presets / f"{name}.yaml").write_bytes(msgspec.yaml.encode(preset))
         prompt = asker.ids(texts()["prose"], 300)
-        wanted = asker.cold(prompt, 8)
+        expected = asker.cold(prompt, 8)
         asker.answer(prompt, 8)
         for name in (TURNS, SMOLLM2):
             load(asker.client, name)
-            shown = asker.client.get("/v1/models").json()["data"][0]["id"]
-            assert shown == name
-        found = asker.answer(prompt, 8)
-        assert found.n_cached >= len(prompt) // BLOCK * BLOCK
-    assert all(compared.check("swap and back", [found.tokens], [wanted]))
+            served = asker.client.get("/v1/models").json()["data"][0]["id"]
+            assert served == name
+        answer = asker.answer(prompt, 8)
+        assert answer.n_cached >= len(prompt) // BLOCK * BLOCK
+    assert all(compared.check("swap and back", [answer.tokens], [expected]))
 
 
 def test_drafts_on_real_text_change_no_token(tmp_path: Path) -> None:
     compared = Comparison(SMOLLM2)
-    found = {}
+    answers = {}
     copy = "Repeat this text word by word:\n" + texts()["prose"][:600]
     code = "Print this function again:\n```python\n" + texts()["code"][2000:2900] + "\n```"
     asked = (copy, code, "Write a long story about a dragon who counts stones.")
     for mode in Speculation:
         with asking(folder(SMOLLM2), tmp_path / mode, speculation=mode) as asker:
-            found[mode] = [
+            answers[mode] = [
                 chat(asker, user(text), max_tokens=64)["choices"][0]["message"]["content"]
                 for text in asked
             ]
-    assert all(compared.check("drafts", *found.values()))
+    assert all(compared.check("drafts", *answers.values()))
 
 
 def load(client: httpx.Client, preset: str) -> None:

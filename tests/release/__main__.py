@@ -48,12 +48,12 @@ def main() -> None:
 def _install(way: str, file: Path) -> Path:
     """Folder with the programs of an empty environment into which a file was installed."""
     if way == "uv":
-        here = {"UV_TOOL_DIR": str(TRIED / "tools"), "UV_TOOL_BIN_DIR": str(TRIED / "bin")}
-        _run([TOOLS / "uv", "tool", "install", "--quiet", file], **here)
+        folders = {"UV_TOOL_DIR": str(TRIED / "tools"), "UV_TOOL_BIN_DIR": str(TRIED / "bin")}
+        _run([TOOLS / "uv", "tool", "install", "--quiet", file], **folders)
         return TRIED / "tools" / "mlx-stack" / "bin"
     if way == "pipx":
-        here = {"PIPX_HOME": str(TRIED / "tools"), "PIPX_BIN_DIR": str(TRIED / "bin")}
-        _run([TOOLS / "pipx", "install", "--quiet", file], **here)
+        folders = {"PIPX_HOME": str(TRIED / "tools"), "PIPX_BIN_DIR": str(TRIED / "bin")}
+        _run([TOOLS / "pipx", "install", "--quiet", file], **folders)
         return TRIED / "tools" / "venvs" / "mlx-stack" / "bin"
     _run([sys.executable, "-m", "venv", TRIED / "env"])
     _run([TRIED / "env" / "bin" / "python", "-m", "pip", "install", "--quiet", file])

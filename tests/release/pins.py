@@ -29,8 +29,8 @@ class Pin(NamedTuple):
 def resolver() -> Path | None:
     """uv: that of `make audit`, else that of PATH."""
     own = ROOT / ".venv" / "audit" / "bin" / "uv"
-    found = shutil.which("uv")
-    return own if own.exists() else Path(found) if found else None
+    program = shutil.which("uv")
+    return own if own.exists() else Path(program) if program else None
 
 
 def resolved(uv: Path, python: str, *, macos: str = MACOS, more: str = "") -> list[Pin]:
@@ -54,8 +54,8 @@ def resolved(uv: Path, python: str, *, macos: str = MACOS, more: str = "") -> li
             text=True,
             timeout=PATIENCE_S,
         )  # fmt: skip
-        found = tomllib.loads(lock.read_text(encoding="utf-8"))["packages"]
-    return sorted(_pin(one, python, macos) for one in found)
+        packages = tomllib.loads(lock.read_text(encoding="utf-8"))["packages"]
+    return sorted(_pin(package, python, macos) for package in packages)
 
 
 def _pin(package: dict[str, Any], python: str, macos: str) -> Pin:
@@ -63,11 +63,11 @@ def _pin(package: dict[str, Any], python: str, macos: str) -> Pin:
     version = _numbers(python)
     platforms = list(mac_platforms(_numbers(macos), "arm64"))
     tags = [*cpython_tags(version, platforms=platforms), *compatible_tags(version, "cp", platforms)]
-    order = {tag: at for at, tag in enumerate(tags)}
+    rank_of = {tag: position for position, tag in enumerate(tags)}
 
     def rank(wheel: dict[str, Any]) -> int:
         *_, own = parse_wheel_filename(wheel["url"].rpartition("/")[2])
-        return min(order.get(tag, len(order)) for tag in own)
+        return min(rank_of.get(tag, len(rank_of)) for tag in own)
 
     wheel = min(package["wheels"], key=rank)
     return Pin(package["name"], package["version"], wheel["url"], wheel["hashes"]["sha256"])

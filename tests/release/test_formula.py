@@ -28,36 +28,36 @@ ORDER = ("desc", "homepage", "url", "sha256", "head", "depends_on", "resource", 
 
 
 def pins() -> list[Pin]:
-    found = []
+    resources = []
     for name, url, sha256 in RESOURCE.findall(FORMULA.read_text(encoding="utf-8")):
-        found.append(Pin(name, url.rpartition("/")[2].split("-")[1], url, sha256))
-    return found
+        resources.append(Pin(name, url.rpartition("/")[2].split("-")[1], url, sha256))
+    return resources
 
 
 def offences(text: str) -> list[str]:
     """Rules of `brew style` that a formula breaks."""
-    found = []
+    broken = []
     lines = text.splitlines()
     for line in lines:
         if len(line) > 118 and not re.match(r'\s+url "', line):
-            found.append(f"longer than 118: {line}")
+            broken.append(f"longer than 118: {line}")
         if line != line.rstrip() or "\t" in line or "'" in line.partition("#")[0]:
-            found.append(f"spaces, tabs or single quotes: {line}")
+            broken.append(f"spaces, tabs or single quotes: {line}")
     parts = [match[1] for line in lines if (match := re.match(r"  (def \w+|\w+)", line))]
     places = [ORDER.index(part) for part in parts if part in ORDER]
     if places != sorted(places) or {"desc", "homepage", "def install", "test"} - set(parts):
-        found.append(f"components missing or out of order: {parts}")
+        broken.append(f"components missing or out of order: {parts}")
     (desc,) = re.findall(r'^  desc "(.+)"$', text, re.MULTILINE)
     if len(desc) > 80 or re.match(r"(?i)(an?|the) |mlx-stack", desc) or desc.endswith("."):
-        found.append(f"desc: {desc}")
-    names = [one[0] for one in RESOURCE.findall(text)]
+        broken.append(f"desc: {desc}")
+    names = [resource[0] for resource in RESOURCE.findall(text)]
     if names != sorted(set(names)) or text.count("  resource ") != len(names):
-        found.append("resources: twice, out of order, or without url and sha256")
+        broken.append("resources: twice, out of order, or without url and sha256")
     if not re.search(r"  test do\n(?:.*\n)*?.*(?:assert|system)", text):
-        found.append("the test block tests nothing")
+        broken.append("the test block tests nothing")
     if "\n\n\n" in text or not text.endswith("\nend\n"):
-        found.append("blank lines, or no last line break")
-    return found
+        broken.append("blank lines, or no last line break")
+    return broken
 
 
 def test_the_formula_is_that_of_its_pins() -> None:
@@ -67,11 +67,11 @@ def test_the_formula_is_that_of_its_pins() -> None:
 def test_each_resource_is_pinned_in_the_tested_set() -> None:
     tested: dict[str, set[str]] = {}
     for block in re.split(r"\n(?=\S)", (ROOT / "constraints.txt").read_text(encoding="utf-8")):
-        if found := re.match(r"([A-Za-z0-9_.-]+)==(\S+)", block):
-            key = f"{canonicalize_name(found[1])} {found[2]}"
+        if match := re.match(r"([A-Za-z0-9_.-]+)==(\S+)", block):
+            key = f"{canonicalize_name(match[1])} {match[2]}"
             tested.setdefault(key, set()).update(re.findall(r"sha256:([0-9a-f]{64})", block))
     strange = [
-        one for one in pins() if one.sha256 not in tested.get(f"{one.name} {one.version}", ())
+        pin for pin in pins() if pin.sha256 not in tested.get(f"{pin.name} {pin.version}", ())
     ]
     assert strange == []
 
@@ -79,11 +79,15 @@ def test_each_resource_is_pinned_in_the_tested_set() -> None:
 def test_each_dependency_of_a_mac_is_a_resource() -> None:
     about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     mac = {"sys_platform": "darwin", "python_version": "3.12", "platform_machine": "arm64"}
-    wanted = [*about["project"]["dependencies"], *about["build-system"]["requires"], "mlx-metal"]
-    own = {one.name: one.version for one in pins()}
-    for one in map(Requirement, wanted):
-        if one.marker is None or one.marker.evaluate(mac):
-            assert own[canonicalize_name(one.name)] in one.specifier
+    requirements = [
+        *about["project"]["dependencies"],
+        *about["build-system"]["requires"],
+        "mlx-metal",
+    ]
+    own = {pin.name: pin.version for pin in pins()}
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is None or requirement.marker.evaluate(mac):
+            assert own[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 @pytest.mark.parametrize("url", ["", "https://github.com/OWNER/mlx-stack/releases/x.tar.gz"])
@@ -97,7 +101,7 @@ def test_the_formula_follows_brew_style(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "other"),
+    ("part", "broken"),
     [
         ('desc "MLX', 'desc "An MLX'),
         ("depends_on arch: :arm64", 'url "https://example.org/x"'),
@@ -106,7 +110,7 @@ def test_the_formula_follows_brew_style(url: str, tmp_path: Path) -> None:
         ("    sha256 ", "    sha512 "),
     ],
 )
-def test_a_formula_that_breaks_a_rule_is_found(part: str, other: str) -> None:
+def test_a_formula_that_breaks_a_rule_is_found(part: str, broken: str) -> None:
     text = formula(pins())
     assert part in text
-    assert offences(text.replace(part, other, 1)) != []
+    assert offences(text.replace(part, broken, 1)) != []

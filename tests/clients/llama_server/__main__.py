@@ -36,12 +36,12 @@ def main() -> None:
     folder = Path(sys.prefix).resolve() / "suite"
     suite = _unpack(Path(sys.argv[1]), folder)
     outcomes = _run(suite, folder)
-    found = verdicts(outcomes, reasons(PAGE.read_text(encoding="utf-8")))
-    for name, check in found.items():
+    verdict_of = verdicts(outcomes, reasons(PAGE.read_text(encoding="utf-8")))
+    for name, check in verdict_of.items():
         print(f"{name}: {check}")
-    n_passed = sum(check.startswith("passed") for check in found.values())
-    n_faults = sum(check.startswith(FAULT) for check in found.values())
-    print(f"{n_passed} of {len(found)} pass, {n_faults} differ from the page")
+    n_passed = sum(check.startswith("passed") for check in verdict_of.values())
+    n_faults = sum(check.startswith(FAULT) for check in verdict_of.values())
+    print(f"{n_passed} of {len(verdict_of)} pass, {n_faults} differ from the page")
     sys.exit(n_faults > 0)
 
 
@@ -51,25 +51,25 @@ def reasons(page: str) -> dict[str, str]:
     return {name: reason for names, reason in rows for name in re.findall(r"`([^`]+)`", names)}
 
 
-def verdicts(outcomes: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+def verdicts(outcomes: Mapping[str, str], reason_of: Mapping[str, str]) -> dict[str, str]:
     """Verdict of each listed test; one that is not as the page says begins with FAULT."""
-    found = {}
+    verdict_of = {}
     for line in IDS.read_text(encoding="utf-8").splitlines():
         name = line.removeprefix(UNIT)
         outcome = outcomes.get(line, "not run")
-        reason = known.get(name)
+        reason = reason_of.get(name)
         match outcome, reason:
             case "passed", None:
-                found[name] = "passed"
+                verdict_of[name] = "passed"
             case "passed", str(chance) if chance.startswith(CHANCE):
-                found[name] = f"passed {chance}"
+                verdict_of[name] = f"passed {chance}"
             case "passed", _:
-                found[name] = f"{FAULT}: passed, and the page says: {reason}"
+                verdict_of[name] = f"{FAULT}: passed, and the page says: {reason}"
             case _, None:
-                found[name] = f"{FAULT}: {outcome}"
+                verdict_of[name] = f"{FAULT}: {outcome}"
             case _:
-                found[name] = f"differs: {reason}"
-    return found
+                verdict_of[name] = f"differs: {reason}"
+    return verdict_of
 
 
 def _unpack(package: Path, folder: Path) -> Path:
@@ -103,12 +103,12 @@ def _run(suite: Path, folder: Path) -> dict[str, str]:
         subprocess.run(
             command, cwd=suite, env=env | for_mlx(env), stdout=log, stderr=log, check=False
         )
-    found: dict[str, str] = {}
+    worst: dict[str, str] = {}
     for line in outcomes.read_text(encoding="utf-8").splitlines():
-        one = json.loads(line)
-        if found.get(one["id"], "passed") == "passed":
-            found[one["id"]] = one["outcome"]
-    return found
+        entry = json.loads(line)
+        if worst.get(entry["id"], "passed") == "passed":
+            worst[entry["id"]] = entry["outcome"]
+    return worst
 
 
 if __name__ == "__main__":

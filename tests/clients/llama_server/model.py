@@ -36,7 +36,7 @@ def write(folder: Path, text: str) -> Path:
     tokenizer = json.loads(_tokenizer(text).to_str())
     # Special tokens are not decoded, but those of single bytes are.
     tokenizer["added_tokens"] = [
-        one for one in tokenizer["added_tokens"] if one["id"] < len(SPECIAL)
+        added for added in tokenizer["added_tokens"] if added["id"] < len(SPECIAL)
     ]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
@@ -47,11 +47,11 @@ def write(folder: Path, text: str) -> Path:
 
 
 def _tokenizer(text: str) -> Tokenizer:
-    made = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    made.normalizer = normalizers.Sequence(
+    backend = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    made.decoder = decoders.Sequence(
+    backend.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
             decoders.ByteFallback(),
@@ -62,8 +62,8 @@ def _tokenizer(text: str) -> Tokenizer:
     trainer = BpeTrainer(
         vocab_size=VOCAB, special_tokens=[*SPECIAL, *BYTES], max_token_length=8, show_progress=False
     )
-    made.train_from_iterator(text.split(), trainer)
-    made.post_processor = processors.TemplateProcessing(
+    backend.train_from_iterator(text.split(), trainer)
+    backend.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )
-    return made
+    return backend

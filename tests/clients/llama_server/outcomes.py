@@ -19,10 +19,10 @@ def pytest_configure() -> None:
     forked.install()
     start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
-    def start_shim(self: Any, args: Any, *rest: Any) -> None:
+    def start_shim(self: Any, args: Any, *positional: Any) -> None:
         if args[0] == str(SHIM):
             args = [sys.executable, *args]
-        start(self, args, *rest)
+        start(self, args, *positional)
 
     subprocess.Popen._execute_child = start_shim  # type: ignore[attr-defined]
     os.environ["LLAMA_SERVER_BIN_PATH"] = str(SHIM)
@@ -32,9 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the listed tests, and download no models for them."""
     sys.modules["utils"].ServerPreset.load_all = lambda: None  # type: ignore[attr-defined]
     listed = set(Path(os.environ["SUITE_IDS"]).read_text(encoding="utf-8").splitlines())
-    others = [item for item in items if item.nodeid not in listed]
+    unlisted = [item for item in items if item.nodeid not in listed]
     items[:] = [item for item in items if item.nodeid in listed]
-    config.hook.pytest_deselected(items=others)
+    config.hook.pytest_deselected(items=unlisted)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -31,37 +31,37 @@ MIN_CONTEXT = 64
 
 def options(arguments: list[str]) -> dict[str, str]:
     """Options of llama-server by name; a flag has no value."""
-    found = {}
-    rest = iter(arguments)
-    for name in rest:
-        found[name] = "" if name in FLAGS else next(rest)
-    return found
+    values = {}
+    remaining = iter(arguments)
+    for name in remaining:
+        values[name] = "" if name in FLAGS else next(remaining)
+    return values
 
 
-def preset(given: dict[str, str]) -> dict[str, Any]:
+def preset(values: dict[str, str]) -> dict[str, Any]:
     """The preset that says the same; options that none can say are left out."""
-    server: dict[str, Any] = {"host": given["--host"], "port": int(given["--port"])}
-    if "--api-key" in given:
-        server["api_keys"] = [given["--api-key"]]
-    if "--sleep-idle-seconds" in given:
-        server["idle_unload_s"] = int(given["--sleep-idle-seconds"])
-    made: dict[str, Any] = {
+    server: dict[str, Any] = {"host": values["--host"], "port": int(values["--port"])}
+    if "--api-key" in values:
+        server["api_keys"] = [values["--api-key"]]
+    if "--sleep-idle-seconds" in values:
+        server["idle_unload_s"] = int(values["--sleep-idle-seconds"])
+    sections: dict[str, Any] = {
         "name": "suite",
-        "model": {"id": os.environ["SUITE_MODEL"], "alias": given.get("--alias", "none")},
+        "model": {"id": os.environ["SUITE_MODEL"], "alias": values.get("--alias", "none")},
         "server": server,
-        "prefix_cache": {"metrics": {"enabled": "--metrics" in given}},
+        "prefix_cache": {"metrics": {"enabled": "--metrics" in values}},
     }
-    if "--embedding" in given:
-        return {**made, "kind": "embedding", "slots": {"count": 1, "n_ctx": 512}}
-    count = int(given["--parallel"])
-    n_ctx = int(given["--ctx-size"])
-    each = n_ctx if "--kv-unified" in given else n_ctx // count
-    limit = int(given.get("--n-predict", -1))
+    if "--embedding" in values:
+        return {**sections, "kind": "embedding", "slots": {"count": 1, "n_ctx": 512}}
+    count = int(values["--parallel"])
+    n_ctx = int(values["--ctx-size"])
+    slot_ctx = n_ctx if "--kv-unified" in values else n_ctx // count
+    limit = int(values.get("--n-predict", -1))
     return {
-        **made,
-        "slots": {"count": count, "n_ctx": max(MIN_CONTEXT, each)},
-        "prefill": {"chunk_size": int(given["--batch-size"])},
-        "sampling": {"temperature": float(given["--temp"]), "max_tokens": limit},
+        **sections,
+        "slots": {"count": count, "n_ctx": max(MIN_CONTEXT, slot_ctx)},
+        "prefill": {"chunk_size": int(values["--batch-size"])},
+        "sampling": {"temperature": float(values["--temp"]), "max_tokens": limit},
     }
 
 
