@@ -67,11 +67,11 @@ class ChildChannel:
 
         `waiting` is called while the child takes none; its errors are raised.
         """
-        rest = memoryview(LENGTH.pack(len(data)) + data)
-        while rest:
+        unsent = memoryview(LENGTH.pack(len(data)) + data)
+        while unsent:
             self._wait(select.POLLOUT, waiting)
             with suppress(BlockingIOError):
-                rest = rest[self._socket.send(rest[:CHUNK]) :]
+                unsent = unsent[self._socket.send(unsent[:CHUNK]) :]
 
     def receive(self, waiting: Callable[[], None]) -> bytes:
         """The next message.

@@ -84,9 +84,9 @@ def writable(value: Any) -> Any:
         case str():
             return _HALF.sub("\ufffd", value)
         case dict():
-            return {writable(key): writable(one) for key, one in value.items()}
+            return {writable(key): writable(item) for key, item in value.items()}
         case list():
-            return [writable(one) for one in value]
+            return [writable(item) for item in value]
     return value
 
 
@@ -143,8 +143,9 @@ def _is_reference(part: Any) -> bool:
 
 def user_message(results: Iterable[Message], text: str) -> tuple[Message, ...]:
     """Tool results of a user message, in order, then its text."""
-    spoken = (Message(Role.USER, text),) if text else ()
-    return (*results, *spoken)
+    if text:
+        return (*results, Message(Role.USER, text))
+    return tuple(results)
 
 
 def split_thoughts(text: str, start: str, end: str) -> tuple[str | None, str]:
@@ -186,14 +187,14 @@ def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     places: list[int] = []
     n_calls = 0
     before: Role | None = None
-    for sent in messages:
-        message = sent
+    for original in messages:
+        message = original
         if message.role is Role.ASSISTANT:
             if before is not Role.ASSISTANT:
                 _place(paired, places, calls, names)
                 calls = []
                 places = []
-            message = _with_ids(sent, n_calls)
+            message = _with_ids(original, n_calls)
             n_calls += len(message.tool_calls)
             calls += message.tool_calls
             names |= {call.id: call.name for call in message.tool_calls}
@@ -209,8 +210,8 @@ def _with_ids(message: Message, n_before: int) -> Message:
     if all(call.id for call in message.tool_calls):
         return message
     calls = (
-        call if call.id else replace(call, id=f"call_{at}")
-        for at, call in enumerate(message.tool_calls, n_before)
+        call if call.id else replace(call, id=f"call_{index}")
+        for index, call in enumerate(message.tool_calls, n_before)
     )
     return replace(message, tool_calls=tuple(calls))
 
@@ -226,14 +227,16 @@ def _place(
     answers = _answers(calls, results)
     answered = set(answers.values())
     groups: list[list[Message]] = [[]]
-    for at in range(max(answers, default=-1) + 1):
-        if at in answers:
-            groups[-1].append(_named(results[answers[at]], calls[at]))
+    for index in range(max(answers, default=-1) + 1):
+        if index in answers:
+            groups[-1].append(_named(results[answers[index]], calls[index]))
             groups.append([])
         else:
-            groups[-1].append(interrupted(calls[at]))
-    rest = [[_known(one, names)] for at, one in enumerate(results) if at not in answered]
-    for place, group in zip(places, [*groups[:-1], *rest], strict=True):
+            groups[-1].append(interrupted(calls[index]))
+    orphans = [
+        [_known(result, names)] for index, result in enumerate(results) if index not in answered
+    ]
+    for place, group in zip(places, [*groups[:-1], *orphans], strict=True):
         paired[place] = group
 
 
@@ -241,22 +244,22 @@ def _answers(calls: Sequence[ToolCall], results: Sequence[Message]) -> dict[int,
     """Index of the result of each answered call, by call index."""
     by_id: dict[str, deque[int]] = {}
     by_name: dict[str | None, deque[int]] = {}
-    for at, result in enumerate(results):
+    for index, result in enumerate(results):
         if result.tool_call_id:
-            by_id.setdefault(result.tool_call_id, deque()).append(at)
+            by_id.setdefault(result.tool_call_id, deque()).append(index)
         else:
-            by_name.setdefault(result.name, deque()).append(at)
+            by_name.setdefault(result.name, deque()).append(index)
     answers: dict[int, int] = {}
-    for at, call in enumerate(calls):
+    for index, call in enumerate(calls):
         if waiting := by_id.get(call.id):
-            answers[at] = waiting.popleft()
-    for at, call in enumerate(calls):
-        if at not in answers and (waiting := by_name.get(call.name)):
-            answers[at] = waiting.popleft()
-    others = deque(sorted(at for waiting in by_name.values() for at in waiting))
-    for at in range(len(calls)):
-        if at not in answers and others:
-            answers[at] = others.popleft()
+            answers[index] = waiting.popleft()
+    for index, call in enumerate(calls):
+        if index not in answers and (waiting := by_name.get(call.name)):
+            answers[index] = waiting.popleft()
+    unnamed = deque(sorted(index for waiting in by_name.values() for index in waiting))
+    for index in range(len(calls)):
+        if index not in answers and unnamed:
+            answers[index] = unnamed.popleft()
     return answers
 
 

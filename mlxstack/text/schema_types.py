@@ -29,7 +29,7 @@ class SchemaTypes(Struct, frozen=True):
     @property
     def is_text(self) -> bool:
         """Text, or null at most."""
-        return bool(self.texts) and all(one.get("type") == "null" for one in self.others)
+        return bool(self.texts) and all(schema.get("type") == "null" for schema in self.others)
 
 
 ANYTHING = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
@@ -77,7 +77,7 @@ class _Types:
                 parts = [self._of(part, seen) for part in schema[key][: max(1, self._n_left)]]
                 return SchemaTypes(
                     tuple(text for part in parts for text in part.texts),
-                    tuple(other for part in parts for other in part.others),
+                    tuple(variant for part in parts for variant in part.others),
                 )
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(listed, list):
@@ -91,9 +91,9 @@ def meant(schema: Schema, root: Schema, keys: Sequence[str] = ("$ref", "allOf"))
     for key in keys:
         value = schema.get(key)
         parts = [referred(value, root) or {}] if isinstance(value, str) else value
-        choices = [one for one in parts if one != NULL] if isinstance(parts, list) else []
+        choices = [part for part in parts if part != NULL] if isinstance(parts, list) else []
         if len(choices) == 1 and isinstance(choices[0], dict):
-            return {**choices[0], **{name: one for name, one in schema.items() if name != key}}
+            return {**choices[0], **{name: part for name, part in schema.items() if name != key}}
     return None
 
 
@@ -102,7 +102,7 @@ def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
 
     The arguments may stand behind a `$ref`, or in several alternatives. Each schema is read once.
     """
-    known: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     required: dict[str, None] = {}
     seen: set[tuple[int, bool]] = set()
     # Schemas to read, the next one last, and whether all objects are of them.
@@ -116,14 +116,14 @@ def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
         own: dict[str, Any] = schemas if isinstance(schemas, dict) else {}
         for key in reversed(own):
             # What is nearer to the tool counts, and comes later.
-            nearest = known.pop(key, own[key])
-            known[key] = nearest
+            nearest = merged.pop(key, own[key])
+            merged[key] = nearest
         names = schema.get("required")
         if is_certain and isinstance(names, list):
             required |= dict.fromkeys(key for key in names if isinstance(key, str))
         waiting += reversed(list(_parts(schema, parameters, is_certain=is_certain)))
-    known = dict(reversed(known.items()))
-    return {key: (known.get(key, {}), key in required) for key in (*known, *required)}
+    merged = dict(reversed(merged.items()))
+    return {key: (merged.get(key, {}), key in required) for key in (*merged, *required)}
 
 
 def _parts(schema: Schema, root: Schema, *, is_certain: bool) -> Iterator[tuple[Schema, bool]]:
@@ -145,7 +145,7 @@ def declared(parameters: Mapping[str, Any]) -> Schema:
     if not isinstance(schemas, dict):
         return root
     types = _Types(root)
-    return {**root, "properties": {key: _plain(one, types) for key, one in schemas.items()}}
+    return {**root, "properties": {key: _plain(schema, types) for key, schema in schemas.items()}}
 
 
 def _plain(schema: Any, all_types: _Types) -> Any:
@@ -165,21 +165,21 @@ def named_types(schema: Mapping[str, Any], default: Sequence[str] = ()) -> list[
 
 def _typed(schema: Schema) -> SchemaTypes:
     types = named_types(schema, ("string", *OTHERS))
-    others = [name for name in types if name != "string"]
-    kind: Any = others[0] if len(others) == 1 else others
+    kinds = [name for name in types if name != "string"]
+    kind: Any = kinds[0] if len(kinds) == 1 else kinds
     return SchemaTypes(
         ({**schema, "type": "string"},) if "string" in types else (),
-        ({**schema, "type": kind},) if others else (),
+        ({**schema, "type": kind},) if kinds else (),
     )
 
 
 def _listed(values: list[Any]) -> SchemaTypes:
     texts = [value for value in values if isinstance(value, str)]
-    others = [value for value in values if not isinstance(value, str)]
-    is_null = others == [None]
+    remaining = [value for value in values if not isinstance(value, str)]
+    is_null = remaining == [None]
     return SchemaTypes(
         ({"enum": texts},) if texts else (),
-        ({"type": "null"} if is_null else {"enum": others},) if others else (),
+        ({"type": "null"} if is_null else {"enum": remaining},) if remaining else (),
     )
 
 

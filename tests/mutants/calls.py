@@ -58,8 +58,8 @@ CALLS = (
     ),
     Mutant(
         "then to those of their names", "text/normalize_messages.py",
-        "if at not in answers and (waiting := by_name.get(call.name)):",
-        "if at not in answers and (waiting := by_name.get(None)):",
+        "if index not in answers and (waiting := by_name.get(call.name)):",
+        "if index not in answers and (waiting := by_name.get(None)):",
         RESULTS + "test_results_without_ids_are_paired_by_name_then_by_order",
     ),
     Mutant(

@@ -18,8 +18,8 @@ SWAPS = "tests/api/test_swap_limits.py::"
 FIRST_AID = (
     Mutant(
         "a replayed call begins in its own turn", "text/prompt/splices.py",
-        "at = text.rfind(header or self._call_markers.start, 0, place)",
-        "at = text.find(header or self._call_markers.start)",
+        "start = text.rfind(header or self._call_markers.start, 0, place)",
+        "start = text.find(header or self._call_markers.start)",
         REPLAY + "test_only_an_equal_call_is_replayed",
     ),
     Mutant(
@@ -346,8 +346,8 @@ FIRST_AID = (
     ),
     Mutant(
         "an added word is its letters", "text/tokens/token_decoder.py",
-        "plain = frozenset(one for one in contents if not is_utf8(letters_to_bytes(one)))",
-        "plain = frozenset[str]()",
+        "frozenset(content for content in contents if not is_utf8(letters_to_bytes(content)))",
+        "frozenset[str]()",
         DECODER + "test_an_added_word_is_its_letters_where_they_are_no_bytes",
     ),
     Mutant(
@@ -358,7 +358,7 @@ FIRST_AID = (
     ),
     Mutant(
         "an answer that goes on says nothing of its prompt again", "text/tokens/token_decoder.py",
-        "return LaterDetokenizer(stream, self.text(before).removeprefix(shown))", "return stream",
+        "return LaterDetokenizer(stream, self.text(before).removeprefix(written))", "return stream",
         DECODER + "test_streamed_text_is_the_text_of_all_tokens",
     ),
     Mutant(

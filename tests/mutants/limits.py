@@ -44,8 +44,8 @@ LIMITS = (
     ),
     Mutant(
         "a replayed call stays in its conversation", "text/prompt/answer_replay.py",
-        "entry = self.get((scope, calls[at].id))",
-        "entry = next((e for k, e in self._entries.items() if k[1] == calls[at].id), None)",
+        "entry = self.get((scope, calls[index].id))",
+        "entry = next((e for k, e in self._entries.items() if k[1] == calls[index].id), None)",
         REPLAY + "test_redteam_8_a_call_stays_with_its_tenant_and_conversation",
     ),
     Mutant(

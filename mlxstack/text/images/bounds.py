@@ -261,15 +261,15 @@ def _opened(data: bytes) -> Any:
 
 def _check_scans(data: bytes, n_pixels: int) -> None:
     """Raise RefusedImage for a JPEG whose scans take long to decode."""
-    n_scans = at = 0
-    while (marker := _MARKER.search(data, at)) and n_scans <= MAX_SCANS:
+    n_scans = offset = 0
+    while (marker := _MARKER.search(data, offset)) and n_scans <= MAX_SCANS:
         code = marker[1][0]
-        at = marker.end()
+        offset = marker.end()
         if code == _END_OF_IMAGE:
             break
         n_scans += code == _START_OF_SCAN
         if code not in _WITHOUT_LENGTH:
-            at += max(2, int.from_bytes(data[at : at + 2]))
+            offset += max(2, int.from_bytes(data[offset : offset + 2]))
     if n_scans > MAX_SCANS or n_scans * n_pixels > MAX_SCANNED:
         raise RefusedImage(
             f"it is a JPEG of {n_scans} scans over {n_pixels} pixels; at most {MAX_SCANS} scans, "

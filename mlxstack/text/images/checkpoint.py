@@ -28,8 +28,8 @@ class VisionFiles(Struct, frozen=True):
     @property
     def vision_config(self) -> dict[str, Any]:
         """`vision_config` of config.json."""
-        found = self.config.get("vision_config")
-        return found if isinstance(found, dict) else {}
+        settings = self.config.get("vision_config")
+        return settings if isinstance(settings, dict) else {}
 
 
 def check_patch(patch: object, merge: object) -> None:

@@ -85,7 +85,7 @@ def family_of(files: VisionFiles) -> VisionFamily | None:
     family = FAMILIES.get(str(files.config.get("model_type")))
     if family is None:
         return None
-    is_whole = all(any(name.startswith(one) for name in files.tensors) for one in family.NEEDED)
+    is_whole = all(any(name.startswith(start) for name in files.tensors) for start in family.NEEDED)
     return family if is_whole else None
 
 

@@ -42,21 +42,22 @@ class ImageReader:
         self._n_in_all = 0
         self._n_pixels = 0
 
-    def new(self, part: dict[str, Any], at: str) -> ImagePart:
+    def new(self, part: dict[str, Any], path: str) -> ImagePart:
         """Image that the user sends now.
 
         Raises BadRequest with the path of the field.
         """
         if self._n_new >= self._most_new or self._n_in_all >= MAX_IN_ALL:
             raise BadRequest(
-                f"{at}: more than {self._most_new} new images, or {MAX_IN_ALL} in all; send fewer",
-                at,
+                f"{path}: more than {self._most_new} new images, or {MAX_IN_ALL} in all; "
+                "send fewer",
+                path,
             )
         self._n_new += 1
         try:
             return self._read(part)
         except RefusedImage as refusal:
-            raise BadRequest(f"{at}: the image is refused: {refusal}", at) from None
+            raise BadRequest(f"{path}: the image is refused: {refusal}", path) from None
 
     def earlier(self, part: dict[str, Any]) -> ImagePart | str:
         """Image of a history or tool result, or a note."""
@@ -99,15 +100,15 @@ TEXT_ONLY = ImageReader()
 
 def _bytes(part: dict[str, Any]) -> bytes:
     """Encoded bytes of a part. Raises RefusedImage."""
-    sent = _sent(part)
-    if sent is None:
+    data = _sent(part)
+    if data is None:
         if part.get("file_id") or _source(part).get("type") == "file":
             raise RefusedImage(f"no files are stored here; {WAY_OUT}")
         raise RefusedImage(f"it has no data; {WAY_OUT}")
-    head = _DATA_URL.match(sent)
-    if head is None and _SCHEME.match(sent):
+    head = _DATA_URL.match(data)
+    if head is None and _SCHEME.match(data):
         raise RefusedImage(f"nothing is fetched from addresses; {WAY_OUT}")
-    text = sent[head.end() :] if head else sent
+    text = data[head.end() :] if head else data
     if len(text) > MAX_BYTES * 3 // 2:
         raise RefusedImage(f"it has {len(text) * 3 // 4} bytes, at most {MAX_BYTES} are taken")
     try:
@@ -118,10 +119,10 @@ def _bytes(part: dict[str, Any]) -> bytes:
 
 def _sent(part: dict[str, Any]) -> str | None:
     source = _source(part)
-    given = part.get("image_url")
-    if isinstance(given, dict):
-        given = given.get("url")
-    texts = (given, source.get("data"), source.get("url"), part.get("data"), part.get("url"))
+    url = part.get("image_url")
+    if isinstance(url, dict):
+        url = url.get("url")
+    texts = (url, source.get("data"), source.get("url"), part.get("data"), part.get("url"))
     return next((text for text in texts if isinstance(text, str) and text), None)
 
 
@@ -131,7 +132,7 @@ def _source(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _detail(part: dict[str, Any]) -> str:
-    given = part.get("image_url")
-    source = given if isinstance(given, dict) else part
+    image_url = part.get("image_url")
+    source = image_url if isinstance(image_url, dict) else part
     detail = source.get("detail")
     return str(detail) if detail in ("low", "high", "original") else "auto"

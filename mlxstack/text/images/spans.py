@@ -46,9 +46,9 @@ def moved_from_tools(messages: Sequence[Message]) -> tuple[Message, ...]:
             moved += waiting
             waiting = []
         if message.role is Role.TOOL and message.images:
-            shown = [f"image of tool result {message.tool_call_id or ''}".rstrip()]
-            shown += [mark_of(image) for image in message.images]
-            waiting.append(Message(Role.USER, "\n".join(shown), images=message.images))
+            lines = [f"image of tool result {message.tool_call_id or ''}".rstrip()]
+            lines += [mark_of(image) for image in message.images]
+            waiting.append(Message(Role.USER, "\n".join(lines), images=message.images))
             text = MARK.sub("[image: see below]", message.text)
             message = structs.replace(message, text=text, images=())  # noqa: PLW2901
         moved.append(message)

@@ -127,14 +127,14 @@ class ToolCallReplay(ReplayMemory[tuple[Scope, str], Entry]):
         Each call of a block must come back with the same id, name and arguments.
         """
         blocks: dict[int, Entry] = {}
-        at = 0
-        while at < len(calls):
-            entry = self.get((scope, calls[at].id))
-            if entry is not None and _is_same(entry, calls[at : at + len(entry.calls)]):
-                blocks[at] = entry
-                at += len(entry.calls)
+        index = 0
+        while index < len(calls):
+            entry = self.get((scope, calls[index].id))
+            if entry is not None and _is_same(entry, calls[index : index + len(entry.calls)]):
+                blocks[index] = entry
+                index += len(entry.calls)
             else:
-                at += 1
+                index += 1
         return blocks
 
 
@@ -160,22 +160,24 @@ class WrittenAnswer(Struct, frozen=True):
 
 
 class AnswerPlace(Struct, frozen=True):
-    """Answer `at` in a conversation; `key` digests tools and variables."""
+    """An answer in its conversation."""
 
     conversation: Conversation
-    at: int
+    index: int
+    """Its place among the messages."""
     key: bytes
+    """Digest of tools and variables."""
 
     @property
     def message(self) -> Message:
         """The answer as the client sent it."""
-        return self.conversation.messages[self.at]
+        return self.conversation.messages[self.index]
 
     @property
     def is_answered(self) -> bool:
         """Whether a user turn follows; templates may drop the thought."""
         return any(
-            message.role is Role.USER for message in self.conversation.messages[self.at + 1 :]
+            message.role is Role.USER for message in self.conversation.messages[self.index + 1 :]
         )
 
 
@@ -228,17 +230,18 @@ class AnswerReplay(ReplayMemory[tuple[Scope, bytes, bytes], AnswerEntry]):
         entries: dict[int, AnswerEntry] = {}
         if not self.n_bytes:
             return entries
-        for at, (message, history) in enumerate(zip(messages, histories(messages), strict=False)):
+        digests = histories(messages)
+        for index, message in enumerate(messages):
             if message.role is not Role.ASSISTANT:
                 continue
             try:
-                key = (scope, history, meaning(message))
+                key = (scope, digests[index], meaning(message))
             except RecursionError:
                 continue
             entry = self.get(key)
             thought = (message.reasoning or "").strip()
             if entry is not None and thought in ("", entry.reasoning.strip()):
-                entries[at] = entry
+                entries[index] = entry
         return entries
 
 
@@ -296,21 +299,21 @@ class AnswerSplicer:
         self._known_words = set(_terms(" ".join(texts)))
 
     def splices(
-        self, conversation: Conversation, known: Mapping[int, AnswerEntry], marked: str
+        self, conversation: Conversation, entries: Mapping[int, AnswerEntry], marked: str
     ) -> list[Splice]:
         """The remembered answers in `marked`, the rendering of a conversation, in order."""
         splices: list[Splice] = []
         key = _key(conversation)
         running = hashlib.blake2b(digest_size=16)
         n_read = 0
-        for at, entry in sorted(known.items(), key=lambda item: item[1].n_chars):
+        for index, entry in sorted(entries.items(), key=lambda item: item[1].n_chars):
             if entry.n_chars > len(marked):
                 break
             running.update(marked[n_read : entry.n_chars].encode("utf-8", "surrogatepass"))
             n_read = entry.n_chars
             if running.digest() != entry.digest or (splices and splices[-1].end > entry.n_chars):
                 continue
-            place = AnswerPlace(conversation, at, key)
+            place = AnswerPlace(conversation, index, key)
             end = self._end(place, entry, marked)
             if end > entry.n_chars:
                 splices.append(Splice(entry.n_chars, end, tuple(entry.tokens)))
@@ -360,7 +363,7 @@ class AnswerSplicer:
     def _alone(self, place: AnswerPlace, entry: AnswerEntry, marked: str) -> str:
         """Answer as rendered last; "" if the prompt has another."""
         try:
-            messages = place.conversation.messages[: place.at + 1]
+            messages = place.conversation.messages[: place.index + 1]
             text = self._render(closed(place.conversation, messages))
         except BadRequest:
             return ""
@@ -380,7 +383,7 @@ class AnswerSplicer:
         Some templates write an answer in another way once its results follow.
         """
         ends = [marked.find(eos, entry.n_chars) for eos in self._eos]
-        end = min((one for one in ends if one >= 0), default=0)
+        end = min((place for place in ends if place >= 0), default=0)
         text = marked[entry.n_chars : end].rstrip()
         if not text or not self._is_same(entry, text):
             return ""

@@ -17,9 +17,9 @@ def head_end(encoder: CachedTokenizer, prompt: Prompt, char: int) -> int:
     It is the beginning of the next turn, where that is near, so that prompts which go on
     differently still agree on it.
     """
-    at = prompt.piece_at(char)
-    if char - prompt.chars[at] <= SMALL_TAIL:
-        return prompt.places[at]
+    piece = prompt.piece_at(char)
+    if char - prompt.chars[piece] <= SMALL_TAIL:
+        return prompt.places[piece]
     return encoder.place(prompt, char)
 
 
@@ -32,7 +32,7 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
     """
     # Backwards letters, since `find` takes linear time and `rfind` does not.
     mirrored = text[end - 1 :: -1] if end else ""
-    at = 0
+    n_passed = 0
     in_vain = 0
     ends: list[int] = []
     for content, is_user in reversed(turns):
@@ -41,12 +41,12 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
             break
         if not stripped or (len(ends) >= MAX_TURN_ENDS and not is_user):
             continue
-        place = mirrored.find(stripped[::-1], at)
+        place = mirrored.find(stripped[::-1], n_passed)
         if place < 0:
-            in_vain += len(mirrored) - at
+            in_vain += len(mirrored) - n_passed
             continue
         ends.append(end - place)
-        at = place + len(stripped)
+        n_passed = place + len(stripped)
         if is_user and len(ends) >= MAX_TURN_ENDS:
             break
     return ends
@@ -54,20 +54,20 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
 
 def after_turn(prompt: Prompt, char: int) -> int | None:
     """Token after the special token that closes the turn at `char`."""
-    at = prompt.piece_from(char)
-    if at == len(prompt.chars):
+    piece = prompt.piece_from(char)
+    if piece == len(prompt.chars):
         return None
-    if at + 1 == len(prompt.chars):
-        return prompt.places[at] + 1
-    tail = prompt.marked[prompt.chars[at] : prompt.chars[at + 1]]
+    if piece + 1 == len(prompt.chars):
+        return prompt.places[piece] + 1
+    tail = prompt.marked[prompt.chars[piece] : prompt.chars[piece + 1]]
     is_closed = len(tail) < SMALL_TAIL and tail[-1:].isspace()
     if is_closed:
-        return prompt.places[at + 1]
-    return prompt.places[at] + 1
+        return prompt.places[piece + 1]
+    return prompt.places[piece] + 1
 
 
 def tidy(head: int, ends: Iterable[int | None], n_tokens: int) -> tuple[int, ...]:
     """Ascending positions in the prompt, with the head, without close neighbors."""
     positions = sorted({min(end, n_tokens - 1) for end in ends if end is not None and end > head})
-    kept = [a for a, b in pairwise([*positions, n_tokens + MIN_GAP]) if b - a >= MIN_GAP]
-    return tuple(cut for cut in (head, *kept) if 0 < cut < n_tokens)
+    apart = [a for a, b in pairwise([*positions, n_tokens + MIN_GAP]) if b - a >= MIN_GAP]
+    return tuple(cut for cut in (head, *apart) if 0 < cut < n_tokens)

@@ -128,7 +128,7 @@ def _share(
     prompt = prompt_maker.make(conversation)
     text = _sampled_text(prompt_maker, answer_format, conversation, prompt, answer)
     added = tokenizer.added_tokens_decoder
-    ends = [text.find(added[at].content) for at in tokenizer.eos_token_ids if at in added]
+    ends = [text.find(added[token].content) for token in tokenizer.eos_token_ids if token in added]
     text = text[: min((end for end in ends if end >= 0), default=len(text))]
     tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
     prompt_maker.remember_answer(NAMELESS, prompt, SampledAnswer(answer, tokens))

@@ -34,10 +34,11 @@ _WORD = re.compile(r"\w+")
 
 
 class Turn(Struct, frozen=True):
-    """Assistant turn: its index, and remembered blocks by first call."""
+    """Assistant turn with remembered blocks."""
 
-    at: int
+    index: int
     blocks: Mapping[int, Entry]
+    """By index of their first calls."""
 
 
 class Probe(Struct, frozen=True):
@@ -67,14 +68,14 @@ class CallSplicer:
     def splices(self, scope: Scope, adapted: Conversation, marked: str) -> tuple[Splice, ...]:
         """Remembered calls in `marked`, the rendering of a conversation, in order."""
         turns = [
-            Turn(at, blocks)
-            for at, message in enumerate(adapted.messages)
+            Turn(index, blocks)
+            for index, message in enumerate(adapted.messages)
             if message.tool_calls and (blocks := self.replay.known(scope, message.tool_calls))
         ]
         if not turns or OPENS in marked:
             return ()
-        firsts = [(turn.at, first) for turn in turns for first in turn.blocks]
-        numbers = {one: n for n, one in enumerate(firsts)}
+        firsts = [(turn.index, first) for turn in turns for first in turn.blocks]
+        numbers = {place: number for number, place in enumerate(firsts)}
         probe = self._probe(adapted, numbers)
         if probe is None or probe.text != marked:
             return ()
@@ -82,7 +83,7 @@ class CallSplicer:
         for turn in turns:
             sketches = self._sketches(adapted, turn)
             for first, sketch in sketches.items():
-                places = probe.places.get(numbers[turn.at, first], ())
+                places = probe.places.get(numbers[turn.index, first], ())
                 start = _start(marked, sketch, places, splices[-1].end if splices else 0)
                 if start is not None:
                     tokens = tuple(turn.blocks[first].tokens)
@@ -114,10 +115,10 @@ class CallSplicer:
         has_ids = not self._template.capabilities.needs_short_ids
         ids: dict[str, str] = {}
         marked = []
-        for at, message in enumerate(messages):
+        for turn, message in enumerate(messages):
             calls = []
             for index, call in enumerate(message.tool_calls):
-                n = numbers.get((at, index))
+                n = numbers.get((turn, index))
                 sign = "" if n is None else f"{OPENS}{n}{CLOSES}"
                 if has_ids:
                     ids[call.id] = sign + call.id
@@ -130,7 +131,7 @@ class CallSplicer:
 
     def _sketches(self, adapted: Conversation, turn: Turn) -> dict[int, Sketch]:
         """Rendered blocks, without those that mean something else."""
-        calls = adapted.messages[turn.at].tool_calls
+        calls = adapted.messages[turn.index].tool_calls
         blocks = turn.blocks
         key = _key(calls, adapted)
         if any(entry.sketch is None or entry.sketch.key != key for entry in blocks.values()):
@@ -138,8 +139,11 @@ class CallSplicer:
             for first, entry in blocks.items():
                 sketch = None if probe is None else self._sketch(probe, first, entry, key)
                 entry.sketch = sketch or Sketch(key)
-        sketches = {first: entry.sketch for first, entry in blocks.items()}
-        return {first: one for first, one in sketches.items() if one is not None and one.n_chars}
+        sketches: dict[int, Sketch] = {}
+        for first, entry in blocks.items():
+            if entry.sketch is not None and entry.sketch.n_chars:
+                sketches[first] = entry.sketch
+        return sketches
 
     def _alone(self, calls: Sequence[ToolCall], adapted: Conversation) -> Probe | None:
         """A conversation of nothing but these calls, all of them numbered."""
@@ -149,7 +153,7 @@ class CallSplicer:
             Message(Role.ASSISTANT, tool_calls=tuple(calls)),
             *results,
         ]
-        numbers = {(1, at): at for at in range(len(calls))}
+        numbers = {(1, index): index for index in range(len(calls))}
         return self._probe(closed(adapted, messages), numbers)
 
     def _sketch(self, probe: Probe, first: int, entry: Entry, key: bytes) -> Sketch | None:
@@ -168,20 +172,21 @@ class CallSplicer:
     def _opening(self, text: str, place: int) -> int | None:
         """Start of the block whose first call is named at `place`."""
         header = self._call_markers.header
-        at = text.rfind(header or self._call_markers.start, 0, place)
-        return None if at < 0 else at + len(header)
+        start = text.rfind(header or self._call_markers.start, 0, place)
+        return None if start < 0 else start + len(header)
 
     def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
         """End of the block around `place` whose last call is `last`."""
         text = probe.text
         mark = self._call_markers.end
-        named = next((at for at in probe.places.get(last, ()) if at >= place), None)
-        if named is None:
+        name = next((offset for offset in probe.places.get(last, ()) if offset >= place), None)
+        if name is None:
             return None
         if mark:
-            at = text.find(mark, named)
-            return None if at < 0 else at + len(mark) * is_closed
-        return min((at for eos in self._eos if (at := text.find(eos, named)) >= 0), default=None)
+            end = text.find(mark, name)
+            return None if end < 0 else end + len(mark) * is_closed
+        ends = [text.find(eos, name) for eos in self._eos]
+        return min((end for end in ends if end >= 0), default=None)
 
     def _is_same(self, sampled: Sequence[int], written: Prompt) -> bool:
         """Whether the template writes the marks and the words that were sampled.

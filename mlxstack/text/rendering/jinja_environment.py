@@ -42,13 +42,13 @@ def environment() -> SandboxedEnvironment:
     Lists may be changed, since templates of some models keep queues in them; a rendering gets
     copies of everything.
     """
-    made = SandboxedEnvironment(
+    sandbox = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = _now
-    return made
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = _refuse
+    sandbox.globals["strftime_now"] = _now
+    return sandbox
 
 
 def free_variables(source: str) -> dict[str, tuple[str, ...]]:
@@ -56,14 +56,14 @@ def free_variables(source: str) -> dict[str, tuple[str, ...]]:
 
     Raises jinja2.TemplateError for a source that is no template.
     """
-    made = environment()
-    tree = made.parse(source)
-    names = meta.find_undeclared_variables(tree) - GIVEN - OWN - set(made.globals)
+    sandbox = environment()
+    tree = sandbox.parse(source)
+    names = meta.find_undeclared_variables(tree) - GIVEN - OWN - set(sandbox.globals)
     compared: dict[str, list[str]] = {name: [] for name in sorted(names)}
     for comparison in tree.find_all(nodes.Compare):
         parts = [comparison.expr, *(operand.expr for operand in comparison.ops)]
         texts = [text for part in parts for text in _texts(part)]
-        for name in {one.name for part in parts for one in _names(part)} & compared.keys():
+        for name in {node.name for part in parts for node in _names(part)} & compared.keys():
             compared[name] += texts
     return {name: tuple(dict.fromkeys(texts)) for name, texts in compared.items()}
 
@@ -75,7 +75,7 @@ def _names(node: nodes.Node) -> list[nodes.Name]:
 
 def _texts(node: nodes.Node) -> list[str]:
     constants = [node] if isinstance(node, nodes.Const) else node.find_all(nodes.Const)
-    return [one.value for one in constants if isinstance(one.value, str)]
+    return [constant.value for constant in constants if isinstance(constant.value, str)]
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
@@ -133,9 +133,9 @@ def compiled(source: str) -> Renderer:
 
     `datetime` is today, and `functions`, where a template reads it, the tools as text.
     """
-    made = environment()
-    template = made.from_string(source)
-    has_functions = "functions" in meta.find_undeclared_variables(made.parse(source))
+    sandbox = environment()
+    template = sandbox.from_string(source)
+    has_functions = "functions" in meta.find_undeclared_variables(sandbox.parse(source))
 
     def render(**variables: Any) -> str:
         own: dict[str, Any] = {"datetime": Today()}

@@ -72,8 +72,8 @@ class TemplateRenderers:
 
         Raises as `render` does.
         """
-        found: dict[str, list[str]] = json.loads(self._answer(source, None))
-        return {name: tuple(texts) for name, texts in found.items()}
+        variables: dict[str, list[str]] = json.loads(self._answer(source, None))
+        return {name: tuple(texts) for name, texts in variables.items()}
 
     @contextmanager
     def budget(self) -> Iterator[None]:
@@ -163,5 +163,5 @@ def render_chat(
     if not source:
         raise TemplateRefusal("the tokenizer has no Jinja template")
     special = dict(getattr(tokenizer, "special_tokens_map", {}))
-    given = {**special, "documents": None, **variables, "messages": messages, "tools": tools}
-    return RENDERERS.render(source, given)
+    values = {**special, "documents": None, **variables, "messages": messages, "tools": tools}
+    return RENDERERS.render(source, values)

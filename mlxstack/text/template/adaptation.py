@@ -103,8 +103,8 @@ def adapt_to_template(
     """
     head, turns = _split_head([_without_billing(message) for message in messages])
     if tools and not capabilities.takes_tools:
-        texts = (head.text,) if head else ()
-        head = Message(Role.SYSTEM, TURN_JOINT.join((*texts, tools_text(tools, capabilities))))
+        text = tools_text(tools, capabilities)
+        head = Message(Role.SYSTEM, TURN_JOINT.join((head.text, text)) if head else text)
     if not capabilities.takes_empty_answers:
         turns = [turn for turn in turns if not _is_empty(turn, capabilities)]
     for is_wanted, rewrite in _rewrites(capabilities, has_tools=bool(tools)):
@@ -114,7 +114,9 @@ def adapt_to_template(
         turns = [Message(Role.USER), *turns]
     if head is None:
         return tuple(turns)
-    return tuple([head, *turns] if capabilities.has_system else _without_system(head, turns))
+    if capabilities.has_system:
+        return (head, *turns)
+    return tuple(_without_system(head, turns))
 
 
 def cautious(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilities]:
@@ -171,8 +173,9 @@ def tools_text(tools: Sequence[Tool], capabilities: TemplateCapabilities) -> str
                    ensure_ascii=False)
         for t in tools
     ]  # fmt: skip
-    own = "Write a call in your own format for tool calls."
-    ending = own if capabilities.takes_calls else CALL_INSTRUCTION
+    ending = CALL_INSTRUCTION
+    if capabilities.takes_calls:
+        ending = "Write a call in your own format for tool calls."
     return "\n".join([TOOLS_HEAD, *lines, "</tools>", "", ending])
 
 
@@ -195,10 +198,10 @@ def _lacks_user(turns: Sequence[Message], capabilities: TemplateCapabilities) ->
 
 
 def _without_billing(message: Message) -> Message:
-    text = drop_billing(message.text) if message.role is Role.SYSTEM else message.text
-    if text == message.text:
+    if message.role is not Role.SYSTEM:
         return message
-    return msgspec.structs.replace(message, text=text)
+    text = drop_billing(message.text)
+    return message if text == message.text else msgspec.structs.replace(message, text=text)
 
 
 def _split_head(messages: Sequence[Message]) -> tuple[Message | None, list[Message]]:
@@ -240,24 +243,22 @@ def _add_results(turns: Sequence[Message]) -> list[Message]:
 
 def _quote_results(turns: Sequence[Message]) -> list[Message]:
     """Results become user turns."""
-    return [
-        Message(Role.USER, _quoted("tool_response", turn.text)) if turn.role is Role.TOOL else turn
-        for turn in turns
-    ]
+    quoted: list[Message] = []
+    for turn in turns:
+        if turn.role is Role.TOOL:
+            quoted.append(Message(Role.USER, _quoted("tool_response", turn.text)))
+        else:
+            quoted.append(turn)
+    return quoted
 
 
 def _quote_calls(turns: Sequence[Message]) -> list[Message]:
     """Calls become text of their turn."""
-    return [
-        msgspec.structs.replace(
-            turn,
-            text="\n".join([*([turn.text] if turn.text else []), *map(call_text, turn.tool_calls)]),
-            tool_calls=(),
-        )
-        if turn.tool_calls
-        else turn
-        for turn in turns
-    ]
+    quoted: list[Message] = []
+    for turn in turns:
+        texts = [text for text in (turn.text, *map(call_text, turn.tool_calls)) if text]
+        quoted.append(msgspec.structs.replace(turn, text="\n".join(texts), tool_calls=()))
+    return quoted
 
 
 def _separate_texts(turns: Sequence[Message]) -> list[Message]:
@@ -274,14 +275,14 @@ def _separate_texts(turns: Sequence[Message]) -> list[Message]:
 def _quote_texts(turns: Sequence[Message]) -> list[Message]:
     """Quote text beside a call before the call's result."""
     quoted: list[Message] = []
-    spoken = ""
+    text_before = ""
     for turn in turns:
-        if turn.role is Role.TOOL and spoken:
-            text = TURN_JOINT.join((_quoted("assistant-text", spoken), turn.text))
+        if turn.role is Role.TOOL and text_before:
+            text = TURN_JOINT.join((_quoted("assistant-text", text_before), turn.text))
             quoted.append(msgspec.structs.replace(turn, text=text))
         else:
             quoted.append(turn)
-        spoken = turn.text if turn.tool_calls else ""
+        text_before = turn.text if turn.tool_calls else ""
     return quoted
 
 
@@ -304,10 +305,12 @@ def _gathered(
             groups[-1].append(turn)
         else:
             groups.append([turn])
-    return [_one(group) if len(group) > 1 else group[0] for group in groups]
+    return [_joined(group) for group in groups]
 
 
-def _one(group: Sequence[Message]) -> Message:
+def _joined(group: Sequence[Message]) -> Message:
+    if len(group) == 1:
+        return group[0]
     return msgspec.structs.replace(
         group[0],
         text=TURN_JOINT.join(turn.text for turn in group if turn.text),
@@ -319,9 +322,9 @@ def _place_reminders(turns: Sequence[Message]) -> list[Message]:
     """Move late system messages into the preceding turn, if possible."""
     reminded = (_reminding(turn) for turn in turns if turn.role is not Role.SYSTEM or turn.text)
     placed = _gathered(
-        reminded, lambda one, two: two.role is Role.SYSTEM and one.role is not Role.ASSISTANT
+        reminded, lambda first, turn: turn.role is Role.SYSTEM and first.role is not Role.ASSISTANT
     )
-    return [Message(Role.USER, one.text) if one.role is Role.SYSTEM else one for one in placed]
+    return [_by_user(turn) for turn in placed]
 
 
 def _reminding(turn: Message) -> Message:
@@ -330,14 +333,21 @@ def _reminding(turn: Message) -> Message:
     return turn
 
 
+def _by_user(turn: Message) -> Message:
+    """A reminder that no turn took in as a turn of the user."""
+    if turn.role is Role.SYSTEM:
+        return Message(Role.USER, turn.text)
+    return turn
+
+
 def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:
-    return _gathered(turns, lambda one, two: one.role is Role.TOOL and two.role is Role.USER)
+    return _gathered(turns, lambda first, turn: first.role is Role.TOOL and turn.role is Role.USER)
 
 
 def _merge_turns(turns: Sequence[Message]) -> list[Message]:
     """Join consecutive turns of one speaker; tool results stay apart."""
     mergeable = (Role.USER, Role.ASSISTANT)
-    return _gathered(turns, lambda one, two: one.role is two.role and two.role in mergeable)
+    return _gathered(turns, lambda first, turn: first.role is turn.role and turn.role in mergeable)
 
 
 def _move_texts(turns: Sequence[Message]) -> list[Message]:
@@ -347,7 +357,7 @@ def _move_texts(turns: Sequence[Message]) -> list[Message]:
     template drops the thoughts before it, so that the text becomes a turn of its own.
     """
     is_answer = [turn.role is Role.ASSISTANT and not turn.tool_calls for turn in turns]
-    n_answered = max((at for at, is_one in enumerate(is_answer) if is_one), default=0)
+    n_answered = max((index for index, is_one in enumerate(is_answer) if is_one), default=0)
     moved = _separate_texts(turns[:n_answered])
     for turn in turns[n_answered:]:
         if turn.tool_calls and turn.text and turn.reasoning:
@@ -361,19 +371,19 @@ def _move_texts(turns: Sequence[Message]) -> list[Message]:
 def _separate_calls(turns: Sequence[Message]) -> list[Message]:
     """One turn per call, each followed by its results."""
     apart: list[Message] = []
-    rest = list(turns)
-    while rest:
-        turn = rest.pop(0)
+    following = list(turns)
+    while following:
+        turn = following.pop(0)
         if len(turn.tool_calls) < 2:
             apart.append(turn)
             continue
-        results = list(takewhile(lambda one: one.role is Role.TOOL, rest))
-        del rest[: len(results)]
+        results = list(takewhile(lambda result: result.role is Role.TOOL, following))
+        del following[: len(results)]
         for i, call in enumerate(turn.tool_calls):
             base = turn if i == 0 else Message(Role.ASSISTANT)
             apart.append(msgspec.structs.replace(base, tool_calls=(call,)))
-            apart += [one for one in results if one.tool_call_id == call.id]
-            results = [one for one in results if one.tool_call_id != call.id]
+            apart += [result for result in results if result.tool_call_id == call.id]
+            results = [result for result in results if result.tool_call_id != call.id]
         apart += results
     return apart
 
@@ -381,5 +391,5 @@ def _separate_calls(turns: Sequence[Message]) -> list[Message]:
 def _without_system(head: Message, turns: Sequence[Message]) -> list[Message]:
     """The system prompt as the beginning of the first user turn."""
     if turns and turns[0].role is Role.USER:
-        return [_one((Message(Role.USER, head.text), turns[0])), *turns[1:]]
+        return [_joined((Message(Role.USER, head.text), turns[0])), *turns[1:]]
     return [Message(Role.USER, head.text), *turns]

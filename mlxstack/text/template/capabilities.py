@@ -79,8 +79,8 @@ def answer(n: int, thought: str | None = None) -> Message:
 
 def call(n: int, arguments: Any = None, call_id: str = "") -> ToolCall:
     """The call whose argument holds sentinel `n`."""
-    given = {"key": f"sxvalue{n}", "flag": True} if arguments is None else arguments
-    return ToolCall(call_id or f"call0000{n}", "act", given)
+    values = {"key": f"sxvalue{n}", "flag": True} if arguments is None else arguments
+    return ToolCall(call_id or f"call0000{n}", "act", values)
 
 
 def calling(*calls: ToolCall, text: str = "", thought: str | None = None) -> Message:
@@ -229,8 +229,8 @@ def find_capabilities(render: Render) -> TemplateCapabilities:
         before = capabilities
         for field, probes in PROBES.items():
             default = getattr(TemplateCapabilities(), field)
-            others = OTHERS.get(field, ({field: not default},))
-            capabilities = _best(render, capabilities, others, probes)
+            changes = OTHERS.get(field, ({field: not default},))
+            capabilities = _best(render, capabilities, changes, probes)
         if capabilities == before:
             break
     return capabilities
@@ -239,7 +239,7 @@ def find_capabilities(render: Render) -> TemplateCapabilities:
 def losses(render: Render, capabilities: TemplateCapabilities) -> list[str]:
     """Probes that are refused or lose content, thoughts aside."""
     lost = []
-    for probe in {one.name: one for probes in PROBES.values() for one in probes}.values():
+    for probe in {probe.name: probe for probes in PROBES.values() for probe in probes}.values():
         text = render(probe, capabilities)
         if text is None:
             lost.append(f"{probe.name}: refused")
@@ -273,11 +273,11 @@ def _score(render: Render, probe: TemplateProbe, capabilities: TemplateCapabilit
     text = render(probe, capabilities)
     if text is None:
         return REFUSED
-    kept = [sentinel for sentinel in _wanted(probe) if sentinel in text]
+    present = [sentinel for sentinel in _wanted(probe) if sentinel in text]
     ordered = probe.sentinels if probe.ordered is None else probe.ordered
     places = [text.rfind(sentinel) for sentinel in ordered if sentinel in text]
     spoiled = SPOILED.search(text, max(0, text.find(SENTINEL_OF_USER)))
-    return 2 * len(kept) + (places == sorted(places)) - 3 * bool(spoiled)
+    return 2 * len(present) + (places == sorted(places)) - 3 * bool(spoiled)
 
 
 def _full_score(probe: TemplateProbe) -> int:

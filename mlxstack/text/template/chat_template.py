@@ -187,21 +187,21 @@ class ChatTemplate:
         opens_answer: bool = False,
     ) -> str | None:
         """The rendering of a conversation; None if it is refused."""
-        other = self if capabilities is None else self._under(capabilities)
-        adapted = adapt_to_template(messages, other.capabilities, tools)
-        tools = completed_tools(tools, other.capabilities)
+        template = self if capabilities is None else self._under(capabilities)
+        adapted = adapt_to_template(messages, template.capabilities, tools)
+        tools = completed_tools(tools, template.capabilities)
         try:
-            return other._render(
+            return template._render(
                 Conversation(adapted, tools, template=variables, add_generation_prompt=opens_answer)
             )
         except REFUSALS:
             return None
 
     def _under(self, capabilities: TemplateCapabilities) -> "ChatTemplate":
-        other = ChatTemplate.__new__(ChatTemplate)
-        other.__dict__.update(self.__dict__)
-        other.capabilities = capabilities
-        return other
+        template = ChatTemplate.__new__(ChatTemplate)
+        template.__dict__.update(self.__dict__)
+        template.capabilities = capabilities
+        return template
 
     def _probe(self) -> TemplateFindings:
         self.capabilities = find_capabilities(self.probe)
@@ -245,16 +245,15 @@ class ChatTemplate:
         return [*turns[:-1], {**last, "content": content + OPEN_END}]
 
     def _until_open_end(self, text: str) -> str:
-        at = text.rfind(OPEN_END)
-        if at < 0:
+        end = text.rfind(OPEN_END)
+        if end < 0:
             raise ValueError("the message to continue is not in the prompt")
-        return text[:at].replace(OPEN_END, "")
+        return text[:end].replace(OPEN_END, "")
 
     def _tools(self, tools: tuple[Tool, ...]) -> list[dict[str, Any]] | None:
-        made = [self._tool(tool) for tool in tools] if self.capabilities.takes_tools else []
-        if made or self.capabilities.needs_tool_list:
-            return made
-        return None
+        if tools and self.capabilities.takes_tools:
+            return [self._tool(tool) for tool in tools]
+        return [] if self.capabilities.needs_tool_list else None
 
     def _tool(self, tool: Tool) -> dict[str, Any]:
         function = {

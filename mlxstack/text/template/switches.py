@@ -125,8 +125,8 @@ def _read_words(
     without = _asked(tried, {name: chosen})
     if plain == without:
         loud = (word for word in (*texts, "high", *sorted(ON_WORDS)) if word not in OFF_WORDS)
-        given = (word for word in loud if _asked(tried, {name: word}) not in (None, without))
-        if (word := next(given, None)) is not None:
+        choices = (word for word in loud if _asked(tried, {name: word}) not in (None, without))
+        if (word := next(choices, None)) is not None:
             on[name] = word
 
 
@@ -150,8 +150,10 @@ def _keep(tried: Tried, variables: Mapping[str, Sequence[str]]) -> dict[str, Any
     plain = tried(ASKED, (TOOL,), base, opens_answer=True)
     for name, texts in variables.items():
         for value in (True, False, *texts):
-            given = {**base, name: value}
-            if _keeps(tried, given) and tried(ASKED, (TOOL,), given, opens_answer=True) == plain:
+            changed = {**base, name: value}
+            if not _keeps(tried, changed):
+                continue
+            if tried(ASKED, (TOOL,), changed, opens_answer=True) == plain:
                 return {name: value}
     return {}
 
@@ -160,6 +162,6 @@ def _keeps(tried: Tried, variables: dict[str, Any]) -> bool:
     """Whether a later prompt extends an earlier one with its answer."""
     later = tried(HISTORY, (TOOL,), variables)
     closed = tried(HISTORY[:-1], (TOOL,), variables)
-    if later is None or closed is None or any(one not in later for one in THOUGHTS):
+    if later is None or closed is None or any(thought not in later for thought in THOUGHTS):
         return False
     return common_length(later, closed) >= closed.rfind(LAST_TEXT) + len(LAST_TEXT)

@@ -91,7 +91,7 @@ def _resolved(
         return schema
     if isinstance(schema, list):
         expansion.n_left -= len(schema) if seen else 0
-        return [_resolved(one, root, seen, expansion) for one in schema]
+        return [_resolved(part, root, seen, expansion) for part in schema]
     if not isinstance(schema, dict):
         return schema
     expansion.n_left -= 1 + len(schema) if seen else 0
@@ -99,7 +99,7 @@ def _resolved(
     whole = meant(schema, root, ("$ref", *CHOICES))
     if whole is not None and path not in seen and expansion.follows():
         return _resolved(whole, root, (*seen, path) if path else seen, expansion)
-    return {name: _resolved(one, root, seen, expansion) for name, one in schema.items()}
+    return {name: _resolved(part, root, seen, expansion) for name, part in schema.items()}
 
 
 def _plain(schema: Any, depth: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _plain(schema: Any, depth: int) -> dict[str, Any]:
         # Some templates join the default of a choice to a text.
         plain["default"] = json.dumps(plain["default"])
     if isinstance(properties := plain.get("properties"), dict):
-        plain["properties"] = {k: _plain(one, depth - 1) for k, one in properties.items()}
+        plain["properties"] = {k: _plain(part, depth - 1) for k, part in properties.items()}
     if plain["type"] == "array":
         plain["items"] = _plain(plain.get("items", {}), depth - 1)
     if plain["type"] == "object" or isinstance(plain.get("additionalProperties"), dict):
@@ -122,10 +122,10 @@ def _plain(schema: Any, depth: int) -> dict[str, Any]:
 
 def _chosen(schema: dict[str, Any], depth: int) -> dict[str, Any]:
     """Keywords of a schema and of its first choices, the nearest first."""
-    plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
+    plain = {key: part for key, part in schema.items() if key not in (*CHOICES, "$ref")}
     for choice in CHOICES:
         options = schema.get(choice)
-        first = next((one for one in options or () if one != NULL), None)
+        first = next((part for part in options or () if part != NULL), None)
         if first is None:
             continue
         if isinstance(first, dict) and depth > 1:

@@ -151,14 +151,14 @@ class CachedTokenizer:
         it is left out; BadRequest is raised where it is an image.
         """
         cuts = self._cut(text)
-        kept = self._kept(text, cuts, splices)
-        spliced = {splice.start: splice for splice in kept}
+        placed = self._kept(text, cuts, splices)
+        spliced = {splice.start: splice for splice in placed}
         tokens: list[int] = []
         images: list[ImageSpan] = []
         chars = []
         places = []
         n_replaced = 0
-        for start, end in self._segments(text, cuts, kept):
+        for start, end in self._segments(text, cuts, placed):
             chars.append(start)
             places.append(len(tokens))
             own = self._segment(text, cuts, start, end)
@@ -194,9 +194,9 @@ class CachedTokenizer:
 
     def place(self, prompt: Prompt, char: int) -> int:
         """Number of tokens before `char` that no continuation can change."""
-        at = prompt.piece_at(char)
-        start = prompt.chars[at]
-        first = prompt.places[at]
+        index = prompt.piece_at(char)
+        start = prompt.chars[index]
+        first = prompt.places[index]
         if char <= start:
             return first
         part = self._piece(prompt.marked[start:char])
@@ -207,17 +207,17 @@ class CachedTokenizer:
 
     def exact_place(self, prompt: Prompt, char: int) -> int | None:
         """Number of tokens before `char`; None if a token reaches over it."""
-        at = prompt.piece_at(char)
-        start = prompt.chars[at]
-        first = prompt.places[at]
+        index = prompt.piece_at(char)
+        start = prompt.chars[index]
+        first = prompt.places[index]
         if char == len(prompt.marked):
             return len(prompt.tokens)
         if char <= start:
             return first
-        stop = prompt.chars[at + 1] if at + 1 < len(prompt.chars) else len(prompt.marked)
+        stop = prompt.chars[index + 1] if index + 1 < len(prompt.chars) else len(prompt.marked)
         left = self._piece(prompt.marked[start:char])
         right = self._piece(ESCAPE_CHAR + prompt.marked[char:stop])
-        last = prompt.places[at + 1] if at + 1 < len(prompt.places) else len(prompt.tokens)
+        last = prompt.places[index + 1] if index + 1 < len(prompt.places) else len(prompt.tokens)
         whole = prompt.tokens[first:last]
         if (*left, *right) == whole:
             return first + len(left)
@@ -228,14 +228,14 @@ class CachedTokenizer:
         bad = set()
         edges: dict[int, list[int]] = {}
         for edge in {edge for splice in splices for edge in (splice.start, splice.end)}:
-            at = bisect_right(cuts, edge) - 1
-            if edge not in (cuts[at], len(text)):
-                edges.setdefault(at, []).append(edge)
-        for at, inner in edges.items():
-            end = cuts[at + 1] if at + 1 < len(cuts) else len(text)
-            parts = pairwise([cuts[at], *sorted(inner), end])
+            index = bisect_right(cuts, edge) - 1
+            if edge not in (cuts[index], len(text)):
+                edges.setdefault(index, []).append(edge)
+        for index, inner in edges.items():
+            end = cuts[index + 1] if index + 1 < len(cuts) else len(text)
+            parts = pairwise([cuts[index], *sorted(inner), end])
             tokens = [t for a, b in parts for t in self._segment(text, cuts, a, b)]
-            if tokens != list(self._piece(text[cuts[at] : end])):
+            if tokens != list(self._piece(text[cuts[index] : end])):
                 bad.update(inner)
         if not bad:
             return splices
@@ -250,14 +250,14 @@ class CachedTokenizer:
     ) -> list[tuple[int, int]]:
         """The pieces of a text; a splice is one of them."""
         starts = []
-        at = 0
+        n_read = 0
         for splice in splices:
             stop = bisect_left(cuts, splice.start)
-            starts += [*cuts[at:stop], splice.start]
-            at = bisect_left(cuts, splice.end)
-            if splice.end < len(text) and cuts[at : at + 1] != [splice.end]:
+            starts += [*cuts[n_read:stop], splice.start]
+            n_read = bisect_left(cuts, splice.end)
+            if splice.end < len(text) and cuts[n_read : n_read + 1] != [splice.end]:
                 starts.append(splice.end)
-        starts = sorted({*starts, *cuts[at:]})
+        starts = sorted({*starts, *cuts[n_read:]})
         return list(pairwise([*starts, len(text)]))
 
     def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
@@ -270,15 +270,15 @@ class CachedTokenizer:
         return cuts if cuts and cuts[0] == 0 else [0, *cuts]
 
     def _piece(self, piece: str) -> "array[int]":
-        known = self._cache.get(piece)
-        if known is None:
+        tokens = self._cache.get(piece)
+        if tokens is None:
             self.n_scratch += len(piece)
-            first, *others = piece.split(ESCAPE_CHAR)
-            known = array("I", self._scratch(first))
-            for part in others:
-                known.extend(self._scratch(self._opening + part)[self._n_opening :])
-            self._cache.put(piece, known)
-        return known
+            first, *following = piece.split(ESCAPE_CHAR)
+            tokens = array("I", self._scratch(first))
+            for part in following:
+                tokens.extend(self._scratch(self._opening + part)[self._n_opening :])
+            self._cache.put(piece, tokens)
+        return tokens
 
     def _scratch(self, text: str) -> list[int]:
         """Tokens of a text, without the cache.
@@ -330,9 +330,9 @@ class CachedTokenizer:
     def _find_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         bare = self._scratch("a")
         framed = list(self.tokenizer.encode("a", add_special_tokens=True))
-        for at in range(len(framed) - len(bare) + 1):
-            if framed[at : at + len(bare)] == bare:
-                return tuple(framed[:at]), tuple(framed[at + len(bare) :])
+        for start in range(len(framed) - len(bare) + 1):
+            if framed[start : start + len(bare)] == bare:
+                return tuple(framed[:start]), tuple(framed[start + len(bare) :])
         return (), ()
 
 

@@ -12,9 +12,10 @@ from mlxstack.core.errors import BadRequest
 
 def tokens_without_rows(tokenizer: Any, n_rows: int) -> dict[int, str]:
     """Texts of the tokens beyond the rows of the embedding."""
-    vocabulary = {at: text for text, at in tokenizer.get_vocab().items() if at >= n_rows}
+    texts = {token: text for text, token in tokenizer.get_vocab().items()}
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return vocabulary | {at: token.content for at, token in added.items() if at >= n_rows}
+    texts |= {token: entry.content for token, entry in added.items()}
+    return {token: text for token, text in texts.items() if token >= n_rows}
 
 
 def refuse_rowless(tokens: Iterable[int], rowless: Mapping[int, str], param: str) -> None:

@@ -70,8 +70,8 @@ class SpecialTokenEscaper:
 def _broken(match: re.Match[str]) -> str:
     spelling = match[0]
     closing = _CLOSING.search(spelling)
-    at = closing.start() if closing and closing.start() > 0 else 1
-    return spelling[:at] + ESCAPE_CHAR + spelling[at:]
+    cut = closing.start() if closing and closing.start() > 0 else 1
+    return spelling[:cut] + ESCAPE_CHAR + spelling[cut:]
 
 
 def unescape(text: str) -> str:

@@ -30,12 +30,12 @@ def special_tokens_of(tokenizer: Any, answer_format: AnswerFormat) -> SpecialTok
     template = str(getattr(tokenizer, "chat_template", None) or "")
     structure = {t.content for t in added if _is_structure(t, answer_format.marks, template)}
     anchors = {t.content for t in added if t.content in structure and _is_anchor(t)}
-    others = {t.content for t in added} - anchors
+    plain = {t.content for t in added} - anchors
     return SpecialTokens(
         structure=frozenset(structure),
         calls=frozenset(answer_format.marks_of_calls),
         anchors=frozenset(anchors),
-        rivals=frozenset(t for t in others if _is_rival(t, anchors)),
+        rivals=frozenset(t for t in plain if _is_rival(t, anchors)),
         normalize=_normalize(tokenizer, [t for t in added if t.content in structure]),
     )
 
@@ -44,8 +44,8 @@ def nameless(tokenizer: Any) -> dict[str, int]:
     """Tokens that no grammar text spells, by content, for llguidance."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {
-        token.content: at
-        for at, token in added.items()
+        token.content: token_id
+        for token_id, token in added.items()
         if token.special or (token.content.startswith("<") and token.content.endswith(">"))
     }
 

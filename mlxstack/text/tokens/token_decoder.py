@@ -38,8 +38,8 @@ MAX_WINDOW = 32
 def _byte_letters() -> dict[str, int]:
     """GPT-2's table: every byte as a printable character."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
 BYTE_LETTERS = _byte_letters()
@@ -368,11 +368,11 @@ class WholeReplaceStep:
 
     def feed(self, parts: list[str]) -> list[str]:
         """The text without what may be the beginning of a pattern."""
-        *done, rest = "".join([self._held, *parts]).split(self._pattern)
-        lengths = range(min(len(self._pattern) - 1, len(rest)), 0, -1)
-        n_held = next((n for n in lengths if self._pattern.startswith(rest[-n:])), 0)
-        self._held = rest[len(rest) - n_held :]
-        return [self._content.join([*done, rest[: len(rest) - n_held]])]
+        *done, last = "".join([self._held, *parts]).split(self._pattern)
+        lengths = range(min(len(self._pattern) - 1, len(last)), 0, -1)
+        n_held = next((n for n in lengths if self._pattern.startswith(last[-n:])), 0)
+        self._held = last[len(last) - n_held :]
+        return [self._content.join([*done, last[: len(last) - n_held]])]
 
     def finish(self) -> list[str]:
         """The beginning that no pattern followed."""
@@ -449,7 +449,7 @@ class TokenDecoder:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         contents = [str(getattr(token, "content", token)) for token in added.values()]
         # Such a token is found in a text as it is written, whatever its letters stand for.
-        plain = frozenset(one for one in contents if not is_utf8(letters_to_bytes(one)))
+        plain = frozenset(content for content in contents if not is_utf8(letters_to_bytes(content)))
         if self._backend is None:
             self._chain = decoder_chain(PIECES, plain)
         else:
@@ -498,8 +498,8 @@ class TokenDecoder:
             stream = StepDetokenizer(self, self._new_steps())
         if not before:
             return stream
-        shown = "".join([stream.push(token) for token in before])
-        return LaterDetokenizer(stream, self.text(before).removeprefix(shown))
+        written = "".join([stream.push(token) for token in before])
+        return LaterDetokenizer(stream, self.text(before).removeprefix(written))
 
     def _new_steps(self) -> tuple[DecoderStep, ...]:
         return tuple(make() for make in self._chain)
