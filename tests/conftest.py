@@ -31,7 +31,7 @@ UNMARKED = 0.1
 MAX_NAMED = 200
 """Characters of a parameter that is a part of a test's name."""
 
-DEVICE = os.environ.get("MLX_STACK_TEST_DEVICE", "cpu")
+DEVICE = environment.option("TEST_DEVICE") or "cpu"
 """`gpu` runs the tests marked `metal` alone. Others compare exactly: batch to row, hit to cold."""
 if DEVICE != "gpu":
     os.environ["MLX_STACK_CPU"] = "1"

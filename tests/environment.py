@@ -1,7 +1,9 @@
 """Environment of a test process, without settings, home and caches of its user.
 
 A variable of theirs would change the behavior of a command, and a test could write to their home.
-`isolate` replaces both; child processes inherit the new ones.
+`isolate` replaces both; child processes inherit the new ones. Variables that steer the tests have
+other names there (TESTS_CAPTURES for MLX_STACK_CAPTURES): a command warns of those that it does
+not read.
 """
 
 import atexit
@@ -25,22 +27,19 @@ KEPT = {
     "PYTHONHASHSEED",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
-    # What the tests are asked to do, and where their clients and recordings lie.
     "CI",
-    "MLX_STACK_AGENTS",
-    "MLX_STACK_BIN",
-    "MLX_STACK_CAPTURES",
-    "MLX_STACK_CLIENTS",
-    "MLX_STACK_FORMATS",
-    "MLX_STACK_TOKENIZERS",
-    # Folders that the processes of one run share.
-    "TESTS_HOMES",
-    "TESTS_REMEMBERED",
     "TEXTUAL_SNAPSHOT_TEMPDIR",
 }
 """Variables that a test process inherits."""
+PREFIX = "MLX_STACK_"
+OWN_PREFIX = "TESTS_"
+OPTIONS = ("AGENTS", "BIN", "CAPTURES", "CLIENTS", "FORMATS", "TOKENIZERS")
+"""Where programs, clients and recordings of the tests lie; variables without their prefix."""
+OPTION_PREFIX = "TEST_"
+"""What the tests are asked to do: TEST_DEVICE, TEST_FORKS, TEST_PATIENCE_S."""
 KEPT_PREFIXES = (
-    "MLX_STACK_TEST_",
+    # Folders that the processes of one run share, and options of the tests.
+    OWN_PREFIX,
     "PYTEST_",
     "COVERAGE_",
     # Libraries that are loaded before Python, their allocators and threads, and GPUs.
@@ -65,12 +64,19 @@ HOMES = "TESTS_HOMES"
 
 def own(env: Mapping[str, str], home: str) -> dict[str, str]:
     """The environment of a test process whose home is `home`, made from that of its user."""
-    inherited = {name: value for name, value in env.items() if _is_kept(name)}
-    return inherited | FIXED | {"HOME": home}
+    variables = {}
+    for name, value in env.items():
+        key = name.removeprefix(PREFIX)
+        if key != name and (key in OPTIONS or key.startswith(OPTION_PREFIX)):
+            variables[OWN_PREFIX + key] = value
+        elif name in KEPT or name.startswith(KEPT_PREFIXES):
+            variables[name] = value
+    return variables | FIXED | {"HOME": home}
 
 
-def _is_kept(name: str) -> bool:
-    return name in KEPT or name.startswith(KEPT_PREFIXES)
+def option(key: str) -> str | None:
+    """Value of MLX_STACK_`key` in the environment of who runs the tests."""
+    return os.environ.get(OWN_PREFIX + key, os.environ.get(PREFIX + key))
 
 
 def isolate() -> None:

@@ -37,8 +37,9 @@ from msgspec import Struct
 
 from mlxstack.host.hardware import for_mlx
 from tests import remembered
+from tests.environment import option
 
-CAN_FORK = sys.platform == "linux" and os.environ.get("MLX_STACK_TEST_FORKS") != "0"
+CAN_FORK = sys.platform == "linux" and option("TEST_FORKS") != "0"
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.prefix, "bin", "mlx-stack")
 MODULES = (

@@ -4,14 +4,15 @@ A limit only ends a test that hangs: a machine that is busy makes it slow, never
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.environment import option
+
 Found = TypeVar("Found")
 
-PATIENCE_S = float(os.environ.get("MLX_STACK_TEST_PATIENCE_S", "300"))
+PATIENCE_S = float(option("TEST_PATIENCE_S") or "300")
 """The limit of every wait in the tests, seconds; below that of pytest for a whole test."""
 LOOK_S = 0.005
 """Pause between two looks at a fact that wakes nobody."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import option
 from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
@@ -37,7 +38,7 @@ def scenes() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `mlx-stack` is: `MLX_STACK_BIN`, else a built wheel beside the packages of this one."""
-    if named := os.environ.get("MLX_STACK_BIN"):
+    if named := option("BIN"):
         return Path(named)
     root = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

@@ -181,6 +181,7 @@ def test_the_ports_of_the_suite_are_those_that_presets_have(tmp_path: Path) -> N
 def test_variables_that_steer_the_tests_stay() -> None:
     user = user_home.variables(Path("/home/user"), "http://127.0.0.1:1")
     steering = {"PATH": "/bin", "MLX_STACK_CAPTURES": "/captures", "MLX_STACK_TEST_DEVICE": "gpu"}
-    assert environment.own(user | steering, "/own") == steering | environment.FIXED | {
-        "HOME": "/own"
-    }
+    names = {"PATH": "/bin", "TESTS_CAPTURES": "/captures", "TESTS_TEST_DEVICE": "gpu"}
+    variables = environment.own(user | steering, "/own")
+    assert variables == names | environment.FIXED | {"HOME": "/own"}
+    assert environment.own(variables, "/own") == variables

@@ -13,12 +13,11 @@ from mlxstack.config.yaml_source import SourcedDocument, SourceLocation
 from mlxstack.core.errors import SetupError
 
 PREFIX = "MLX_STACK_"
-OTHERS = (
+OTHER_VARIABLES = (
     "API_KEY", "CLIENT_KEY", "CPU", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY",
     "WORKER",
-    "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD", "TEST_DEVICE",
 )  # fmt: skip
-"""Variables of the package and, in the last line, of its tests that are no keys of presets."""
+"""Variables of the package that are no keys of presets."""
 
 
 class Override(Struct, frozen=True):
@@ -65,7 +64,7 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
 
 def unread_variables(env: Mapping[str, str]) -> dict[str, str]:
     """`MLX_STACK_` variables that nothing reads, each with a warning."""
-    candidates = [*variables(), *(PREFIX + name for name in OTHERS)]
+    candidates = [*variables(), *(PREFIX + name for name in OTHER_VARIABLES)]
     read = {*candidates, *unknown_variables(env)}
     names = sorted(name for name in env if name.startswith(PREFIX) and name not in read)
     return {name: f"{name} is set, but nothing reads it{_near(name, candidates)}" for name in names}

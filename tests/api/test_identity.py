@@ -5,7 +5,6 @@ Recordings hold their vendors' words, so that none is part of this repository; s
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,10 @@ from mlxstack.core.status import StatusFrame
 from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
 from tests import models
 from tests.api.running import Running, running, tiny_preset
+from tests.environment import option
 from tests.patience import PATIENCE_S
 
-FOLDER = os.environ.get("MLX_STACK_CAPTURES")
+FOLDER = option("CAPTURES")
 PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 SYSTEM = "You are a patient assistant who likes short words. " * 12
 

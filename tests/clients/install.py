@@ -13,9 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.environment import option
+
 PINNED = Path(sys.prefix, "agents")
 NEWEST = Path(sys.prefix, "agents-newest")
-FOLDER = Path(os.environ.get("MLX_STACK_AGENTS", PINNED))
+FOLDER = Path(option("AGENTS") or PINNED)
 """Where the tests find the clients."""
 LISTS = ("package.json", "package-lock.json")
 CLIENTS = {

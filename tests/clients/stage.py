@@ -16,9 +16,10 @@ from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, Sl
 from mlxstack.demo import MODEL_DIR
 from tests import vision_models
 from tests.api.running import Running, running
+from tests.environment import option
 from tests.patience import PATIENCE_S
 
-PROGRAMS = Path(os.environ.get("MLX_STACK_CLIENTS", Path(sys.prefix) / "clients"))
+PROGRAMS = Path(option("CLIENTS") or Path(sys.prefix) / "clients")
 """The environment that `make programs` builds: aider and litellm pin what we do not."""
 
 Script = list[dict[str, str]]

@@ -7,7 +7,6 @@ MLX_STACK_CAPTURES at a folder of files `CLIENT-*.json`, each a list of requests
 
 import functools
 import json
-import os
 import random
 import re
 from pathlib import Path
@@ -18,8 +17,9 @@ from msgspec import Struct
 from tests.api.anthropic import shapes
 from tests.api.responses import codex
 from tests.api.speaking import prompt_of
+from tests.environment import option
 
-FOLDER = os.environ.get("MLX_STACK_CAPTURES")
+FOLDER = option("CAPTURES")
 CLIENTS = ("claude-code", "codex", "opencode", "aider", "sdks")
 LEFT_OUT = re.compile(r"<(?P<name>[a-z_]+):(?P<length>\d+)B?>(?P<rest>.*)", re.DOTALL)
 NOTHING_KEPT = "<...>"

@@ -1,6 +1,6 @@
 """A pytest plugin: computes as on a GPU, as far as a CPU can; used by `step_ahead_run`.
 
-MLX_STACK_TEST_AHEAD says the precision. `float32` submits every step before the last one is
+TESTS_AHEAD says the precision. `float32` submits every step before the last one is
 read. `bfloat16` builds the tiny models in half precision too, does not widen them, and uses the
 attention of GPUs.
 """
@@ -16,7 +16,7 @@ import tests.models
 from mlxstack.engine.decode import attention_patch, batch
 from mlxstack.engine.loading import loader
 
-PRECISION = os.environ["MLX_STACK_TEST_AHEAD"]
+PRECISION = os.environ["TESTS_AHEAD"]
 
 batch.has_gpu = lambda: True
 if PRECISION == "bfloat16":

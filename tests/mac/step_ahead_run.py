@@ -17,7 +17,7 @@ def run_ahead(precision: str, paths: Sequence[str], *options: str) -> int:
     done = subprocess.run(
         [sys.executable, *COMMAND, *options, *paths],
         cwd=ROOT,
-        env={**env, "MLX_STACK_TEST_AHEAD": precision},
+        env={**env, "TESTS_AHEAD": precision},
         capture_output=True,
         text=True,
         check=False,

@@ -4,7 +4,6 @@ The templates are those of the tests. MLX_STACK_FORMATS names a folder of publis
 enter by name and result only; without it their rows stay as they are.
 """
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.report import TemplateReport
 from mlxstack.text.tokens.cached_tokenizer import common_length
+from tests.environment import option
 from tests.matrix.table import with_products
 from tests.text.formats import FORMATS, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
@@ -147,7 +147,7 @@ def _kept_thoughts(reading: TemplateReport) -> str:
 
 
 def _published() -> list[str]:
-    folder = os.environ.get("MLX_STACK_FORMATS")
+    folder = option("FORMATS")
     rows = []
     for template in sorted(Path(folder, "models/templates").glob("*.jinja")) if folder else ():
         with TemporaryDirectory() as temporary:

@@ -1,7 +1,6 @@
 """Output formats derived from templates that no model has, written and read back."""
 
 import json
-import os
 import re
 from collections import OrderedDict
 from pathlib import Path
@@ -27,6 +26,7 @@ from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.rendering import asker
 from mlxstack.text.rendering.renderers import render_chat
+from tests.environment import option
 from tests.text.formats import EACH, FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
 from tests.text.test_forced import PERSON, assert_valid, written
@@ -57,7 +57,7 @@ ANSWERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "marks": (("edit", {"path": "</parameter>", "old": "<tool_call>\n</tool_call> </think>"}),),
     "types": (("edit", {"all": False, "lines": [1, "2"], "more": {"a": None}, "maybe": None}),),
 }
-FOLDER = os.environ.get("MLX_STACK_FORMATS", "")
+FOLDER = option("FORMATS") or ""
 
 
 @pytest.fixture(scope="module", params=INVENTED)

@@ -3,7 +3,6 @@
 MLX_STACK_FORMATS names a folder with `models/templates/*.jinja`.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import pytest
 from mlxstack.core.conversation import Conversation
 from mlxstack.text.assembly import assemble_text, template_report
 from mlxstack.text.template.capabilities import losses
+from tests.environment import option
 from tests.text.conftest import byte_level, loaded
 from tests.text.test_template_losses import ACT, CONVERSATIONS, words_of
 
-FOLDER = os.environ.get("MLX_STACK_FORMATS")
+FOLDER = option("FORMATS")
 TEMPLATES = sorted(Path(FOLDER, "models", "templates").glob("*.jinja")) if FOLDER else []
 EACH = [pytest.param(path, marks=pytest.mark.slow) for path in TEMPLATES]
 """As parameters of a test, which takes seconds over all of them."""

@@ -1,6 +1,5 @@
 """The streamed text is that of all tokens decoded at once, for every kind of tokenizer."""
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from mlxstack.text.tokens.token_decoder import TokenDecoder
+from tests.environment import option
 from tests.real.folders import ROOT as REAL
 from tests.text.tokenizer_kinds import (
     KINDS,
@@ -24,7 +24,7 @@ from tests.text.tokenizer_kinds import (
     spm,
 )
 
-FOLDER = os.environ.get("MLX_STACK_TOKENIZERS", "")
+FOLDER = option("TOKENIZERS") or ""
 """A folder in which published tokenizer.json files lie, at any depth."""
 FOLDERS = [Path(FOLDER), REAL] if FOLDER else [REAL]
 PUBLISHED = [file for folder in FOLDERS for file in sorted(folder.rglob("tokenizer.json"))]
