@@ -1,10 +1,7 @@
 """Gateway's ASGI application: checks requests, and forwards them to members."""
 
-from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any, cast
-from urllib.parse import parse_qs
 
 import msgspec
 from litestar.datastructures import Headers
@@ -25,34 +22,23 @@ from mlxstack.api.swap_middleware import (
     Send,
     pass_gate,
 )
-from mlxstack.core.errors import Broken, Busy, Forbidden, Loading, StackError, UnknownModel
+from mlxstack.core.errors import Broken, Busy, Forbidden, Loading, StackError
 from mlxstack.core.preset import ApiKey
 from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.listing import is_own, own_app
 from mlxstack.gateway.member_paths import CHANGES, require_forwarded
 from mlxstack.gateway.members import MemberGate, Members
-from mlxstack.gateway.spec import GatewaySpec, internal_key, names_of
+from mlxstack.gateway.routing import AGENTS, MemberRouter, model_in_query
+from mlxstack.gateway.spec import GatewaySpec, internal_key
 from mlxstack.gateway.upstream import MemberLost
-from mlxstack.models.reference import HUB_ID
 
-AGENTS = "/v1/agents/"
 AGENT_HEADER = b"x-mlx-stack-agent"
 MAX_WAITING = 256
 MAX_SENT = 2
 """Times that a request is sent whose member ended before it answered."""
 
-LATEST = ":latest"
 READS = frozenset({"GET", "HEAD"})
 UNAVAILABLE = 503
-PULL = "/api/pull"
-"""It answers for every model on this machine."""
-
-
-class ModelField(Struct):
-    """Fields of a body that the gateway reads."""
-
-    model: Any = None
-    name: Any = None
 
 
 class AgentFields(Struct):
@@ -75,9 +61,7 @@ class Gateway:
         self._waiting: set[RelayedResponse] = set()
         server = spec.server
         self._budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
-        is_strict = server.strict_models
-        self._is_strict = len(spec.members) > 1 if is_strict is None else is_strict
-        self._names = names_of(spec)
+        self._router = MemberRouter(spec, members, self._agents)
         self._internal_key = cache(partial(internal_key, spec.secret))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,7 +69,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        is_for_all = _named(scope) is None or path == AGENTS.rstrip("/")
+        is_for_all = model_in_query(scope) is None or path == AGENTS.rstrip("/")
         if path in CHANGES or (is_own(scope["method"], path) and is_for_all):
             await self._own(scope, receive, send)
             return
@@ -99,7 +83,7 @@ class Gateway:
             key = self._internal_key(holder)
             require_forwarded(scope["method"], path)
             data = await body.read()
-            member = self._choose(scope, data)
+            member = self._router.choose(scope, data)
             guards.check_model(holder, member.spec.all_names)
             if holder is not None and holder.models:
                 self._check_agents(holder, path, data)
@@ -167,20 +151,6 @@ class Gateway:
 
         return forward
 
-    def _choose(self, scope: Scope, body: bytes) -> MemberGate:
-        """Member by model, agent, or default. Raises UnknownModel."""
-        model = _named(scope) or _model(body)
-        if model:
-            name = self._names.get(model) or self._names.get(model.removesuffix(LATEST))
-            if name is not None:
-                return self._members.by_name[name]
-            if self._is_strict and scope["path"] != PULL:
-                raise UnknownModel(_unknown(model, self._names, self._spec))
-        elif scope["path"].startswith(AGENTS):
-            agent = scope["path"].removeprefix(AGENTS).partition("/")[0]
-            return self._members.by_name[self._agents.find(agent) or self._spec.default]
-        return self._members.default
-
     def _check_agents(self, holder: ApiKey, path: str, body: bytes) -> None:
         """Refuse agents of models that a key does not name. Raises Forbidden."""
         for agent in _agents_of(path, body):
@@ -221,37 +191,3 @@ def _agents_of(path: str, body: bytes) -> set[str]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return named
     return named | {name for name in (fields.agent, fields.session_id) if isinstance(name, str)}
-
-
-def _unknown(model: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
-    """Message for an unknown name: near names, and a remedy."""
-    served = ", ".join(member.names[0] for member in spec.members)
-    if not spec.of_disk:
-        return f"model {model!r} is not served here; served are {served}"
-    near = get_close_matches(model, names, n=1, cutoff=0.4)
-    nearest = f"the nearest is {near[0]!r}" if near else f"on this disk are {served}"
-    if not HUB_ID.fullmatch(model):
-        return f"model {model!r} is not on this disk; {nearest}, and `mlx-stack models` lists all"
-    return (
-        f"model {model!r} was not on this disk at the start of the gateway; {nearest}; "
-        f"`mlx-stack pull {model}` downloads it, then `mlx-stack down {spec.name}` and "
-        "`mlx-stack up --any-model` serve it"
-    )
-
-
-def _named(scope: Scope) -> str | None:
-    """The query's `model`, as llama-server's router has it."""
-    if b"model=" not in scope["query_string"]:
-        return None
-    models = parse_qs(scope["query_string"].decode("latin-1")).get("model")
-    return models[0] if models else None
-
-
-def _model(body: bytes) -> str | None:
-    """The body's `model` or `name` (older Ollama); None without JSON."""
-    try:
-        fields = decode_body(body, ModelField)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    model = fields.name if fields.model is None else fields.model
-    return model if isinstance(model, str) else None

@@ -10,13 +10,13 @@ import msgspec
 from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, last_line
 from mlxstack.policy.memory.capacity import ShapeReply
 
-# The file itself: with `-m` its package would import mlx-lm, and that transformers.
-PROGRAM = Path(__file__).parent.parent / "engine" / "model" / "model_shape.py"
+MODULE = "mlxstack.engine.model.model_shape"
+PROGRAM = Path(__file__).parents[2].joinpath(*MODULE.split(".")).with_suffix(".py")
+"""File of the child process: by `-m` its package would import mlx-lm, and that transformers."""
 MAX_S = 120.0
 LIMIT_S = 20.0
 """CPU seconds to build a model; the largest published ones take two."""
 MAX_BYTES = 8 * 1024**3
-
 
 _shapes: dict[bytes, ShapeReply] = {}
 """Shapes of this process by config: a child that imports MLX takes most of a second."""
