@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from mlxstack.cli.completion import preset_argument
+from mlxstack.cli.completion import preset_argument, preset_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 from mlxstack.cli.units import tokens_of
@@ -32,6 +32,14 @@ Models = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option("--draft", metavar="MODEL", help="Small model that drafts for this one."),
+]
+ModelToStart = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Preset, hub id or folder to start first, where it is not running.",
+        autocompletion=preset_names,
+    ),
 ]
 ModeOption = Annotated[
     str | None, typer.Option("--mode", help="The members of this mode, at one address.")

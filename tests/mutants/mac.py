@@ -346,7 +346,7 @@ MAC = (
         CHECK + "test_a_fault_is_found_beneath_the_rounding",
     ),
     Mutant(
-        "up warns of a verdict against batching", "cli/commands/up.py",
+        "up warns of a verdict against batching", "cli/start_report.py",
         '"why_not_batching": props.why_not_batching', '"why_not_batching": None',
         "tests/cli/test_running_facts.py::"
         "test_a_verdict_against_batching_is_told_by_up_and_status",

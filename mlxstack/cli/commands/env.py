@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from mlxstack.cli.commands.up import Model
 from mlxstack.cli.completion import preset_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import confirm, emit, is_interactive, note
 from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.start_choice import ModelToStart
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(
     context: typer.Context,
     client: Client,
     service: ServiceOptions,
-    model: Model = None,
+    model: ModelToStart = None,
     anyway: Anyway = False,
 ) -> None:
     """Start a client on a service.

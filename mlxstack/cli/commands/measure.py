@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mlxstack.cli.commands.up import Model
 from mlxstack.cli.output import note, say, table
 from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.start_choice import ModelToStart
 from mlxstack.cli.verbs import VerbResult
 from mlxstack.core.formatting import count, tokens
 
@@ -36,7 +36,9 @@ class BenchGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def bench(service: ServiceOptions, model: Model = None, seconds: Seconds = 60.0) -> VerbResult:
+def bench(
+    service: ServiceOptions, model: ModelToStart = None, seconds: Seconds = 60.0
+) -> VerbResult:
     """Measure the running service in about a minute.
 
     Prefill and decode rates with prompts of 1k, 8k and 32k tokens as far as the context allows,

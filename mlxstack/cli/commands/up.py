@@ -1,7 +1,6 @@
 """`up` and `restart`: start a service and wait until it is healthy."""
 
 import os
-import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from mlxstack.cli.completion import preset_names, service_argument, service_option
+from mlxstack.cli.completion import service_argument, service_option
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, say, spinner
 from mlxstack.cli.start_choice import StartChoice
+from mlxstack.cli.start_report import facts, report_gateway, report_service
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import Json
 
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
 
 COMPARED = ("model", "kind", "slots", "kv", "sampling", "speculation", "batch")
 """Sections of a preset that a running service is compared by."""
-
-TEXT = '{"prompt": "The capital of France is", "max_tokens": 60}'
-CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
-
-
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Preset, hub id or folder to start first, where it is not running.",
-        autocompletion=preset_names,
-    ),
-]
-
 
 IfNeeded = Annotated[
     bool, typer.Option("--if-needed", help="With --foreground: succeed when it is already running.")
@@ -112,7 +98,7 @@ def _is_member(home: "Home", request: "StartRequest", loaded: "LoadedPreset", js
     if owner is None:
         return False
     if json:
-        as_json(_facts(Started(owner.gateway, 0.0)))
+        as_json(facts(Started(owner.gateway, 0.0)))
     else:
         spec = owner.gateway.spec
         say(f"{owner.member} is a member of `{spec.name}` at {spec.url}, started on request")
@@ -133,14 +119,14 @@ def _up_one(
         home, preset.name, lambda: start.prepare(request, loaded, home), timeout_s, options
     )
     if isinstance(outcome, start.Started):
-        _report(outcome, preset, options.json)
+        report_service(outcome, preset, options.json)
         return
     start.refuse_other_model(outcome, request, preset)
     if not options.accepts_running or (port and not outcome.spec.url.endswith(f":{port}")):
         raise start.already_running(outcome)
     ready = start.wait_for(outcome, timeout_s)
     if options.json:
-        as_json(_facts(ready))
+        as_json(facts(ready))
     else:
         say(f"{outcome.spec.name} is already running at {outcome.spec.url}")
     if remedy := _difference(outcome, preset, request.sets):
@@ -201,24 +187,14 @@ def _up_gateway(choice: StartChoice, options: StartOptions) -> None:
 
     outcome = _start(home, name, prepare, gateway.READY_S, options)
     if isinstance(outcome, start.Started):
-        _tell_gateway(outcome, options.json)
+        report_gateway(outcome, options.json)
         return
     if not options.accepts_running:
         raise start.already_running(outcome)
-    _tell_gateway(start.wait_for(outcome, gateway.READY_S), options.json)
+    report_gateway(start.wait_for(outcome, gateway.READY_S), options.json)
     names = ", ".join(start.resolve(request, home).preset.name for request in requests)
     if outcome.spec.preset != names:
         note(f"warning: its members differ; `mlx-stack down {name}` first")
-
-
-def _tell_gateway(started: "Started", json: bool) -> None:
-    spec = started.state.spec
-    if json:
-        as_json(_facts(started))
-        return
-    first, *further = spec.preset.split(", ")
-    say(f"{spec.name} is ready at {spec.url} after {started.seconds:.1f} s")
-    say(f"  {first} answers requests without a model; others: {', '.join(further) or 'none'}")
 
 
 @finishes()
@@ -239,7 +215,7 @@ def restart(
         with services.starting(home, spec.name, waits=True) as former:
             if former is not None:
                 services.stop(home, former)
-            _tell_gateway(_started(spec, gateway.READY_S), json)
+            report_gateway(_started(spec, gateway.READY_S), json)
         return
     request = start.StartRequest(spec.preset, spec.overrides, Path(spec.cwd))
     loaded = start.resolve(request, home)
@@ -249,58 +225,7 @@ def restart(
         if former is not None:
             services.stop(home, former)
         spec = start.prepare(request, loaded, home)
-        _report(_started(spec, loaded.preset.server.startup_timeout_s), loaded.preset, json)
-
-
-def _report(started: "Started", preset: "Preset", json: bool) -> None:
-    """Print a started service, its warnings, and a first request."""
-    import asyncio
-
-    from mlxstack.control.probe import running_props
-    from mlxstack.core.formatting import tokens
-    from mlxstack.core.preset import ServiceKind
-
-    spec = started.state.spec
-    props = asyncio.run(running_props(spec.url, preset))
-    if json:
-        notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
-        as_json(_facts(started) | notes)
-        return
-    agents = "1 agent" if spec.n_slots == 1 else f"{spec.n_slots} agents"
-    say(
-        f"{spec.name} is ready at {spec.url} after {started.seconds:.1f} s "
-        f"({agents} at once, {tokens(spec.n_ctx)} tokens of context each)"
-    )
-    if 0 < props.n_ctx_train < spec.n_ctx:
-        note(f"warning: trained for {props.n_ctx_train} tokens; answers beyond them get worse")
-    for remark in props.remarks:
-        note(f"note: {remark}")
-    for finding in () if props.is_base_model else props.template_notes:
-        note(f"warning: chat template: {finding}")
-    is_base = props.is_base_model and preset.kind is ServiceKind.CHAT
-    if is_base:
-        note("warning: a base model: it continues text and answers no chat (no chat template)")
-    say("Next:")
-    if preset.kind is ServiceKind.CHAT and not is_base:
-        _show_next(spec)
-    say(f"  {_curl(spec, preset, is_base)}")
-
-
-def _show_next(spec: "ServiceSpec") -> None:
-    """Print the commands that use a service; named where several run."""
-    from mlxstack.host import services
-    from mlxstack.host.coding_clients import is_large_enough
-
-    is_alone = len(services.running(spec.home)) == 1
-    option = "" if is_alone else f" --name {spec.name}"
-    commands = [(f"mlx-stack chat{'' if is_alone else f' {spec.name}'}", "talk to the model")]
-    if is_large_enough("claude", spec.n_ctx):
-        commands.append((f"mlx-stack run claude{option}", "or codex, opencode, aider, pi, qwen"))
-    commands.append((f"mlx-stack tui{option}", "watch agents, cache and memory"))
-    commands.append((f"{spec.url}/", "a chat and snippets in a browser"))
-    width = max(len(command) for command, _ in commands)
-    for command, description in commands:
-        say(f"  {command:<{width}}  {description}")
+        report_service(_started(spec, loaded.preset.server.startup_timeout_s), loaded.preset, json)
 
 
 def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) -> str:
@@ -341,37 +266,6 @@ def _echo(line: str) -> None:
         say(for_people(read(line)))
     except PipeClosed:
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _facts(started: "Started") -> dict[str, object]:
-    state = started.state
-    spec = started.state.spec
-    return {
-        "name": spec.name,
-        "preset": spec.preset,
-        "url": spec.url,
-        "supervisor_pid": state.supervisor.pid,
-        "worker_pid": state.worker.pid if state.worker is not None else None,
-        "log": str(spec.home.log_file(spec.name)),
-        "seconds": round(started.seconds, 3),
-    }
-
-
-def _curl(spec: "ServiceSpec", preset: "Preset", is_base: bool) -> str:
-    key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
-    from mlxstack.core.preset import ServiceKind
-
-    path = "chat/completions"
-    body = CHAT
-    if preset.kind is ServiceKind.EMBEDDING:
-        path = "embeddings"
-        body = '{"input": "Hello!"}'
-    elif is_base:
-        path = "completions"
-        body = TEXT
-    return (
-        f"curl {spec.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
-    )
 
 
 def _show_resolved(loaded: "LoadedPreset", json: bool) -> None:
