@@ -76,7 +76,7 @@ def _leave(service: Service, code: int) -> None:
     A normal exit would abort there.
     """
     if service.is_engine_left:
-        log.warning("the engine has not ended its step; what it has not saved yet is lost")
+        log.warning("engine did not stop in time; unsaved KV is lost")
         logging.shutdown()
         os._exit(code)
     watchdog = threading.Timer(EXIT_S, os._exit, (code,))

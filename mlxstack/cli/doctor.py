@@ -429,7 +429,7 @@ def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     for folder, _, name in _downloaded(home):
         names.setdefault(folder, name)
     for folder, name in names.items():
-        remedy = f"`mlx-stack template {name}` tells more"
+        remedy = f"`mlx-stack template {name}` shows more"
         try:
             notes = template_notes(folder, env, home)
         except CHILD_FAULTS as why:

@@ -115,7 +115,7 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
         except StackError as worse:
             raise Broken(
                 f"mode `{name}` could not start ({why}), and what ran before did not come back "
-                f"({worse}); `mlx-stack status` tells what runs"
+                f"({worse}); `mlx-stack status` shows what runs"
             ) from why
         modes.mark_active(home, active)
         if isinstance(why, Exception):

@@ -99,7 +99,8 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
     """Claude Code, without what runs on Anthropic's servers.
 
     That is WebSearch, and the check of actions in auto mode: it asks before them instead.
-    Variables of a user's settings go before the environment, those of `--settings` before both.
+    Variables of a user's settings take precedence over the environment, those of `--settings` over
+    both.
     """
     variables = {
         "ANTHROPIC_BASE_URL": service.url,

@@ -42,7 +42,7 @@ class Home(Struct, frozen=True):
 
     @property
     def presets(self) -> Path:
-        """Presets of this user; they go before the builtin ones."""
+        """Presets of this user; they take precedence over builtin ones."""
         return self.root / "presets"
 
     @property

@@ -182,7 +182,7 @@ def _replace(temporary: Path, path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.folder")
         path.rename(aside)
-        log.warning("a folder had the place of %s; it is %s now", path.name, aside)
+        log.warning("moved a folder out of the way: %s -> %s", path.name, aside)
     temporary.replace(path)
 
 

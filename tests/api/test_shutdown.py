@@ -141,6 +141,6 @@ def test_a_stuck_engine_does_not_abort_the_exit(model_folder: Path, tmp_path: Pa
             found.send_signal(signal.SIGTERM)
             assert found.wait(PATIENCE_S) == 0
             assert found.stderr is not None
-            assert "has not ended its step" in found.stderr.read()
+            assert "engine did not stop in time" in found.stderr.read()
         finally:
             found.kill()

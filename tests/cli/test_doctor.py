@@ -134,7 +134,7 @@ def test_the_template_of_a_model_is_told_and_remembered(
     assert {one.verdict for one in told} == {CheckLevel.WARN}
     assert any("the template shows no tools" in one.detail for one in told)
     assert all(one.detail.startswith("mine: ") for one in told)
-    assert {one.remedy for one in told} == {"`mlx-stack template mine` tells more"}
+    assert {one.remedy for one in told} == {"`mlx-stack template mine` shows more"}
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("derived again"))
     assert list(templates(os.environ, home)) == told
 

@@ -131,7 +131,7 @@ def _show(listings: "Sequence[PresetListing]") -> None:
     for listing in listings:
         if listing.error is not None:
             note(f"warning: {listing.error}")
-    say("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")
+    say("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET shows all of it")
 
 
 def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:

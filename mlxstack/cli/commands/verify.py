@@ -34,7 +34,7 @@ Soak = Annotated[
         metavar="TIME",
         parser=seconds_of,
         help="Instead: two streams and evictions for so long, such as 15m; on a Mac, new reports "
-        "of panics, the GPU and crashes are told at the end. With --mac: its last part.",
+        "of panics, the GPU and crashes are listed at the end. With --mac: its last part.",
     ),
 ]
 Measure = Annotated[

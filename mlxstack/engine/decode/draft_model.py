@@ -162,7 +162,7 @@ class DraftModel:
     def fail(self, error: Exception, contexts: Sequence[SlotContext]) -> None:
         """Stop drafting for good; no request fails for it. Raises DeviceError."""
         raise_device_error(error)
-        log.error("the draft model %s drafts no more: %s", self.name, error, exc_info=error)
+        log.error("draft model %s disabled: %s", self.name, error, exc_info=error)
         self.is_broken = True
         for context in contexts:
             context.draft = None
