@@ -1,6 +1,5 @@
 """Output format of a model as token ids, computed once per tokenizer."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,14 +10,9 @@ from mlxstack.core.conversation import Tool
 from mlxstack.core.interfaces import CallMarkers
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.syntax import (
-    ARGUMENTS,
-    ID,
     NAME,
     CallSyntax,
     DerivedFormat,
-    JsonBody,
-    NamedBody,
-    PublishedBody,
     first_mark,
     is_mark,
     pieces,
@@ -111,7 +105,7 @@ class OutputFormat:
     def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
         """Delimiters of a forced call; None for an unknown syntax."""
         syntax = self.description.calls
-        if syntax is None or isinstance(syntax.body, PublishedBody):
+        if syntax is None or not syntax.body.has_grammar:
             return None
         channels = self.description.channels
         head = "" if channels is None else channels.call_head
@@ -228,16 +222,8 @@ def named_opening(description: DerivedFormat, name: str) -> str:
     """
     syntax = description.calls
     channels = description.channels
-    if syntax is None or not isinstance(syntax.body, NamedBody | JsonBody):
-        return ""
-    body = syntax.body
-    literals = body.parts[: body.parts.index(ARGUMENTS)] if ARGUMENTS in body.parts else body.parts
-    if ID in literals or (isinstance(body, JsonBody) and body.is_list):
-        return ""
-    # A name between literals of JSON is written as JSON.
-    spelled = json.dumps(name)[1:-1] if isinstance(body, JsonBody) else name
-    text = "".join(spelled if part == NAME else part for part in literals)
-    if channels is None:
+    text = "" if syntax is None else syntax.body.opening(name)
+    if channels is None or not text:
         return text
     return f"{channels.starts}{text}"
 
@@ -246,7 +232,7 @@ def recipient_first(description: DerivedFormat) -> CallSyntax | None:
     """Call syntax with the recipient before the channel, if any."""
     syntax = description.calls
     channels = description.channels
-    if syntax is None or channels is None or not isinstance(syntax.body, NamedBody):
+    if syntax is None or channels is None:
         return None
     channel, _, recipient = syntax.opens.partition(" to=")
     if not recipient or syntax.body.parts[0] != NAME:

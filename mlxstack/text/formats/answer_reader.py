@@ -45,7 +45,8 @@ CODE_WORD = "tool_"
 MIN_MARK = 2
 """Least characters of the beginning of a mark."""
 
-UNMARKED = ("{", "[", FENCE, *MARKS, *ELEMENTS)
+FOREIGN_MARKS = frozenset(row.opens for row in MARKS)
+UNMARKED = ("{", "[", FENCE, *FOREIGN_MARKS, *ELEMENTS)
 """Beginnings of calls without the marks of their format."""
 
 MAX_IN_VAIN = 64
@@ -250,7 +251,7 @@ class AnswerReader:
         """Whether calls without marks of the format end the answer."""
         if self._calls is None or self._n_vain > MAX_IN_VAIN:
             return False
-        if not (self._begins_line or self._calls.is_bare or mark in MARKS):
+        if not (self._begins_line or self._calls.is_bare or mark in FOREIGN_MARKS):
             return False
         sections: list[ReadCalls] = []
         end = 0
@@ -275,9 +276,9 @@ class AnswerReader:
         if inside >= 0:
             is_code = self._feed.text.startswith(f"{FENCE}{CODE_WORD}", start)
             return inside, f"\n{FENCE}" if is_code else FENCE
-        for mark, closing in MARKS.items():
-            if (yield from self._feed.starts(mark, start)):
-                return start + len(mark), closing or " "
+        for row in MARKS:
+            if (yield from self._feed.starts(row.opens, start)):
+                return start + len(row.opens), row.closes or " "
         return start, ""
 
     def _is_cut_call(self, at: int) -> bool:
@@ -371,7 +372,7 @@ class AnswerReader:
         ends = (*self._format.wrappers[1:], *self._format.turn_ends, *self._format.strays)
         while True:
             at = start = yield from self._feed.space(at)
-            for literal in (*ends, *self._calls.closings, *MARKS.values()):
+            for literal in (*ends, *self._calls.closings, *(row.closes for row in MARKS)):
                 at = yield from self._feed.passed(literal, at)
             if at == start:
                 return at

@@ -22,7 +22,7 @@ from mlxstack.text.formats.call_bodies import (
 from mlxstack.text.formats.call_writer import CallEvent, CallWriter
 from mlxstack.text.formats.checked_calls import UNREADABLE, tool_schemas
 from mlxstack.text.formats.json_calls import JsonReader
-from mlxstack.text.formats.repairs import ELEMENTS, FOREIGN, NAMED, TAGGED
+from mlxstack.text.formats.repairs import ELEMENTS, OBJECT, SYNTAXES
 from mlxstack.text.formats.syntax import (
     CallBody,
     CallSyntax,
@@ -82,13 +82,16 @@ class CallReader:
         self._context = CallContext(feed, self.types, tool_schemas(tools), self._writer)
         self._body = READERS[type(syntax.body)](syntax, self._context)
         self.closings = self._body.outer_closings
-        named = syntax.body if isinstance(syntax.body, JsonBody) and syntax.body.name else FOREIGN
+        named = syntax.body if isinstance(syntax.body, JsonBody) and syntax.body.name else OBJECT
         self._objects = JsonReader(syntax, self._context, named)
-        bodies = (PythonBody(is_list=False), *NAMED)
-        self._python, *self._names = (
-            READERS[type(body)](replace(syntax, body=body), self._context) for body in bodies
-        )
+        self._others = [self._other(row.syntax) for row in SYNTAXES]
         self._messages = NamedReader(syntax, self._context)
+
+    def _other(self, syntax: CallSyntax) -> BodyReader:
+        """Reader of the syntax of another model, maybe between the marks of this one."""
+        if syntax.is_bare:
+            syntax = replace(self._syntax, body=syntax.body)
+        return READERS[type(syntax.body)](syntax, self._context)
 
     def advance(self) -> None:
         """Tell what the text now makes certain."""
@@ -328,8 +331,7 @@ class CallReader:
         writer = self._writer
         mark = yield from self._feed.find(self._body.ends, writer.position)
         # A value between tags that reached the end may quote whole calls.
-        is_tagged = isinstance(self._syntax.body, TaggedBody)
-        closings = self._body.closing_marks if is_tagged else ()
+        closings = self._body.closing_marks if self._syntax.body.is_verbatim else ()
         is_quote = bool(closings) and mark.text not in closings
         is_last = is_quote or not self._feed.text[mark.end :].strip()
         if self._feed.is_cut and is_last and writer.is_open:
@@ -368,18 +370,33 @@ class CallReader:
         self._writer.is_quiet = True
         try:
             at = yield from self._feed.space(at)
-            readings = [self._elements(at)]
-            if (yield from self._begins_python(at, may_be_plain=True)):
-                readings.append(self._python.read(at))
-            readings += (reader.read(at) for reader in self._names)
-            for reading in readings:
+            for row, reader in zip(SYNTAXES, self._others, strict=True):
                 self._writer.begin(at)
-                read = yield from self._known(reading)
-                if read is not None:
-                    return read
+                calls = yield from self._row(row.syntax, reader, at)
+                if calls is not None:
+                    return calls
             return None
         finally:
             self._writer.is_quiet = was_quiet
+
+    def _row(self, syntax: CallSyntax, reader: BodyReader, at: int) -> Reading[ReadCalls | None]:
+        """Calls of offered tools in one syntax, one after the other."""
+        if syntax.body.name_ends == "(" and not (
+            yield from self._begins_python(at, may_be_plain=True)
+        ):
+            return None
+        feed = self._feed
+        calls: tuple[ToolCall, ...] = ()
+        end = at
+        while (start := (yield from feed.literal(syntax.opens, end))) is not None:
+            read = yield from self._known(reader.read(start))
+            if read is None:
+                break
+            calls = (*calls, *read.calls)
+            end = yield from feed.optional(syntax.closes, read.end)
+            if syntax.is_bare:
+                break
+        return ReadCalls(calls, end) if calls else None
 
     def _known(self, reading: Reading[ReadCalls | None]) -> Reading[ReadCalls | None]:
         """Calls of offered tools alone."""
@@ -389,23 +406,6 @@ class CallReader:
             return None
         if read is not None and read.calls and self.knows(read):
             return read
-        return None
-
-    def _elements(self, at: int) -> Reading[ReadCalls | None]:
-        """Calls of tags, one after the other."""
-        feed = self._feed
-        for syntax in TAGGED:
-            calls: tuple[ToolCall, ...] = ()
-            end = at
-            reader = TaggedReader(syntax, self._context)
-            while (start := (yield from feed.literal(syntax.opens, end))) is not None:
-                read = yield from self._known(reader.read(start))
-                if read is None:
-                    break
-                calls = (*calls, *read.calls)
-                end = yield from feed.optional(syntax.closes, read.end)
-            if calls:
-                return ReadCalls(calls, end)
         return None
 
 

@@ -13,6 +13,7 @@ from mlxstack.text.formats.call_bodies import SEPARATORS, BodyReader, CallContex
 from mlxstack.text.formats.call_writer import CallWriter
 from mlxstack.text.formats.checked_calls import UNREADABLE, checked_call
 from mlxstack.text.formats.notations import JSON
+from mlxstack.text.formats.repairs import ARGUMENT_KEYS, LIST_KEY, NAME_KEYS
 from mlxstack.text.formats.syntax import CallSyntax, JsonBody
 from mlxstack.text.formats.text_feed import FENCE, Reading
 from mlxstack.text.formats.values import Path, ValueCopier
@@ -22,13 +23,7 @@ ARGUMENT_PATHS = tuple(
     (*outer, key) for outer in ((FUNCTION,), ()) for key in ("arguments", "parameters")
 )
 NAME_PATHS = ((FUNCTION, "name"), ("name",))
-NAME_KEYS = frozenset({"name", "function", "function_name", "tool", "tool_name", "action"})
-ARGUMENT_KEYS = frozenset(
-    {"arguments", "parameters", "args", "input", "tool_input", "action_input"}
-)
-LIST_KEYS = ("tool_calls", "calls")
 TYPE_KEY = "type"
-KINDS = ("function", "function_call", "tool_call", "tool_use")
 MAX_IN_VAIN = 64
 """The most braces of a malformed list at which no object begins."""
 
@@ -92,9 +87,8 @@ class JsonReader(BodyReader):
         """The calls of a list, maybe in an object, or of names."""
         if not isinstance(value, dict):
             return value if isinstance(value, list) else [value]
-        listed = [value[key] for key in LIST_KEYS if isinstance(value.get(key), list)]
-        if listed and len(value) == 1:
-            return list(listed[0])
+        if len(value) == 1 and isinstance(value.get(LIST_KEY), list):
+            return list(value[LIST_KEY])
         name = next(iter(value), "") if self.body.name and len(value) == 1 else ""
         if self.types.has(str(name)) and isinstance(value[name], dict):
             return [{"name": name, "arguments": value[name]}]
@@ -175,7 +169,7 @@ class JsonReader(BodyReader):
             return (yield from feed.starts(":", (yield from feed.space(key[1]))))
         value = yield from self._quoted_word(key[1], ":")
         if value is None or key[0] not in names:
-            return value is not None and value[0] in KINDS
+            return value is not None and value[0] == FUNCTION
         second = (yield from self._quoted_word(value[1], ",")) if following else None
         return self.types.has(value[0]) or (second is not None and second[0] in following)
 

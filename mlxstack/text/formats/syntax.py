@@ -4,6 +4,7 @@ The nodes hold what a template writes. `call_reader` reads an answer along them,
 `text.grammar.constrain` writes the grammar of a call from the same nodes.
 """
 
+import json
 import re
 from collections.abc import Callable
 from enum import StrEnum
@@ -84,6 +85,10 @@ class CallBody(Struct, frozen=True):
     ends_in_bracket: ClassVar[bool] = False
     """Whether its last character is the bracket of JSON arguments."""
 
+    is_verbatim: ClassVar[bool] = False
+    """Whether text stands in it as it is, up to a mark."""
+
+    has_grammar: ClassVar[bool] = True
     begins_with_name: ClassVar[bool] = False
     name_ends: ClassVar[str] = ""
     """Character right after the name, where the name alone tells a call from a text."""
@@ -100,6 +105,17 @@ class CallBody(Struct, frozen=True):
     def brackets(self) -> tuple[str, str] | None:
         """Texts around calls that share their marks, if they do."""
         return None
+
+    def opening(self, name: str) -> str:
+        """Text of an unmarked call up to its arguments; "" if it varies."""
+        del name
+        return ""
+
+    def _up_to_arguments(self, name: str) -> str:
+        end = self.parts.index(ARGUMENTS) if ARGUMENTS in self.parts else len(self.parts)
+        if ID in self.parts[:end]:
+            return ""
+        return "".join(name if part == NAME else part for part in self.parts[:end])
 
     @property
     def up_to_name(self) -> str:
@@ -131,6 +147,9 @@ class JsonBody(CallBody, frozen=True):
     def brackets(self) -> tuple[str, str] | None:
         return (self.list_opens, self.list_closes) if self.is_list else None
 
+    def opening(self, name: str) -> str:
+        return "" if self.is_list else self._up_to_arguments(json.dumps(name)[1:-1])
+
 
 class NamedBody(CallBody, frozen=True):
     """A name between literal parts, then the arguments as a JSON object."""
@@ -143,6 +162,9 @@ class NamedBody(CallBody, frozen=True):
     def literals(self) -> tuple[str, ...]:
         return self.parts
 
+    def opening(self, name: str) -> str:
+        return self._up_to_arguments(name)
+
 
 class TaggedBody(CallBody, frozen=True):
     """Name between literals, then a pair of tags per argument.
@@ -151,6 +173,7 @@ class TaggedBody(CallBody, frozen=True):
     """
 
     kind: ClassVar[str] = "tagged"
+    is_verbatim: ClassVar[bool] = True
     begins_with_name: ClassVar[bool] = True
 
     argument_opens: str
@@ -214,6 +237,7 @@ class PublishedBody(CallBody, frozen=True, kw_only=True):
     """Section text that a parser of mlx-lm reads."""
 
     kind: ClassVar[str] = "published"
+    has_grammar: ClassVar[bool] = False
 
     parts: tuple[str, ...] = (NAME,)
     parser: Callable[[str, Any], Any]
