@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from xxhash import xxh3_128_hexdigest
 
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
+from mlxstack.engine.decode.row_grouper import GroupRows
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
@@ -21,20 +22,25 @@ from tests.remembered import Result, remembered
 
 
 def remembered_check(
-    model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps | None = None
+    model: Any,
+    cache_factory: CacheFactory,
+    n_vocab: int,
+    steps: CheckSteps | None = None,
+    group_rows: GroupRows | None = None,
 ) -> BatchingCheck:
     """The verdict of `self_check` on a model of these weights; an error is not remembered.
 
     It has no limit of time, so that no test depends on the load of the machine.
     """
-    check = partial(self_check, model, cache_factory, n_vocab)
-    return _once(model, cache_factory, n_vocab, BatchingCheck, check)
+    check = partial(self_check, model, cache_factory, n_vocab, group_rows=group_rows)
+    key = (n_vocab, group_rows is None)
+    return _once(model, cache_factory, key, BatchingCheck, check)
 
 
 def remembered_widths(runner: ModelRunner, cache_factory: CacheFactory) -> WidthCosts:
     """What passes of a model of these weights took when `measure_widths` ran first."""
     return _once(
-        runner.model, cache_factory, 0, WidthCosts, partial(measure_widths, runner, cache_factory)
+        runner.model, cache_factory, (), WidthCosts, partial(measure_widths, runner, cache_factory)
     )
 
 
@@ -45,7 +51,7 @@ REMEMBERED = {"self_check": remembered_check, "measure_widths": remembered_width
 def _once(
     model: Any,
     cache_factory: CacheFactory,
-    n_vocab: int,
+    key: tuple[object, ...],
     kind: type[Result],
     compute: Callable[[], Result],
 ) -> Result:
@@ -59,7 +65,7 @@ def _once(
         for name, weight in tree_flatten(model.parameters())
     )
     args = repr(getattr(model, "args", None))
-    return remembered((module, args, weights, repr(cache_factory._kv), n_vocab), kind, compute)
+    return remembered((module, args, weights, repr(cache_factory._kv), *key), kind, compute)
 
 
 def is_divided(model: Any) -> bool:

@@ -14,7 +14,8 @@ from mlxstack.core.preset import Preset
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
-from mlxstack.engine.decode.row_stack import RowStacker
+from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
+from mlxstack.engine.decode.row_stack import RowStacker, stack_fully
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.draft_loading import LoadedDrafts, load_drafts
@@ -83,15 +84,15 @@ class EngineAssembly:
         runner = self._parts.runner(model.loaded.model, model.check, model.drafts.target)
         slot_kv = self._slot_kv(thread, model, plan, runner)
         limits = self._limits(model, plan)
-        stacker = None
-        if model.check.can_stack and runner.can_stack:
-            stacker = RowStacker(slot_kv.has_room)
+        grouper: RowGrouper = NO_GROUPS
+        if model.check.can_group:
+            grouper = RowStacker(slot_kv.has_room)
         proposer = model.drafts.proposer(runner, costs, limits.prefill)
         remote = None
         if self._remote is not None:
             remote = RemotePrefill(self._remote, thread.post)
         loop = EngineLoop(
-            Batch(runner, proposer, model.loaded.inputs, stacker),
+            Batch(runner, proposer, model.loaded.inputs, grouper),
             slot_kv,
             preset.slots.n_ctx,
             limits,
@@ -127,9 +128,11 @@ class EngineAssembly:
         factory = CacheFactory(loaded.model, preset.kv)
         thread.device_memory.apply()
 
+        group_rows = stack_fully if self._parts.can_group else None
+
         def checked(model: LoadedModel, caches: CacheFactory) -> BatchingCheck:
             steps = CheckSteps(progress, self._parts.check_s)
-            return self_check(model.model, caches, model.facts.n_vocab, steps)
+            return self_check(model.model, caches, model.facts.n_vocab, steps, group_rows)
 
         check = checked(loaded, factory)
         # Its random KV is as long as the model's windows.

@@ -35,6 +35,8 @@ class EngineParts:
     """Seconds after which no further step of the self-check begins."""
     has_hidden_states = True
     """Whether passes can return hidden states."""
+    can_group = True
+    """Whether rows may be grouped in common arrays."""
     is_alone = True
     """Whether a pass can run at any time, without anyone else."""
     lost: str = ""

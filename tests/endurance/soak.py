@@ -42,7 +42,7 @@ def soak(model: Path, home: Path, n_requests: int, seed: int) -> Outcome:
     with running(preset, home, memory_bytes=2 * budget) as driver:
         turns = driver.engine.loaded.loop
         rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
-        turns.batch._stacker = RowStacker(turns.slot_kv.has_room, rules)
+        turns.batch._grouper = RowStacker(turns.slot_kv.has_room, rules)
         play = Play(driver, budget, seed)
         while play.n_requests < n_requests:
             play.burst()

@@ -17,7 +17,14 @@ from mlxstack.engine import assembly
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import self_check
-from mlxstack.engine.decode.row_stack import MIN_ROOM, RowStack, RowStacker, StackedKVCache
+from mlxstack.engine.decode.row_grouper import RowGrouper
+from mlxstack.engine.decode.row_stack import (
+    MIN_ROOM,
+    RowStack,
+    RowStacker,
+    StackedKVCache,
+    stack_fully,
+)
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
@@ -49,7 +56,7 @@ class Rows:
         self.model, self.cache_factory = model, CacheFactory(model, KVSpec())
         self.asked: list[int] = []
         self.stacker = RowStacker(lambda n: not self.asked.append(n), rules)
-        self.batch = Batch(ModelRunner(model), stacker=self.stacker)
+        self.batch = Batch(ModelRunner(model), grouper=self.stacker)
         self.batch.is_ahead = is_ahead
         self.contexts: dict[int, SlotContext] = {}
         self.answers: dict[int, list[int]] = {}
@@ -83,9 +90,10 @@ class Rows:
         return context
 
 
-def is_stacking(stacker: RowStacker | None) -> bool:
+def is_stacking(grouper: RowGrouper) -> bool:
     """Whether there is a stack."""
-    return stacker is not None and not (stacker._stack is None or stacker._stack.is_dissolved)
+    stack = grouper._stack if isinstance(grouper, RowStacker) else None
+    return stack is not None and not stack.is_dissolved
 
 
 def prompt_of(slot: int) -> tuple[int, ...]:
@@ -226,7 +234,7 @@ def test_neither_uneven_rows_nor_those_without_room_are_stacked(model_of: ModelO
     uneven.step(5)
     assert not uneven.asked
     full = Rows(model)
-    full.stacker = full.batch._stacker = RowStacker(lambda _: False, AT_ONCE)
+    full.stacker = full.batch._grouper = RowStacker(lambda _: False, AT_ONCE)
     for slot in range(2):
         full.join(slot)
     full.step(5)
@@ -237,11 +245,11 @@ def test_a_model_whose_stacked_rows_differ_is_not_stacked(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache_factory = CacheFactory(model, KVSpec())
-    assert self_check(model, cache_factory, VOCAB).can_stack
+    assert self_check(model, cache_factory, VOCAB, group_rows=stack_fully).can_group
     monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
-    check = self_check(model, cache_factory, VOCAB)
+    check = self_check(model, cache_factory, VOCAB, group_rows=stack_fully)
     assert check.is_batching
-    assert not check.can_stack
+    assert not check.can_group
 
 
 def test_an_engine_stacks_no_model_that_fails_the_check(
@@ -266,9 +274,9 @@ def test_stacks_give_way_to_memory_pressure(model_of: ModelOf, tmp_path: Path) -
             driver.until(ask, TokenSampled, 60)
 
         def drop(loop: EngineLoop) -> tuple[bool, bool]:
-            before = is_stacking(loop.batch._stacker)
+            before = is_stacking(loop.batch._grouper)
             loop.slot_kv.drop_copies()
-            return before, is_stacking(loop.batch._stacker)
+            return before, is_stacking(loop.batch._grouper)
 
         assert driver.engine.run(drop).result(timeout=PATIENCE_S) == (True, False)
         for ask in asks:

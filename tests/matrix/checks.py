@@ -17,6 +17,7 @@ from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.draft_coordinator import DraftCoordinator
 from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.decode.row_grouper import NO_GROUPS
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv import segments
@@ -87,7 +88,7 @@ def decode(
     stacker: RowStacker | None = None,
 ) -> list[Tokens]:
     """Greedy answers of `n_tokens`; row i joins i steps after the first one."""
-    batch = Batch(ModelRunner(model, is_batching=is_batching), stacker=stacker)
+    batch = Batch(ModelRunner(model, is_batching=is_batching), grouper=stacker or NO_GROUPS)
     answers: list[Tokens] = [[] for _ in contexts]
     for step in range(n_tokens + len(contexts)):
         if step < len(contexts):

@@ -8,6 +8,7 @@ from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
 from msgspec import Struct
 
 from mlxstack.engine.decode.batching_check import self_check
+from mlxstack.engine.decode.row_stack import stack_fully
 from mlxstack.engine.model.cache_adapters import CacheFactory, leaves
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
@@ -34,14 +35,14 @@ def examine(name: str) -> Row:
         model = build(name)
         caches = describe(make_prompt_cache(model))
         cache_factory = CacheFactory(model, checks.KV16)
-        check = self_check(model, cache_factory, VOCAB)
+        check = self_check(model, cache_factory, VOCAB, group_rows=stack_fully)
     except Unbuildable as error:
         return Row(name, note=f"not built: {error}")
     except Exception as error:
         return Row(name, note=f"does not run: {_message(error)}")
     faults: list[str] = []
     _try(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
-    if check.can_stack:
+    if check.can_group:
         _try(faults, "stacks", lambda: checks.check_stacks(model, cache_factory))
     if check.can_draft:
         _try(faults, "drafts", lambda: checks.check_drafts(model, cache_factory, check))
@@ -66,7 +67,7 @@ def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
     if not any(isinstance(leaf, QuantizedKVCache) for leaf in leaves(cache_factory.make())):
         return "none", ""
     try:
-        check = self_check(model, cache_factory, VOCAB)
+        check = self_check(model, cache_factory, VOCAB, group_rows=stack_fully)
     except Exception as error:
         return "no", f"8-bit KV: {_message(error)}"
     _try(faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))

@@ -8,6 +8,7 @@ import pytest
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batching_check import CheckSteps, self_check
+from mlxstack.engine.decode.row_stack import stack_fully
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.host.load_progress import LoadProgress
@@ -73,10 +74,10 @@ def test_a_slow_machine_leaves_out_what_only_makes_answers_faster(
     model = build("phi")
     progress = LoadProgress()
     steps = CheckSteps(progress, budget_s=150.0, clock=Minutes())
-    check = self_check(model, CacheFactory(model, checks.KV16), VOCAB, steps)
-    assert check.is_batching and check.can_stack and not check.can_draft
+    check = self_check(model, CacheFactory(model, checks.KV16), VOCAB, steps, stack_fully)
+    assert check.is_batching and check.can_group and not check.can_draft
     assert check.why_no_drafts == "there was no time to check them at the start"
-    assert progress.step == "self-check 2 of 4: stacked rows" and progress.n_reports == 2
+    assert progress.step == "self-check 2 of 4: rows in common arrays" and progress.n_reports == 2
     assert "took more than 150 s, so that drafts of rows together stay off" in caplog.text
     assert self_check(model, CacheFactory(model, checks.KV16), VOCAB).can_draft
 

@@ -302,7 +302,7 @@ SHARING = (
     ),
     Mutant(
         "the check at load decides about stacks", "engine/assembly.py",
-        "if model.check.can_stack and runner.can_stack:", "if True:",
+        "if model.check.can_group:", "if True:",
         "tests/engine/test_row_stacks.py::"
         "test_an_engine_stacks_no_model_that_fails_the_check",
     ),

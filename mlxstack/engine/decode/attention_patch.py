@@ -13,10 +13,9 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache
 
-from mlxstack.engine.decode.row_stack import StackedKVCache
 from mlxstack.engine.device import has_gpu, has_nax_units
 from mlxstack.engine.model.cpu_attention import attend_single, attend_tiled, is_tiled
-from mlxstack.engine.model.row_views import KVView, PaddedKVView, RaggedArray, row_of
+from mlxstack.engine.model.row_views import CommonKV, KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.policy.attention_kernels import Dims, can_force
 
 _original = base.scaled_dot_product_attention
@@ -41,7 +40,7 @@ def attend(
     each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
     if queries.shape[2] == 1 and _is_plain(each_keys, mask):
         return attend_single(queries * scale, each_keys, each_values, sinks)
-    if isinstance(cache, StackedKVCache) and not has_gpu():
+    if isinstance(cache, CommonKV) and not has_gpu():
         return attend_single(queries * scale, each_keys, each_values, sinks, mask)
     if is_alone:
         return _attend_alone(queries, keys, values, cache, scale, mask, sinks)

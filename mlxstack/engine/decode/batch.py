@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.engine.decode.batch_row import BatchRow, RowStep
 from mlxstack.engine.decode.proposer import NO_PROPOSALS, Proposer
-from mlxstack.engine.decode.row_stack import RowStacker
+from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
 from mlxstack.engine.decode.sampler import Choice, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
@@ -34,12 +34,12 @@ class Batch:
         runner: ModelRunner,
         proposer: Proposer = NO_PROPOSALS,
         inputs: TokenInputs = PLAIN_TOKENS,
-        stacker: RowStacker | None = None,
+        grouper: RowGrouper = NO_GROUPS,
     ) -> None:
         self.runner = runner
         self.proposer = proposer
         self.inputs = inputs
-        self._stacker = stacker
+        self._grouper = grouper
         self._is_prefilling = False
         self.in_flight: Sequence[RowStep] = ()
         """The step that was built and not read yet, by row."""
@@ -116,8 +116,7 @@ class Batch:
         self._broken = []
         self.in_flight = ()
         self._unsubmitted = []
-        if self._stacker is not None:
-            self._stacker.release()
+        self._grouper.release()
 
     @property
     def _running(self) -> list[BatchRow]:
@@ -190,7 +189,7 @@ class Batch:
 
         Also the rows' hidden states, where the proposer needs them.
         """
-        views = self._stacked_views(rows)
+        views = self._grouper.views(rows)
         before = self.runner.n_calls
         needs_states = self.proposer.needs_states
         run = self.runner.states if needs_states else self.runner.execute
@@ -203,18 +202,6 @@ class Batch:
             return output, [None] * len(rows)
         ends = list(accumulate(1 + len(row.proposed) for row in rows))[:-1]
         return self.runner.logits(output), list(mx.split(output, ends))
-
-    def _stacked_views(self, rows: Sequence[BatchRow]) -> list[Any] | None:
-        """Views of stacked rows, when each brings one token."""
-        if len(rows) == 1:
-            rows[0].context.unstack()
-            return None
-        if self._stacker is None:
-            return None
-        if not any(row.proposed or row.replay for row in rows):
-            return self._stacker.views([row.context for row in rows], [row.shift for row in rows])
-        self._stacker.release()
-        return None
 
     def _collect(self, step: Sequence[RowStep], began: float | None = None) -> list[TokenSampled]:
         """Read the tokens of a step, which is measured from `began` on."""

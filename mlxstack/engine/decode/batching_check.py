@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
-from mlxstack.engine.decode.row_stack import RowStack
+from mlxstack.engine.decode.row_grouper import GroupRows, RowGroup
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
@@ -42,7 +42,7 @@ SELF_CHECK_S = 60.0
 
 N_STEPS = 4
 ROWS = "rows decoded together"
-STACKS = "stacked rows"
+GROUPED_ROWS = "rows in common arrays"
 DRAFTED_ROWS = "drafts of rows together"
 DRAFTED_ALONE = "drafts of single rows"
 
@@ -81,7 +81,7 @@ class BatchingCheck(Struct, frozen=True):
     """Verdict on batching a model, with reason; `kv` describes its caches.
 
     `can_draft`: rows may bring several tokens to a pass and take some of them back; `is_ragged`: in
-    one pass with other rows; `can_stack`: rows may be stacked.
+    one pass with other rows; `can_group`: rows may be grouped.
     """
 
     is_batching: bool
@@ -89,7 +89,7 @@ class BatchingCheck(Struct, frozen=True):
     kv: str
     can_draft: bool = False
     is_ragged: bool = False
-    can_stack: bool = False
+    can_group: bool = False
     why_no_drafts: str = "its caches cannot take tokens back"
 
 
@@ -219,7 +219,11 @@ class CheckTrial:
 
 
 def self_check(
-    model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps | None = None
+    model: Any,
+    cache_factory: CacheFactory,
+    n_vocab: int,
+    steps: CheckSteps | None = None,
+    group_rows: GroupRows | None = None,
 ) -> BatchingCheck:
     """Decode prompts of different length alone and together, and compare the logits.
 
@@ -227,16 +231,20 @@ def self_check(
     code does not know.
     """
     steps = steps or CheckSteps(LoadProgress(), inf)
-    check = _checked_rows(model, cache_factory, n_vocab, steps)
+    check = _checked_rows(model, cache_factory, n_vocab, steps, group_rows)
     check = _with_drafts(check, model, cache_factory, n_vocab, steps)
     steps.log_left_out()
     return check
 
 
 def _checked_rows(
-    model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps
+    model: Any,
+    cache_factory: CacheFactory,
+    n_vocab: int,
+    steps: CheckSteps,
+    group_rows: GroupRows | None,
 ) -> BatchingCheck:
-    """Verdict on rows together, and on stacks of them."""
+    """Verdict on rows together, and on groups of them."""
     steps.begins(ROWS)
     runner = ModelRunner(model)
     distances: list[float] = []
@@ -257,8 +265,12 @@ def _checked_rows(
             return BatchingCheck(False, why, kv)
         compared = trial.compare(together)
         if compared.is_same:
-            can_stack = steps.begins(STACKS) and _can_stack(runner, trial)
-            return BatchingCheck(True, None, kv, can_stack=can_stack)
+            can_group = (
+                group_rows is not None
+                and steps.begins(GROUPED_ROWS)
+                and _can_group(runner, trial, group_rows)
+            )
+            return BatchingCheck(True, None, kv, can_group=can_group)
         distances.append(compared.distance)
     least = min(distances)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
@@ -278,22 +290,19 @@ def _with_drafts(
     return check
 
 
-def _can_stack(runner: ModelRunner, trial: CheckTrial) -> bool:
-    """Whether rows can be stacked, and get the same logits then."""
+def _can_group(runner: ModelRunner, trial: CheckTrial, group_rows: GroupRows) -> bool:
+    """Whether rows can be grouped, and get the same logits then."""
     contexts = trial.contexts()
-    stack = RowStack(contexts)
-    if not stack.lengths:
+    group = group_rows(contexts)
+    if group is None:
         return False
-    stack.start()
-    while not stack.is_complete:
-        stack.stack_more()
     try:
-        stacked = _together(runner, contexts, trial.fed, stack)
+        together = _together(runner, contexts, trial.fed, group)
     except Exception as error:
         # A model may use keys outside of the attention function in ways of its own.
         raise_device_error(error)
         return False
-    return trial.compare(stacked).is_same
+    return trial.compare(together).is_same
 
 
 def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
@@ -383,11 +392,11 @@ def _together(
     runner: ModelRunner,
     contexts: Sequence[SlotContext],
     fed: Sequence[list[int]],
-    stack: RowStack | None = None,
+    group: RowGroup | None = None,
 ) -> list[Logits]:
     outputs: list[Logits] = [[] for _ in fed]
     for step in range(STEPS):
-        views = stack.views() if stack is not None else None
+        views = group.views() if group is not None else None
         each = _execute(runner, contexts, [[tokens[step]] for tokens in fed], views)
         for output, logits in zip(outputs, each, strict=True):
             output.extend(logits)

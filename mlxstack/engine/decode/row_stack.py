@@ -14,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.row_views import view
+from mlxstack.engine.model.row_views import CommonKV, view
 from mlxstack.policy.scheduling.row_stacking import DEFAULT_RULES, StackingRules
 
 RETRY_STEPS = 16
@@ -29,7 +30,7 @@ GRANULE = 32
 """Tokens by which capacities differ, so that freed buffers fit again."""
 
 
-class StackedKVCache:
+class StackedKVCache(CommonKV):
     """KV of one layer's rows; a ring where it has a window.
 
     Arrays are (rows, heads, capacity, dim). A row's token at position p stands at index
@@ -237,8 +238,19 @@ class RowStack:
         self._layers = []
 
 
+def stack_fully(contexts: Sequence[SlotContext]) -> RowStack | None:
+    """Stack of all layers at once; None where no layer can be stacked."""
+    stack = RowStack(contexts)
+    if not stack.lengths:
+        return None
+    stack.start()
+    while not stack.is_complete:
+        stack.stack_more()
+    return stack
+
+
 class RowStacker:
-    """Stacks the rows of a batch while they stay the same.
+    """Groups the rows of a batch in a stack while they stay the same.
 
     `has_room` tells whether bytes fit into the budget.
     """
@@ -253,10 +265,20 @@ class RowStacker:
         self._due_at = 0
         self._stack: RowStack | None = None
 
-    def views(
-        self, contexts: Sequence[SlotContext], shifts: Sequence[int] = ()
-    ) -> list[Any] | None:
-        """View of each layer, or None for rows not stacked."""
+    def views(self, rows: Sequence[BatchRow]) -> list[Any] | None:
+        """View of each layer, or None for rows not stacked.
+
+        Several rows are, where each brings one token.
+        """
+        if len(rows) == 1:
+            rows[0].context.unstack()
+            return None
+        if any(row.proposed or row.replay for row in rows):
+            self.release()
+            return None
+        return self._views([row.context for row in rows], [row.shift for row in rows])
+
+    def _views(self, contexts: Sequence[SlotContext], shifts: Sequence[int]) -> list[Any] | None:
         is_same = len(contexts) == len(self._contexts) and all(map(is_, contexts, self._contexts))
         if not is_same or (self._stack is not None and self._stack.is_dissolved):
             self.release()

@@ -79,7 +79,6 @@ class MirroredRunner(ModelRunner):
     """Runs forward passes on all ranks."""
 
     can_run_ahead = False
-    can_stack = False
 
     def __init__(self, model: Any, group: RankGroup, *, is_batching: bool, is_ragged: bool) -> None:
         super().__init__(model, is_batching=is_batching, is_ragged=is_ragged)

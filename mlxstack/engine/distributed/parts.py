@@ -39,6 +39,7 @@ class RankedParts(EngineParts):
     # Ranks have to come to one verdict, so that none of them runs out of time.
     check_s = inf
     has_hidden_states = False
+    can_group = False
     is_alone = False
 
     def __init__(self, group: RankGroup) -> None:

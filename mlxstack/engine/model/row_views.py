@@ -152,6 +152,13 @@ class PaddedKVView:
         return RaggedArray(masks)
 
 
+class CommonKV:
+    """Base of KV caches of several rows in common arrays.
+
+    Each row has one query; masks hide the padding of shorter rows.
+    """
+
+
 class StackedStates:
     """Recurrent states of several rows in one array.
 

@@ -102,13 +102,10 @@ class ModelRunner:
         self.n_calls = 0
         self._pass_length = pass_length(model)
 
-    can_stack = True
-    """Whether rows may be stacked."""
-
     def execute(self, plan: Sequence[SlotTokens], views: Sequence[Any] | None = None) -> mx.array:
         """Logits (all tokens, vocabulary) in the order of the plan, lazily.
 
-        `views` of stacked rows replace the caches of a plan of single tokens.
+        `views` of grouped rows replace the caches of a plan of single tokens.
         """
         return self._run(plan, self.forward, views)
 

@@ -13,6 +13,7 @@ from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
+from mlxstack.engine.decode.row_grouper import NO_GROUPS
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -65,7 +66,7 @@ class Ours:
     ) -> None:
         self._sampling = sampling
         self._maker = CacheFactory(model, KVSpec())
-        self._batch = Batch(ModelRunner(model), stacker=RowStacker() if is_stacking else None)
+        self._batch = Batch(ModelRunner(model), grouper=RowStacker() if is_stacking else NO_GROUPS)
         for each in caches:
             self.join(self.newcomer(each))
         self.finish()
