@@ -101,16 +101,16 @@ class Wire:
             released = self._released
             self._n_bytes[is_up] += len(data)
             is_met = fault is not None and fault.is_up == is_up
-            is_met = is_met and fault is not None and start <= fault.at < start + len(data)
+            is_met = is_met and fault is not None and start <= fault.offset < start + len(data)
             self.n_met += is_met
         if fault is None or not is_met:
             return data, False
         if fault.kind == "flip":
-            data[fault.at - start] ^= 1 << fault.at % 8
+            data[fault.offset - start] ^= 1 << fault.offset % 8
             return data, False
         if fault.kind == "stall":
             released.wait(CLIENT_S)
-        return data[: fault.at - start], True
+        return data[: fault.offset - start], True
 
 
 def _end(connection: socket.socket) -> None:
