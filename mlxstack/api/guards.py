@@ -12,12 +12,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from litestar.connection import ASGIConnection
 from litestar.datastructures import MutableScopeHeaders
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard, Message, Scope
-from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key, fits
 from mlxstack.api.protocols import Dialect, dialect_of
@@ -25,7 +23,6 @@ from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.core.request import Priority
 from mlxstack.policy.kv.conversation_id import is_implicit
-from mlxstack.service.parts.generation_options import GenerationOptions
 
 # Route options: open without a key, answering before the model is loaded or while it is unloaded,
 # concerning all agents.
@@ -34,7 +31,6 @@ PUBLIC = {"is_public": True, **UNLOADED}
 EARLY = {"is_public": True, "is_early": True}
 OF_ALL = {"is_of_all": True}
 
-BATCH = "/v1/batch/"
 UNBOUND = ApiKey("", may_raise=True)
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
@@ -240,30 +236,6 @@ def attach_key(connection: Connection, key: ApiKey) -> None:
         _check(key, agent)
 
 
-def apply_key_policy(options: GenerationOptions, connection: Connection) -> GenerationOptions:
-    """Set priority, salt and request id by endpoint, key and request.
-
-    Raises Forbidden for an agent that the key does not name.
-    """
-    key = key_of(connection)
-    if options.agent is not None:
-        _check(key, options.agent)
-    return replace(
-        options,
-        request=request_id(connection.scope),
-        priority=Priority.LOW if connection.scope["path"].startswith(BATCH) else _priority(key),
-        salt=salt_of(connection, options.salt),
-    )
-
-
-def salt_of(connection: Connection, own: str = "") -> str:
-    """Salt of a request's KV: the key's and its own combined."""
-    salt = key_of(connection).salt
-    if salt or own:
-        return msgspec.json.encode((salt, own)).decode()
-    return ""
-
-
 def check_agent(connection: Connection, agent: str) -> None:
     """Raises Forbidden for an agent that the key does not name."""
     _check(key_of(connection), agent)
@@ -312,7 +284,7 @@ def can_access(connection: Connection, agent: str) -> bool:
 def check_raise(connection: Connection, wanted: Priority | None) -> None:
     """Raise Forbidden when a key would exceed its own priority tier."""
     key = key_of(connection)
-    if wanted is not None and not key.may_raise and wanted < _priority(key):
+    if wanted is not None and not key.may_raise and wanted < priority_of(key):
         raise Forbidden(
             f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
             "use a key of that tier (server.api_keys of the preset)"
@@ -339,5 +311,6 @@ def _is_named(key: ApiKey, agent: str) -> bool:
     )
 
 
-def _priority(key: ApiKey) -> Priority:
+def priority_of(key: ApiKey) -> Priority:
+    """Priority of the tier of a key."""
     return Priority[key.tier.name]

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from mlxstack.api.guards import Connection, apply_key_policy
+from mlxstack.api.caller import CallerFields, caller_of
+from mlxstack.api.guards import Connection
 from mlxstack.core.conversation import Message, Role
 from mlxstack.core.errors import BadRequest, UnknownModel
 from mlxstack.core.image import MediaText
@@ -25,10 +26,6 @@ from mlxstack.service.service import Service
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 T = TypeVar("T")
-
-# An agent id is a path segment, and clients remove `.` and `..` from paths.
-AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
-AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not . or .."
 
 MAX_STOPS = 64
 MAX_STOP = 1000
@@ -90,7 +87,7 @@ class StructuredOutputs(TypedDict, total=False):
     json_object: bool | None
 
 
-class Fields(Struct, kw_only=True):
+class Fields(CallerFields, kw_only=True):
     """Unknown fields are ignored; every field may be absent or null.
 
     `limits` are the fields that bound the answer, the first one given counts; `least` is the
@@ -120,10 +117,7 @@ class Fields(Struct, kw_only=True):
     n: int | None = None
     n_predict: int | None = None
     id_slot: int | None = None
-    session_id: str | None = None
-    agent: str | None = None
     cache_prompt: bool | None = None
-    cache_salt: str | None = None
     timings_per_token: bool | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
@@ -136,38 +130,30 @@ class Fields(Struct, kw_only=True):
     reasoning_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
     thinking_budget: int | None = None
-    prompt_cache_key: Any = None
-    user: Any = None
-    metadata: Any = None
 
 
 def options(
-    body: Fields, request: str, n_logprobs: int | None, caller: Connection, service: Service
+    body: Fields, request_id: str, n_logprobs: int | None, connection: Connection, service: Service
 ) -> GenerationOptions:
-    """Generation options of a body, as far as the caller's key allows.
+    """Generation options of a body.
 
-    Raises BadRequest with the name of the field that cannot work, Forbidden for what the caller's
-    key does not give.
+    Raises BadRequest with the name of the field that cannot work, and as `caller_of` does.
     """
     max_tokens = limit(body)
     biases = _biases(body.logit_bias)
-    options = GenerationOptions(
-        id=request,
+    return GenerationOptions(
+        id=request_id,
         max_tokens=max_tokens,
         sampling=sampling(body, service.default_sampling, service.n_ctx, biases, n_logprobs),
         bias_texts=tuple((key, value) for key, value in biases if isinstance(key, str)),
         stop=stops(body.stop, "stop"),
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
-        agent=_agent(body),
-        session_hint=hint(caller.headers, body.prompt_cache_key, _user(body)),
-        client=client_name(caller.headers),
         use_cache=body.cache_prompt is not False,
-        salt=body.cache_salt or "",
         response_format=_shape(body),
         thinking_budget=thinking_budget(body),
+        caller=caller_of(body, connection),
     )
-    return apply_key_policy(options, caller)
 
 
 def bound(n: int, most: int, name: str, what: str) -> None:
@@ -319,24 +305,6 @@ def stops(stop: Stop, name: str) -> tuple[str, ...]:
     return sequences
 
 
-def _agent(body: Fields) -> str | None:
-    name, agent = _first_given(body, "session_id", "agent")
-    return None if agent is None else checked_agent(agent, name)
-
-
-def checked_agent(agent: str, param: str) -> str:
-    """Validate an agent id. Raises BadRequest."""
-    if not AGENT_ID.fullmatch(agent):
-        raise BadRequest(f"{param} {AGENT_WORDS}", param)
-    return agent
-
-
-def _user(body: Fields) -> Any:
-    """End user by OpenAI's field, or by Anthropic's."""
-    owner = body.metadata.get("user_id") if isinstance(body.metadata, dict) else None
-    return body.user if owner is None else owner
-
-
 def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
     """Logit biases by token id or, as in llama-server, by text.
 
@@ -418,66 +386,6 @@ def _prompt(sent: str | int | list[int | str] | PromptObject, param: str) -> Pro
     if sent.content is None:
         raise BadRequest(f"an object in {param} needs prompt_string or content", param)
     return "".join(part.text for part in sent.content)
-
-
-MAX_CHARS = 200
-
-CODEX = ("thread-id", "session-id")
-OPENCODE = ("x-session-id", "x-session-affinity")
-
-# Separator of the session in Claude Code's older form of `user_id`.
-SESSION_MARK = "_session_"
-
-
-def hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) -> str | None:
-    """Strongest session hint of a request as "client:name", or None.
-
-    `cache_key` is OpenAI's `prompt_cache_key`; `user` is its `user`, or Anthropic's
-    `metadata.user_id`. Sub-agents of Claude Code share their session's id, so the sub-agent's id is
-    added to it.
-    """
-    if session := _said(headers.get("x-claude-code-session-id")):
-        agent = _said(headers.get("x-claude-code-agent-id"))
-        return _named("claude", f"{session}/{agent}" if agent else session)
-    if thread := _first(headers, CODEX):
-        return _named("codex", thread)
-    if session := _first(headers, OPENCODE):
-        return _named("opencode", session)
-    if key := _said(cache_key):
-        return _named("key", key)
-    return _of_user(_said(user))
-
-
-def client_name(headers: Mapping[str, str]) -> str:
-    """Product in the User-Agent, without its version; "" without one."""
-    return _said(headers.get("user-agent")).partition("/")[0][:MAX_CHARS]
-
-
-def _of_user(user: str) -> str | None:
-    """Session in a Claude Code user id, as JSON or suffix."""
-    if not user:
-        return None
-    try:
-        parsed = json.loads(user)
-    except (ValueError, RecursionError):
-        parsed = None
-    inner = _said(parsed.get("session_id")) if isinstance(parsed, dict) else ""
-    session = inner or user.partition(SESSION_MARK)[2]
-    if session:
-        return _named("claude", session)
-    return _named("user", user)
-
-
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((value for name in names if (value := _said(headers.get(name)))), "")
-
-
-def _said(value: Any) -> str:
-    return value.strip() if isinstance(value, str) else ""
-
-
-def _named(client: str, name: str) -> str:
-    return f"{client}:{name}"[:MAX_CHARS]
 
 
 def names(service: Service) -> tuple[str, ...]:

@@ -21,13 +21,10 @@ class Priority(IntEnum):
 
 
 class SamplingParams(Struct, frozen=True):
-    """Sampling parameters. Neutral values switch a rule off.
-
-    `temperature` 0 is greedy; `logit_bias` holds (token, added logit) pairs; `window` is the number
-    of last tokens that penalties look at; `top_logprobs` None requests no logprobs.
-    """
+    """Sampling parameters. Neutral values switch a rule off."""
 
     temperature: float = 0.0
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -36,43 +33,68 @@ class SamplingParams(Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     window: int = 64
+    """Number of last tokens that penalties look at."""
     logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, added logit) pairs."""
     top_logprobs: int | None = None
+    """Number of alternatives of each token; None requests no logprobs."""
+
+
+class Caller(Struct, frozen=True):
+    """Sender of a request."""
+
+    agent: str | None = None
+    """Explicit agent, whose requests run one after another."""
+    session_hint: str | None = None
+    """The client's own name for the conversation: where to look first; delays no request."""
+    client: str = ""
+    """Name of the program."""
+    salt: str = ""
+    """Separates the KV of tenants."""
+    priority: Priority = Priority.NORMAL
+    request_id: str = ""
+    """Id of the HTTP request, for the log."""
 
 
 class Request(Struct, frozen=True):
-    """A tokenized prompt with its images, and its generation parameters.
-
-    `slot` pins the request to a slot. `agent` names an explicit agent, whose requests run one after
-    another; `session_hint` is a client's own name for the conversation, which may say where to look
-    first but never delays a request; `display_name` is the explicit agent, or the name derived from
-    the conversation. `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates
-    tenants' caches. `client` is the program that sent it, to learn what clients send back.
-    `is_first_turn`: the conversation holds no answer yet. `prediction` is the answer that the
-    client expects, to draft from. `request_id` is the id of the HTTP request, for the log.
-    `is_for_peer`: another service asked for its KV, so no third one is asked for it.
-    """
+    """A tokenized prompt with its images, and its generation parameters."""
 
     id: str
     prompt: PromptTokens
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
     eos: frozenset[int] = frozenset()
+    caller: Caller = Caller()
     slot: int | None = None
-    agent: str | None = None
-    session_hint: str | None = None
-    client: str = ""
+    """Slot that the request is pinned to."""
     display_name: str | None = None
+    """The explicit agent, or the name derived from the conversation."""
     is_first_turn: bool = False
-    priority: Priority = Priority.NORMAL
+    """The conversation holds no answer yet."""
     use_cache: bool = True
-    salt: str = ""
     prediction: tuple[int, ...] = ()
-    request_id: str = ""
+    """Answer that the client expects, to draft from."""
     constraint: Constraint | None = None
     arrived: float = 0.0
+    """Seconds of the monotonic clock, as is `deadline`."""
     deadline: float | None = None
     is_for_peer: bool = False
+    """Another service asked for its KV, so no third one is asked for it."""
+
+    @property
+    def agent(self) -> str | None:
+        """Explicit agent of the caller."""
+        return self.caller.agent
+
+    @property
+    def salt(self) -> str:
+        """Salt of the caller's KV."""
+        return self.caller.salt
+
+    @property
+    def priority(self) -> Priority:
+        """Priority of the caller."""
+        return self.caller.priority
 
     @property
     def tokens(self) -> tuple[int, ...]:

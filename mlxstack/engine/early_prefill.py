@@ -147,12 +147,12 @@ class EarlyPrefill:
         return known
 
     def _client_history(self, request: Request) -> EarlyHistory:
-        return self._histories.get(("client", request.client), EarlyHistory())
+        return self._histories.get(("client", request.caller.client), EarlyHistory())
 
     def _learn(self, request: Request, learn: Callable[[EarlyHistory], EarlyHistory]) -> None:
         learned = {("agent", _name(request)): learn(self._history(request))}
-        if request.client:
-            learned["client", request.client] = learn(self._client_history(request))
+        if request.caller.client:
+            learned["client", request.caller.client] = learn(self._client_history(request))
         for key, history in learned.items():
             self._histories[key] = history
             self._histories.move_to_end(key)

@@ -592,7 +592,7 @@ class EngineLoop:
         """Fail a request, and log an internal error. Raises DeviceError."""
         raise_device_error(error)
         if not isinstance(error, StackError) or isinstance(error, Broken):
-            request = self._live[request_id].request.request_id or request_id
+            request = self._live[request_id].request.caller.request_id or request_id
             log.error("request %s failed in the engine: %s", request, error, exc_info=error)
         self._fail(request_id, error)
 

@@ -14,6 +14,7 @@ import msgspec
 import openai
 import pytest
 
+from mlxstack.api.caller import session_hint
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
 from mlxstack.api.dialects.anthropic.to_conversation import conversation as from_messages
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
@@ -21,7 +22,6 @@ from mlxstack.api.dialects.openai_chat.to_conversation import conversation as fr
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
 from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
-from mlxstack.api.request_fields import hint
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.status import StatusFrame
@@ -48,7 +48,7 @@ def recorded(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
             continue
         owner = (body.get("metadata") or {}).get("user_id")
         said = user_turn_digests(meant(one["path"], body))
-        yield names.name(said, hint(headers, body.get("prompt_cache_key"), owner)), said
+        yield names.name(said, session_hint(headers, body.get("prompt_cache_key"), owner)), said
 
 
 def meant(path: str, body: dict[str, Any]) -> Conversation:

@@ -15,6 +15,7 @@ from mlxstack.cli.verification.identity import EXACT, N_NEW, Verifier, verified
 from mlxstack.cli.verification.probe import EngineProbe, probe
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.core.request import Caller
 from mlxstack.engine.decode import batch, draft_coordinator
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.sampler import Choice
@@ -140,7 +141,7 @@ def faulty_restart(home: Path, fault: str | None) -> list[str]:
     with demo_engine(home) as engine:
         before = Verifier(engine, EXACT, lambda _: None)
         prompt = before.prompt()
-        prompt += engine.ask(prompt, slot=0, agent="verify", display_name="verify").tokens
+        prompt += engine.ask(prompt, slot=0, caller=Caller(agent="verify"), display_name="verify").tokens
         later = prompt + before.random_tokens(N_NEW)
     with Patch.context() as patch:
         if fault is not None:

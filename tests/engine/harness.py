@@ -38,6 +38,7 @@ from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.files import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
+from tests.callers import with_caller
 from tests.models import VOCAB
 from tests.patience import PATIENCE_S, wait_until
 
@@ -101,7 +102,7 @@ class Driver:
         # The service names a request after its agent, too.
         more = {"display_name": more.get("agent"), "arrived": time.monotonic(), **more}
         prompt = PromptTokens(tokens, images, checkpoint_positions)
-        ask = Request(next(self._ids), prompt, n, **more)
+        ask = Request(next(self._ids), prompt, n, **with_caller(more))
         self.engine.submit(ask)
         self._n_submitted += 1
         return ask.id
@@ -120,7 +121,8 @@ class Driver:
     ) -> None:
         """Begin the next turn after an ask early."""
         prompt = PromptTokens(tokens, images)
-        ask = Request(f"{after}-early", prompt, 0, slot=slot, arrived=time.monotonic(), **more)
+        fields = {"slot": slot, "arrived": time.monotonic(), **more}
+        ask = Request(f"{after}-early", prompt, 0, **with_caller(fields))
         self.engine.begin_early(ask, after)
 
     @property

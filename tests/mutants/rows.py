@@ -47,8 +47,8 @@ DOORS_AND_FILES = (
         GUARDS + "test_e9_priority_comes_from_key_and_endpoint_and_never_from_the_body",
     ),
     Mutant(
-        "a key keeps its KV apart", "api/guards.py",
-        "salt=salt_of(connection, options.salt)", "salt=options.salt",
+        "a key keeps its KV apart", "api/caller.py",
+        'salt=salt_of(connection, body.cache_salt or "")', 'salt=body.cache_salt or ""',
         GUARDS + "test_d23_a_key_keeps_its_kv_apart",
     ),
     Mutant(

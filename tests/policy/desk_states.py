@@ -24,6 +24,7 @@ from mlxstack.policy.scheduling.scheduler_state import (
     initial_state,
     release_slot,
 )
+from tests.callers import with_caller
 
 HIGH = Priority.HIGH
 NORMAL = Priority.NORMAL
@@ -49,9 +50,8 @@ def ticket(
         max_tokens=1,
         slot=pin,
         display_name=name,
-        priority=priority,
         arrived=arrived,
-        **more,
+        **with_caller({"priority": priority, **more}),
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Priority, Request
+from mlxstack.core.request import Caller, Priority, Request
 from mlxstack.policy.scheduling import scheduler_state as desks
 from mlxstack.policy.scheduling.chunked_prefill import (
     FINEST,
@@ -112,8 +112,7 @@ class Histories(RuleBasedStateMachine):
             PromptTokens((0,) * n_prompt),
             max_tokens=1,
             slot=None if pin is None else pin % len(self.desk.slots),
-            agent=agent,
-            priority=priority,
+            caller=Caller(agent=agent, priority=priority),
             arrived=arrived,
             deadline=None if patience is None else arrived + patience,
         )

@@ -15,6 +15,7 @@ from mlxstack.service.calls.generation import stream_response
 from mlxstack.service.parts import early_turns
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
+from tests.callers import with_caller
 from tests.service.standin import FACTS, StandIn
 from tests.service.test_service import made
 
@@ -43,7 +44,7 @@ async def said(pair: Pair, *, copy: int = 0, **more: Any) -> str:
     """An answer, of a later choice by `copy`; the name of its agent."""
     service, engine = pair
     engine.script = engine.tokenizer.encode("good day", add_special_tokens=False)
-    generation = await admit(service, HELLO, GenerationOptions("a-1", **more))
+    generation = await admit(service, HELLO, GenerationOptions("a-1", **with_caller(more)))
     chosen = generation.copy(copy) if copy else generation
     async for _ in stream_response(service, chosen, 1, 1):
         pass
@@ -72,7 +73,7 @@ async def test_the_agent_and_its_client_keep_their_names(pair: Pair) -> None:
     await said(pair, agent="coder", client="claude-cli")
     await rest(pair[0])
     expected, _ = pair[1].expected[0]
-    assert (expected.agent, expected.client) == ("coder", "claude-cli")
+    assert (expected.agent, expected.caller.client) == ("coder", "claude-cli")
 
 
 @pytest.mark.parametrize(

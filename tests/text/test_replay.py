@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
-from mlxstack.core.request import Request
+from mlxstack.core.request import Caller, Request
 from mlxstack.core.response_parts import CallBlock, ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts import openai_messages
@@ -61,7 +61,9 @@ class Chat:
         """What a client gets for an answer of these tokens."""
         eos = frozenset(self.tokenizer.eos_token_ids)
         salt, name = scope
-        ask = Request("a", prompt, 9999, eos=eos, salt=salt, display_name=name or None)
+        ask = Request(
+            "a", prompt, 9999, eos=eos, caller=Caller(salt=salt), display_name=name or None
+        )
         # Answers are not remembered: their prompts would hide those of the calls alone.
         memory = SimpleNamespace(
             remember_calls=self.prompt_maker.remember_calls, remember_answer=lambda *_: None

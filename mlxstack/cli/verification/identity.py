@@ -32,7 +32,7 @@ from mlxstack.core.engine_events import KVSource
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Request
+from mlxstack.core.request import Caller, Request
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home
 from mlxstack.planner.candidate import SINGLE_BYTES
@@ -201,7 +201,7 @@ class Verifier:
         self.ask(tokens, slot=0)
         self.ask(self.random_tokens(N_HEAD), slot=0)
         self.ask(tokens, slot=1)
-        self.reuse("tenant", tokens, 0, KVSource.NONE, slot=0, salt="another tenant")
+        self.reuse("tenant", tokens, 0, KVSource.NONE, slot=0, caller=Caller(salt="another tenant"))
 
     def slot_file(self) -> None:
         """A slot is saved, erased and restored."""
@@ -370,7 +370,7 @@ def verify(
         run.stall(plan)
         run.memory(plan, planned)
         history = run.prompt()
-        history += engine_probe.ask(history, slot=0, agent="verify").tokens
+        history += engine_probe.ask(history, slot=0, caller=Caller(agent="verify")).tokens
         later = history + run.random_tokens(N_NEW)
     with probe(replace(preset, speculation=Speculation.AUTO), home) as engine_probe:
         again = Verifier(engine_probe, tolerance, say)

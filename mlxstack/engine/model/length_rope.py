@@ -104,4 +104,5 @@ def keyed_by_length(request: Request, fixed: int) -> Request:
     n_prefill = len(request.tokens) - 1
     if n_prefill <= fixed:
         return request
-    return replace(request, salt=f"{request.salt}\0{n_prefill} tokens")
+    salt = f"{request.salt}\0{n_prefill} tokens"
+    return replace(request, caller=replace(request.caller, salt=salt))

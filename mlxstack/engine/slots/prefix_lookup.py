@@ -258,7 +258,7 @@ def _conversation(request: Request, chain: BlockHashes) -> str:
     head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
     n_named = min(len(request.tokens), head + FIRST_WORDS)
     head_hash = block_hash.hash_at(chain, request, n_named)
-    return request.agent or request.session_hint or head_hash.hex()
+    return request.agent or request.caller.session_hint or head_hash.hex()
 
 
 def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -> ReuseSource:

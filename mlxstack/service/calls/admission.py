@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from mlxstack.core.conversation import Conversation, Role, Tool
 from mlxstack.core.errors import BadRequest, Busy, Conflict, NotFound, TooLong
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Priority, Request, SamplingParams
+from mlxstack.core.request import Caller, Priority, Request, SamplingParams
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.generation import Generation, stream_response
@@ -82,7 +82,8 @@ async def admit_turn(service: Service, agent: str, turn: AgentTurnRequest) -> Ge
             messages=(*before.messages, *conversation.messages),
             tools=conversation.tools or before.tools,
         )
-    return await admit(service, conversation, structs.replace(turn.options, agent=agent))
+    caller = structs.replace(turn.options.caller, agent=agent)
+    return await admit(service, conversation, structs.replace(turn.options, caller=caller))
 
 
 async def stream_turn(
@@ -183,10 +184,11 @@ def loose_schemas(generation: Generation) -> tuple[str, ...]:
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
     """Scope of tool call replay: this agent or conversation."""
-    name = options.agent or service.agent_registry.known_name(
-        conversation, options.session_hint, options.salt
+    caller = options.caller
+    name = caller.agent or service.agent_registry.known_name(
+        conversation, caller.session_hint, caller.salt
     )
-    return options.salt, name or ""
+    return caller.salt, name or ""
 
 
 def _limit(service: Service, options: GenerationOptions) -> int | None:
@@ -209,20 +211,21 @@ def _request(
 ) -> Request:
     """The request, named after everything that can refuse it. Raises Busy, TooLong."""
     _refuse_if_full(service)
-    if options.agent is not None:
-        agents.check_room(service, options.agent)
+    caller = options.caller
+    if caller.agent is not None:
+        agents.check_room(service, caller.agent)
         if conversation is not None:
-            agents.check_history(options.agent, conversation)
+            agents.check_history(caller.agent, conversation)
     service.text_processor.refuse_rowless(forced, "tool_choice")
     prompt_tokens: PromptTokens = prompt.extended(forced) if forced else prompt
     limit = options.max_tokens
     # The engine always samples one token; a prefill does not return it.
     max_tokens = room(len(prompt_tokens.tokens), 1 if limit == 0 else limit, service.n_ctx)
     now = time.monotonic()
-    name = options.agent
-    if conversation is not None and options.agent is None:
-        name = service.agent_registry.name(conversation, options.session_hint, options.salt)
-        service.agent_registry.entitle(name, conversation, options.session_hint)
+    name = caller.agent
+    if conversation is not None and name is None:
+        name = service.agent_registry.name(conversation, caller.session_hint, caller.salt)
+        service.agent_registry.entitle(name, conversation, caller.session_hint)
     # A grammar that has ended ends the answer.
     ends = constraint is not None and constraint.has_grammar
     messages = conversation.messages if conversation else None
@@ -232,17 +235,12 @@ def _request(
         max_tokens=max_tokens,
         sampling=_sampling(service, options),
         eos=frozenset() if options.ignore_eos and not ends else service.facts.eos,
+        caller=_ranked(service, name, caller),
         slot=options.slot,
-        agent=options.agent,
-        session_hint=options.session_hint,
-        client=options.client,
         display_name=name,
         is_first_turn=messages is not None and all(m.role is not Role.ASSISTANT for m in messages),
-        priority=_priority(service, name, options.priority),
         use_cache=options.use_cache,
-        salt=options.salt,
         prediction=prediction,
-        request_id=options.request,
         constraint=constraint,
         arrived=now,
         deadline=now + service.preset.queue.timeout_s,
@@ -326,12 +324,12 @@ def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
     return structs.replace(chosen, logit_bias=(*chosen.logit_bias, *biases))
 
 
-def _priority(service: Service, name: str | None, priority: Priority) -> Priority:
-    """Priority of endpoint or key, else the one set for the agent."""
+def _ranked(service: Service, name: str | None, caller: Caller) -> Caller:
+    """The caller, with the agent's own priority where endpoint and key give none."""
     record = service.agent_registry.find(name or "")
-    if record is None or priority is not Priority.NORMAL:
-        return priority
-    return record.priority
+    if record is None or caller.priority is not Priority.NORMAL:
+        return caller
+    return structs.replace(caller, priority=record.priority)
 
 
 def _refuse_if_full(service: Service) -> None:

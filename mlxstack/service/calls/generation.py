@@ -170,8 +170,9 @@ class Generation:
         request = self.request
         seed = request.sampling.seed
         sampling = structs.replace(request.sampling, seed=None if seed is None else seed + i)
+        caller = structs.replace(request.caller, agent=None)
         return Generation(
-            structs.replace(request, id=f"{request.id}-{i}", agent=None, sampling=sampling),
+            structs.replace(request, id=f"{request.id}-{i}", caller=caller, sampling=sampling),
             self.options,
             self.prompt,
             self.text_processor,

@@ -11,7 +11,7 @@ from mlxstack.core.commands import CollectGarbage, FreedBytes, GCResult, PinnedP
 from mlxstack.core.engine_events import RequestFinished
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Priority, Request
+from mlxstack.core.request import Caller, Priority, Request
 from mlxstack.core.status import CacheView
 from mlxstack.service.parts.prefix_openings import with_openings
 from mlxstack.service.parts.request_log import misses_of
@@ -84,8 +84,7 @@ async def warm(service: Service, prefix: Prefix) -> None:
         id=f"warm-{uuid.uuid4().hex}",
         prompt=prompt,
         max_tokens=1,
-        priority=Priority.LOW,
-        salt=prefix.salt,
+        caller=Caller(salt=prefix.salt, priority=Priority.LOW),
         arrived=time.monotonic(),
         is_for_peer=prefix.is_for_peer,
     )

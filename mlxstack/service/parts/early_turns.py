@@ -43,11 +43,8 @@ class Pause(Struct, frozen=True):
             prompt=prompt,
             max_tokens=0,
             slot=self.slot,
-            agent=last.agent,
-            session_hint=last.session_hint,
-            client=last.client,
+            caller=last.caller,
             display_name=last.display_name,
-            salt=last.salt,
             arrived=time.monotonic(),
         )
         self.engine.begin_early(expected, last.id)

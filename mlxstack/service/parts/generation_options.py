@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from mlxstack.core.request import Priority, SamplingParams
+from mlxstack.core.request import Caller, SamplingParams
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 MAX_TOP_LOGPROBS = 20
@@ -21,40 +21,35 @@ class ToolChoiceMode(StrEnum):
 
 
 class GenerationOptions(Struct, frozen=True):
-    """Options of a request, all but its messages.
-
-    `bias_texts` are biases of each token of a text, in addition to those of `sampling`.
-    `forced_tool` is the tool that a required call must name, `allowed_tools` the only ones that
-    calls may name if there are any, `thinking_budget` the most tokens of reasoning. `max_tokens`
-    None takes the preset's, UNLIMITED runs until the model ends or the context is full, 0 only
-    computes the prompt. `slot` pins; `agent` is an explicit agent, `session_hint` a client's name
-    for the conversation, `client` the program that sent the request. `is_one_call` ends the reply
-    after its first tool call, whose id begins with `call_prefix`. `has_progress` adds the progress
-    of the prompt as parts. `predicted_text` is the answer that the client expects. `omitted_tools`
-    are the tools of a vendor's servers, which are not offered to the model.
-    """
+    """Options of a request, all but its messages."""
 
     id: str
+    caller: Caller = Caller()
     max_tokens: int | None = None
+    """None takes the preset's; UNLIMITED ends with the model or the context; 0 prefills only."""
     sampling: SamplingParams = SamplingParams()
     bias_texts: tuple[tuple[str, float], ...] = ()
+    """Biases of each token of a text, in addition to those of `sampling`."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     slot: int | None = None
-    agent: str | None = None
-    session_hint: str | None = None
-    client: str = ""
+    """Slot that the request is pinned to."""
     use_cache: bool = True
     tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
     forced_tool: str | None = None
+    """Tool that a required call must name."""
     allowed_tools: tuple[str, ...] = ()
+    """The only tools that calls may name; all may if empty."""
     response_format: ResponseConstraint | None = None
     thinking_budget: int | None = None
+    """Maximum number of reasoning tokens."""
     call_prefix: str = "call_"
+    """Beginning of the ids of tool calls."""
     is_one_call: bool = False
+    """The reply ends after its first tool call."""
     has_progress: bool = False
-    priority: Priority = Priority.NORMAL
-    salt: str = ""
+    """Add the progress of the prompt as parts."""
     predicted_text: str = ""
+    """Answer that the client expects."""
     omitted_tools: tuple[str, ...] = ()
-    request: str = ""
+    """Tools of a vendor's servers, which are not offered to the model."""

@@ -204,7 +204,7 @@ def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) 
 def _log(request: Request, view: RequestView) -> None:
     """Log a finished request: its figures as fields, without its text."""
     fields = {
-        "request": request.request_id,
+        "request": request.caller.request_id,
         "id": view.id,
         "agent": view.agent,
         "slot": view.slot,

@@ -162,17 +162,17 @@ def test_the_hint_reaches_the_engine_and_nobody_waits_for_it(stage: Stage) -> No
     names = {"x-claude-code-session-id": "uuid", "x-claude-code-agent-id": "a1"}
     stage.http.post(PATH, json=BODY, headers=names).raise_for_status()
     asked = stage.engine.asked[-1]
-    assert asked.session_hint == "claude:uuid/a1"
+    assert asked.caller.session_hint == "claude:uuid/a1"
     assert asked.agent is None
     owner = {"user_id": '{"device_id":"d","account_uuid":"","session_id":"uuid"}'}
     stage.http.post(PATH, json={**BODY, "metadata": owner}).raise_for_status()
-    assert stage.engine.asked[-1].session_hint == "claude:uuid"
+    assert stage.engine.asked[-1].caller.session_hint == "claude:uuid"
     chat = {"messages": USER, "prompt_cache_key": "k"}
     stage.http.post("/v1/chat/completions", json=chat).raise_for_status()
-    assert stage.engine.asked[-1].session_hint == "key:k"
+    assert stage.engine.asked[-1].caller.session_hint == "key:k"
     opencode = {"x-session-id": "ses_1", "x-session-affinity": "ses_1"}
     stage.http.post("/v1/chat/completions", json=chat, headers=opencode).raise_for_status()
-    assert stage.engine.asked[-1].session_hint == "opencode:ses_1"
+    assert stage.engine.asked[-1].caller.session_hint == "opencode:ses_1"
 
 
 def asked(**more: Any) -> Conversation:

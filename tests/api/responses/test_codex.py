@@ -164,7 +164,7 @@ def test_the_session_is_hinted_by_the_thread(scripted: Scripted) -> None:
     scripted.http.post(
         "/v1/responses", json=codex.request(), headers=codex.HEADERS
     ).raise_for_status()
-    assert scripted.engine.asked[-1].session_hint == f"codex:{codex.THREAD}"
+    assert scripted.engine.asked[-1].caller.session_hint == f"codex:{codex.THREAD}"
     assert scripted.engine.asked[-1].agent is None
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
 from mlxstack.api import request_fields
+from mlxstack.api.caller import checked_agent
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
@@ -20,7 +21,7 @@ from mlxstack.api.dialects.openai_chat.routes import options
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.request_fields import checked_agent, resolve_model
+from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers, cancel_on_disconnect
 from mlxstack.api.streaming import BEAT_S, LOOKUP_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.conversation import Conversation
@@ -208,7 +209,7 @@ async def generate_for_agent(
     """Generate the next turn; 409 for a busy agent unless queued."""
     model = resolve_model(service, data.model)
     agent = checked_agent(agent, "agent")
-    convert = partial(_turn_request, service, agent, data, request)
+    convert = partial(_turn_request, service, data, request)
     turn = await cancel_on_disconnect(request, service.text_processor.read(convert))
     renderer = ChatRenderer(data, turn.options.id, model, service.text_processor)
     if data.stream:
@@ -246,7 +247,7 @@ async def _stream(
 
 
 def _turn_request(
-    service: Service, agent: str, body: GenerateBody, request: AnyRequest, images: ImageReader
+    service: Service, body: GenerateBody, request: AnyRequest, images: ImageReader
 ) -> AgentTurnRequest:
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
@@ -254,7 +255,7 @@ def _turn_request(
     whole = structs.replace(body, messages=body.append) if body.append else body
     return AgentTurnRequest(
         conversation=to_conversation.conversation(whole, images),
-        options=structs.replace(options(body, request, service), agent=agent),
+        options=options(body, request, service),
         is_added=bool(body.append),
         is_patient=bool(body.queue),
     )

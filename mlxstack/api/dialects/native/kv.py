@@ -11,9 +11,9 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from msgspec import Struct
 
+from mlxstack.api.caller import checked_agent
 from mlxstack.api.dialects.native.agents import of_new
 from mlxstack.api.guards import OF_ALL, Connection, key_of
-from mlxstack.api.request_fields import checked_agent
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest, Forbidden
 from mlxstack.core.kv_transfer import (

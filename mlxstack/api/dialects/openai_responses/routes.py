@@ -14,6 +14,7 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
+from mlxstack.api.caller import salt_of
 from mlxstack.api.dialects.openai_chat.response_schema import InputTokens
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.recent_items import RecentItems
@@ -21,7 +22,6 @@ from mlxstack.api.dialects.openai_responses.request_schema import Item, Response
 from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
-from mlxstack.api.guards import salt_of
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
@@ -62,7 +62,7 @@ async def responses(
         generation = await cancel_on_disconnect(request, admit(service, conversation, options))
     response = _response(data, generation, model)
     is_sealed = SEALED in (data.include or ())
-    on_item = _on_item(data, request, options.salt)
+    on_item = _on_item(data, request, options.caller.salt)
     renderer = ResponseStream(
         response, box, generation.text_processor, on_item, is_sealed=is_sealed
     )

@@ -21,7 +21,7 @@ from mlxstack.core.errors import Broken
 from mlxstack.core.interfaces import Constraint, EngineStores
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Request, SamplingParams
+from mlxstack.core.request import Caller, Request, SamplingParams
 from mlxstack.engine.chat_engine import ChatEngine
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
@@ -156,7 +156,7 @@ class MeasuredEngine:
                     SamplingParams(temperature=0.0 if is_greedy else 1.0, seed=i),
                     eos,
                     use_cache=False,
-                    salt=f"{seed}-{len(texts)}-{texts[0]}",
+                    caller=Caller(salt=f"{seed}-{len(texts)}-{texts[0]}"),
                     constraint=constraint,
                     arrived=time.monotonic(),
                 )

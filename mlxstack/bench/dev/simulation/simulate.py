@@ -11,7 +11,7 @@ from mlxstack.bench.dev.simulation.report import SimulatedRequest, SimulationRep
 from mlxstack.bench.dev.simulation.workload import PlannedRequest, SimulatedAgent
 from mlxstack.core.preset import PositiveInt
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Request
+from mlxstack.core.request import Caller, Request
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
@@ -98,8 +98,7 @@ class _SimulatedRequest:
             prompt=PromptTokens((0,) * self.plan.n_prompt),
             max_tokens=self.plan.n_answer,
             slot=self.agent.pin,
-            agent=self.agent.name,
-            priority=self.agent.priority,
+            caller=Caller(agent=self.agent.name, priority=self.agent.priority),
             arrived=arrived,
         )
 

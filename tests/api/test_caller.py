@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.request_fields import MAX_CHARS, client_name, hint
+from mlxstack.api.caller import MAX_CHARS, client_name, session_hint
 from mlxstack.policy.kv.conversation_id import ConversationNamer, is_implicit
 
 UUID = "666f79cf-f11b-4765-854a-1165bd7cdb94"
@@ -37,14 +37,14 @@ CLAUDE = {"x-claude-code-session-id": UUID}
 def test_x30_who_says_what(
     headers: dict[str, str], key: Any, user: Any, expected: str | None
 ) -> None:
-    assert hint(headers, key, user) == expected
+    assert session_hint(headers, key, user) == expected
     names = [ConversationNamer().name((digest * 8,), expected) for digest in ("0a1b", "ffff")]
     assert all(is_implicit(name) for name in names)
 
 
 @given(st.dictionaries(st.sampled_from([*CLAUDE, "thread-id"]), st.text()), st.text(), st.text())
 def test_a_hint_is_short_whatever_is_sent(headers: dict[str, str], key: str, user: str) -> None:
-    found = hint(headers, key, user)
+    found = session_hint(headers, key, user)
     assert found is None or 0 < len(found) <= MAX_CHARS
 
 
