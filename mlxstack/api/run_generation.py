@@ -38,7 +38,6 @@ from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.prompt_tokens import n_computed
 from mlxstack.core.response_parts import CollectedResponse, ResponsePart, gather
-from mlxstack.service.calls.admission import loose_schemas
 from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.service import Service
 from mlxstack.text.images.reader import ImageReader
@@ -225,7 +224,7 @@ def _headers(
 ) -> dict[str, str]:
     """Headers of the cache, of unenforced schemas and of omitted tools."""
     omitted = generation.options.omitted_tools
-    lists = {"loose-schemas": loose_schemas(generation), "omitted-tools": omitted}
+    lists = {"loose-schemas": generation.loose_schemas, "omitted-tools": omitted}
     headers = {
         PREFIX + key: _line(", ".join(names))[:MAX_HEADER] for key, names in lists.items() if names
     }

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.preset import ModelSpec, Preset, StructuredOutputSpec
-from mlxstack.service.calls import admission
+from mlxstack.service.parts.answer_constraint import answer_constraint
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.syntax import first_mark
@@ -215,7 +215,8 @@ async def constraint_of(
     conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
     options = GenerationOptions("a-1", **more)
     prompt = await text_processor.prompt(conversation)
-    return await admission.output_constraint(text_processor, options, conversation, prompt)
+    constraint = await answer_constraint(text_processor, options, conversation, prompt)
+    return constraint.grammar
 
 
 async def test_a_request_with_tools_has_their_grammar(chatml: Any) -> None:
@@ -244,9 +245,8 @@ async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> No
     conversation = Conversation((Message(Role.USER, "go"),), tools=TOOLS)
     prompt = await text_processor.prompt(conversation)
     options = GenerationOptions("a-1", tool_choice=ToolChoiceMode.REQUIRED)
-    assert admission._forced(text_processor, options, prompt) == ()
-    found = await admission.output_constraint(text_processor, options, conversation, prompt, ())
-    assert found is not None and found.has_grammar
+    constraint = await answer_constraint(text_processor, options, conversation, prompt)
+    assert constraint.opening == () and constraint.has_end and not constraint.has_format
 
 
 def test_a_brace_is_no_mark_of_a_call() -> None:

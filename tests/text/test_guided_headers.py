@@ -6,7 +6,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.service.calls import admission
+from mlxstack.service.parts.answer_constraint import answer_constraint
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.families import HARMONY
@@ -24,9 +24,9 @@ async def guide_of(
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await text_processor.prompt(conversation)
     options = GenerationOptions("a-1", response_format=CITY)
-    guide = await admission.output_constraint(text_processor, options, conversation, prompt)
-    assert guide is not None
-    return guide
+    constraint = await answer_constraint(text_processor, options, conversation, prompt)
+    assert constraint.grammar is not None
+    return constraint.grammar
 
 
 def made(tokenizer: Any) -> TextProcessor:

@@ -10,26 +10,26 @@ from contextlib import ExitStack, aclosing
 
 from msgspec import Struct, structs
 
-from mlxstack.core.conversation import Conversation, Role, Tool
+from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest, Busy, Conflict, NotFound, TooLong
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Caller, Priority, Request, SamplingParams
+from mlxstack.core.request import Caller, Priority, Request
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.generation import Generation, stream_response
-from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions, ToolChoiceMode
+from mlxstack.service.parts.answer_constraint import (
+    AnswerConstraint,
+    answer_constraint,
+    check_tool_choice,
+    sampling_of,
+    text_constraint,
+)
+from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
 from mlxstack.service.service import Service
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls
-from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.prompt.prompt import TokenizeOptions
 from mlxstack.text.prompt.splicer import Scope
 from mlxstack.text.tokens.cached_tokenizer import Prompt
-
-N_TAIL = 16
-
-FORBIDDEN = float("-inf")
 
 
 class AgentTurnRequest(Struct, frozen=True):
@@ -51,25 +51,15 @@ async def admit(
     """Render, tokenize, check. Raises BadRequest, TooLong, Busy, Loading."""
     text_processor = service.text_processor
     options = await _resolved(service, text_processor, options)
-    _check_tool_choice(options, conversation.tools)
+    check_tool_choice(options, conversation.tools)
     prompt = await text_processor.prompt(conversation, _scope(service, conversation, options))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
-    forced = _forced(text_processor, options, prompt)
-    constraint = await output_constraint(text_processor, options, conversation, prompt, forced)
+    constraint = await answer_constraint(text_processor, options, conversation, prompt)
     prediction = await _prediction(service, text_processor, options)
     service.require_model(text_processor)
-    request = _request(
-        service,
-        options,
-        prompt,
-        conversation,
-        forced=forced or (),
-        constraint=constraint,
-        prediction=prediction,
-    )
-    has_grammar = forced is None and constraint is not None and constraint.has_grammar
-    return Generation(request, options, prompt, text_processor, conversation, has_grammar)
+    request = _request(service, options, prompt, constraint, conversation, prediction)
+    return Generation(request, options, prompt, text_processor, conversation, constraint.has_format)
 
 
 async def admit_turn(service: Service, agent: str, turn: AgentTurnRequest) -> Generation:
@@ -164,22 +154,13 @@ async def _admit_text(
 ) -> Generation:
     text_processor = service.text_processor
     options = await _resolved(service, text_processor, options)
-    made = await text_processor.raw(prompt)
-    if not made.tokens:
+    tokenized = await text_processor.raw(prompt)
+    if not tokenized.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
-    constraint = await _text_constraint(text_processor, options)
+    constraint = await text_constraint(text_processor, options)
     service.require_model(text_processor)
-    request = _request(service, options, made, constraint=constraint)
-    return Generation(request, options, made, text_processor)
-
-
-def loose_schemas(generation: Generation) -> tuple[str, ...]:
-    """Parts of the schemas of a request that no grammar enforces."""
-    known = generation.text_processor.loose_schemas
-    conversation = generation.conversation
-    tools = _callable_tools(generation.options, conversation.tools) if conversation else ()
-    shape = generation.options.response_format
-    return (known.of(tools) if tools else ()) + (known.of(shape) if shape else ())
+    request = _request(service, options, tokenized, constraint)
+    return Generation(request, options, tokenized, text_processor)
 
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
@@ -203,10 +184,8 @@ def _request(
     service: Service,
     options: GenerationOptions,
     prompt: Prompt,
+    constraint: AnswerConstraint,
     conversation: Conversation | None = None,
-    *,
-    forced: tuple[int, ...] = (),
-    constraint: GrammarConstraint | None = None,
     prediction: tuple[int, ...] = (),
 ) -> Request:
     """The request, named after everything that can refuse it. Raises Busy, TooLong."""
@@ -216,59 +195,35 @@ def _request(
         agents.check_room(service, caller.agent)
         if conversation is not None:
             agents.check_history(caller.agent, conversation)
-    service.text_processor.refuse_rowless(forced, "tool_choice")
-    prompt_tokens: PromptTokens = prompt.extended(forced) if forced else prompt
-    limit = options.max_tokens
+    prompt_tokens: PromptTokens = prompt
+    if constraint.opening:
+        prompt_tokens = prompt.extended(constraint.opening)
     # The engine always samples one token; a prefill does not return it.
-    max_tokens = room(len(prompt_tokens.tokens), 1 if limit == 0 else limit, service.n_ctx)
+    limit = 1 if options.max_tokens == 0 else options.max_tokens
+    max_tokens = room(len(prompt_tokens.tokens), limit, service.n_ctx)
     now = time.monotonic()
     name = caller.agent
     if conversation is not None and name is None:
         name = service.agent_registry.name(conversation, caller.session_hint, caller.salt)
         service.agent_registry.entitle(name, conversation, caller.session_hint)
-    # A grammar that has ended ends the answer.
-    ends = constraint is not None and constraint.has_grammar
     messages = conversation.messages if conversation else None
     return Request(
         id=options.id,
         prompt=prompt_tokens,
         max_tokens=max_tokens,
-        sampling=_sampling(service, options),
-        eos=frozenset() if options.ignore_eos and not ends else service.facts.eos,
+        sampling=sampling_of(service.text_processor, options),
+        # A grammar that has ended ends the answer.
+        eos=frozenset() if options.ignore_eos and not constraint.has_end else service.facts.eos,
         caller=_ranked(service, name, caller),
         slot=options.slot,
         display_name=name,
         is_first_turn=messages is not None and all(m.role is not Role.ASSISTANT for m in messages),
         use_cache=options.use_cache,
         prediction=prediction,
-        constraint=constraint,
+        constraint=constraint.grammar,
         arrived=now,
         deadline=now + service.preset.queue.timeout_s,
     )
-
-
-def _forced(
-    text_processor: TextProcessor, options: GenerationOptions, prompt: Prompt
-) -> tuple[int, ...] | None:
-    """Opening tokens of a required call, None without one.
-
-    Raises BadRequest for an unknown format. A call without a mark has no opening after the header
-    that the prompt ends with.
-    """
-    if options.tool_choice is not ToolChoiceMode.REQUIRED:
-        return None
-    opening = text_processor.output_format.call_opening
-    if not opening and text_processor.output_format.call_marks is None:
-        raise BadRequest(
-            "tool_choice: the tool call format of this model is unknown, so no call can be forced; "
-            'use tool_choice "auto"',
-            "tool_choice",
-        )
-    if prompt.is_in_thinking:
-        return (*text_processor.output_format.answer_tokens, *opening)
-    if prompt.before:
-        return (*text_processor.output_format.message_opening, *opening)
-    return opening
 
 
 async def _resolved(
@@ -311,19 +266,6 @@ async def _prediction(
     return tokens
 
 
-def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
-    """Sampling parameters; a forbidden tool call has a single opening token banned.
-
-    An opening of several tokens is up to the constraint; one that is no mark may begin any text.
-    """
-    chosen = options.sampling
-    if options.tool_choice is not ToolChoiceMode.NONE:
-        return chosen
-    banned = service.text_processor.output_format.mark_tokens
-    biases = ((token, FORBIDDEN) for token in sorted(banned))
-    return structs.replace(chosen, logit_bias=(*chosen.logit_bias, *biases))
-
-
 def _ranked(service: Service, name: str | None, caller: Caller) -> Caller:
     """The caller, with the agent's own priority where endpoint and key give none."""
     record = service.agent_registry.find(name or "")
@@ -360,146 +302,3 @@ def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
     if max_tokens is None:
         return n_ctx - n_prompt
     return min(max_tokens, n_ctx - n_prompt)
-
-
-async def output_constraint(
-    text_processor: TextProcessor,
-    options: GenerationOptions,
-    conversation: Conversation,
-    prompt: Prompt,
-    forced: tuple[int, ...] | None = None,
-) -> GrammarConstraint | None:
-    """Constraint of an answer, if any, after `forced` tokens of a call.
-
-    Raises BadRequest for a bad grammar.
-    """
-    tools = conversation.tools
-    if forced is not None:
-        return await _call_guide(text_processor, options, tools)
-    if options.response_format is None:
-        rules = None
-    else:
-        rules = await text_processor.shape_rules(options.response_format)
-    has_tools = bool(tools) and options.tool_choice is not ToolChoiceMode.NONE
-    calls = None
-    forbidden = _forbidden(text_processor, options, tools)
-    if has_tools:
-        offered = _callable_tools(options, tools)
-        calls = await text_processor.free_calls(offered, is_single=options.is_one_call)
-    if rules is None and options.thinking_budget is None and not (forbidden or calls):
-        return None
-    may_think = text_processor.prompt_maker.variables.may_think(conversation)
-    layout = _layout(
-        text_processor, options, prompt, forbidden, calls, has_tools=has_tools, may_think=may_think
-    )
-    return GrammarConstraint(layout, rules)
-
-
-async def _text_constraint(
-    text_processor: TextProcessor, options: GenerationOptions
-) -> GrammarConstraint | None:
-    """Constraint of a continued text, which has no reasoning."""
-    if options.response_format is None:
-        return None
-    rules = await text_processor.shape_rules(options.response_format)
-    layout = ConstraintLayout(text_processor.n_vocab, banned=_banned(options))
-    if rules is None:
-        return None
-    return GrammarConstraint(layout, rules)
-
-
-def _banned(options: GenerationOptions) -> frozenset[int]:
-    return frozenset(token for token, bias in options.sampling.logit_bias if bias == FORBIDDEN)
-
-
-def _check_tool_choice(options: GenerationOptions, tools: tuple[Tool, ...]) -> None:
-    """Raises BadRequest for unknown names, and for a required call without tools."""
-    if options.tool_choice is ToolChoiceMode.NONE:
-        return
-    known = {tool.name for tool in tools}
-    for name in _chosen_tools(options):
-        if name not in known:
-            raise BadRequest(f"tool_choice: no tool is named {name!r}", "tool_choice")
-    if options.tool_choice is ToolChoiceMode.REQUIRED and not tools:
-        raise BadRequest(
-            "tool_choice requires a tool call, but the request has no tools that the model can "
-            'call; list them in tools, or use tool_choice "auto"',
-            "tool_choice",
-        )
-
-
-def _chosen_tools(options: GenerationOptions) -> tuple[str, ...]:
-    """Names that `tool_choice` restricts calls to; none if it does not."""
-    if options.forced_tool is None:
-        return options.allowed_tools
-    return (options.forced_tool,)
-
-
-def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """Tools that calls may name."""
-    chosen = _chosen_tools(options)
-    if chosen:
-        return tuple(tool for tool in tools if tool.name in chosen)
-    return tools
-
-
-async def _call_guide(
-    text_processor: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
-) -> GrammarConstraint | None:
-    """Constraint of tool calls; None leaves only the opening forced."""
-    marks = text_processor.output_format.call_marks
-    if marks is None:
-        return None
-    is_single = options.is_one_call or options.forced_tool is not None
-    rules = await text_processor.call_rules(
-        ForcedCalls(_callable_tools(options, tools), marks, is_single)
-    )
-    layout = ConstraintLayout(text_processor.n_vocab, banned=_banned(options))
-    if rules is None:
-        return None
-    return GrammarConstraint(layout, rules)
-
-
-def _layout(
-    text_processor: TextProcessor,
-    options: GenerationOptions,
-    prompt: Prompt,
-    forbidden: tuple[tuple[int, ...], ...],
-    calls: CallTrigger | None,
-    *,
-    has_tools: bool,
-    may_think: bool,
-) -> ConstraintLayout:
-    output_format = text_processor.output_format
-    tail = prompt.tokens[-N_TAIL:]
-    # The answer begins with the header of a message.
-    has_headers = output_format.has_headers and not prompt.before
-    is_in_thinking = prompt.is_in_thinking or (has_headers and may_think)
-    may_open = may_think and not is_in_thinking and not closed(output_format.answer_tokens, tail)
-    openings = (output_format.call_opening,) if has_tools else ()
-    if is_in_thinking or may_open:
-        text_processor.refuse_rowless(output_format.answer_tokens, "messages")
-    return ConstraintLayout(
-        n_vocab=text_processor.n_vocab,
-        eos=output_format.eos,
-        is_in_thinking=is_in_thinking,
-        opens=output_format.thought_tokens if may_open else frozenset(),
-        closes=output_format.answer_tokens,
-        escapes=output_format.call_tokens if has_tools else frozenset(),
-        budget=options.thinking_budget,
-        may_end=has_headers and has_tools and not may_open,
-        headers=(output_format.answer_tokens, *openings) if has_headers and not may_think else (),
-        forbidden=forbidden,
-        before=tail,
-        calls=calls,
-        banned=_banned(options),
-    )
-
-
-def _forbidden(
-    text_processor: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
-) -> tuple[tuple[int, ...], ...]:
-    """Token sequences that open a call, where calls are forbidden."""
-    if options.tool_choice is not ToolChoiceMode.NONE or not tools:
-        return ()
-    return text_processor.output_format.call_sequences

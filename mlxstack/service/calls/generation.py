@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import structs
 
-from mlxstack.core.conversation import Conversation, Message
+from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.engine_events import (
     Event,
     FinishReason,
@@ -31,6 +31,7 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
 )
 from mlxstack.service.calls import agents
+from mlxstack.service.parts.answer_constraint import callable_tools
 from mlxstack.service.parts.early_turns import Pause
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.openai_messages import assistant_message
@@ -164,6 +165,16 @@ class Generation:
     def assigned(self) -> SlotAssigned | None:
         """Slot and reused KV of the request; None while it waits."""
         return self._started if self.lookup.is_set() else None
+
+    @property
+    def loose_schemas(self) -> tuple[str, ...]:
+        """Parts of the schemas of the request that no grammar enforces."""
+        loose = self.text_processor.loose_schemas
+        tools: tuple[Tool, ...] = ()
+        if self.conversation is not None:
+            tools = callable_tools(self.options, self.conversation.tools)
+        shape = self.options.response_format
+        return (loose.of(tools) if tools else ()) + (loose.of(shape) if shape else ())
 
     def copy(self, i: int) -> "Generation":
         """Another answer to the same prompt: another seed, no agent."""
