@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.request_fields import chosen_tool, tool_choice_mode
+from mlxstack.api.tool_choice import chosen_tool, tool_choice_mode
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ServerSpec

@@ -19,7 +19,7 @@ from mlxstack.bench.dev.sandbox import Sandbox, measure, service, with_model
 from mlxstack.bench.dev.serving_scenarios import SCENES, crowds
 from mlxstack.bench.dev.serving_scenarios import SMALL as SERVE
 from mlxstack.bench.dev.taken_path import check_path
-from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
+from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles, SingleFloor
 from mlxstack.bench.dev.workload import Yardstick
 from mlxstack.cli.commands import bench
@@ -206,7 +206,7 @@ def test_peers_on_a_folder_speak_real_text(tmp_path: Path) -> None:
 async def test_k1_a_sequential_run_has_no_speedup(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(SERVE, crowd=(1,), n_answer=60)
     slots = SlotSpec(count=1, n_ctx=512)
-    async with service(stage(tmp_path), "x", slots) as server, Caller(server) as caller:
+    async with service(stage(tmp_path), "x", slots) as server, TimedClient(server) as caller:
         await crowds(caller, plan, Yardstick(), "warm up")
         first = await crowds(caller, plan, Yardstick(), "a")
         second = await crowds(caller, plan, Yardstick(), "b")
@@ -217,7 +217,7 @@ async def test_k1_a_sequential_run_has_no_speedup(tmp_path: Path) -> None:
 
 async def test_a_server_that_refuses_is_an_error_in_words(tmp_path: Path) -> None:
     async with service(stage(tmp_path), "x", SlotSpec(count=1, n_ctx=512)) as server:
-        other = Caller(ServerUnderTest("other", server.url + "/nowhere", "m"))
+        other = TimedClient(ServerUnderTest("other", server.url + "/nowhere", "m"))
         with pytest.raises(Broken, match="other answered HTTP 404"):
             await other.yardstick()
         await other.close()

@@ -123,8 +123,8 @@ FIRST_AID = (
         "tests/cli/test_words.py::test_a_reader_that_leaves_ends_the_command_quietly",
     ),
     Mutant(
-        "a list of prompts is several", "api/request_fields.py",
-        "    if has_ids:\n        return (row,)\n", "    return (row,)\n",
+        "a list of prompts is several", "api/prompts.py",
+        "    if has_ids:\n        return (pieces,)\n", "    return (row,)\n",
         LLAMA + "test_a_list_of_prompts_gets_a_list_of_answers",
     ),
     Mutant(
@@ -177,7 +177,7 @@ FIRST_AID = (
     ),
     Mutant(
         "messages, calls and tools are bounded", "api/request_fields.py",
-        "    if n > most:\n", "    if n < 0:\n",
+        "    if n > limit:\n", "    if n < 0:\n",
         BOUNDS + "test_messages_calls_and_tools_are_bounded",
     ),
     Mutant(

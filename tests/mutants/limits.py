@@ -252,7 +252,7 @@ LIMITS = (
     ),
     Mutant(
         "a history is bounded", "service/calls/admission.py",
-        "agents.check_history(options.agent, conversation)", "pass",
+        "agents.check_history(caller.agent, conversation)", "pass",
         "tests/api/test_agent_images.py::test_a_history_is_bounded_in_every_dialect",
     ),
     Mutant(

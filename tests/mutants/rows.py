@@ -89,7 +89,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "no agent is more urgent than its key", "api/guards.py",
-        "wanted < _priority(key)", "not wanted",
+        "wanted < priority_of(key)", "not wanted",
         GUARDS + "test_e9_an_agent_is_not_made_more_urgent_than_the_key",
     ),
     Mutant(

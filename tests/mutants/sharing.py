@@ -76,7 +76,7 @@ SHARING = (
     ),
     Mutant(
         "early turns are noted per client", "engine/early_prefill.py",
-        "if request.client:", "if False:",
+        "if request.caller.client:", "if False:",
         "tests/engine/test_early_turns.py::"
         "test_a_new_agent_of_a_client_that_never_matches_is_left_alone",
     ),

@@ -14,7 +14,7 @@ from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_leas
 from mlxstack.bench.dev.sandbox import Sandbox, service
 from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Found
 from mlxstack.bench.dev.steal import TRIES, told, undisturbed
-from mlxstack.bench.dev.timed_request import Caller
+from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.workload import Body, Yardstick, question, text, tool
 from mlxstack.bench.statistics import lasting, percentile, ratio, spread
 from mlxstack.core.errors import Broken
@@ -95,7 +95,7 @@ async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
         for name in (AUTO, OFF):
             spec = PrefixCacheSpec(anticipate=Anticipation(name))
             server = await stack.enter_async_context(service(stage, name, slots, spec))
-            callers[name] = await stack.enter_async_context(Caller(server))
+            callers[name] = await stack.enter_async_context(TimedClient(server))
         yard = await callers[OFF].yardstick()
         found: dict[str, Found] = {}
         numbers = count()
@@ -145,7 +145,7 @@ def _asked(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Bod
 
 
 async def _pause(
-    caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
+    caller: TimedClient, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
 ) -> Found:
     """Next user turn after a tool loop and pause."""
     found: Found = {}
@@ -166,7 +166,7 @@ async def _pause(
 
 
 async def _others(
-    caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
+    caller: TimedClient, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
 ) -> Found:
     """Decoding agents and newcomers, beside early turns of other agents."""
     enough = asyncio.Event()
@@ -201,7 +201,7 @@ async def _others(
     }
 
 
-async def _until_begun(caller: Caller, n_before: float, *, is_whole: bool = True) -> None:
+async def _until_begun(caller: TimedClient, n_before: float, *, is_whole: bool = True) -> None:
     """Wait until early prefill is done. Raises Broken without any."""
     deadline = caller.clock() + WAIT_S
     while caller.clock() < deadline:
@@ -214,7 +214,7 @@ async def _until_begun(caller: Caller, n_before: float, *, is_whole: bool = True
     raise Broken("no next turn was begun early: is this computer on battery, or out of memory?")
 
 
-async def _n_begun(caller: Caller) -> float:
+async def _n_begun(caller: TimedClient) -> float:
     return float(sum(slot["n_early"] for slot in await caller.get("/slots")))
 
 

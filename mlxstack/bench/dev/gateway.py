@@ -18,7 +18,7 @@ from msgspec import Struct
 from mlxstack.bench.dev.report import ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import HOST, Sandbox
 from mlxstack.bench.dev.steal import TRIES, told, undisturbed
-from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
+from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient
 from mlxstack.bench.statistics import lasting, megabytes, percentile, ratio, spread
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Preset
@@ -134,7 +134,7 @@ async def _short(way: ServerUnderTest, n: int) -> list[float]:
 
 async def _rate(way: ServerUnderTest, plan: GatewayBenchPlan) -> float:
     """Tokens per second of all streams together."""
-    async with Caller(way) as caller:
+    async with TimedClient(way) as caller:
         began = time.perf_counter()
         streams = [caller.request(STORY, plan.n_tokens) for _ in range(plan.n_streams)]
         done = await asyncio.gather(*streams)

@@ -15,7 +15,7 @@ from mlxstack.bench.dev.sandbox import (
 from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
 from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, play
 from mlxstack.bench.dev.taken_path import check_path
-from mlxstack.bench.dev.timed_request import Caller
+from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.trials import BatchAnswers, SingleFloor, Steps
 from mlxstack.bench.statistics import ratio, times
 from mlxstack.core.preset import SlotSpec
@@ -44,7 +44,7 @@ async def run(stage: Sandbox, plan: ServePlan) -> Results:
         ]
         if (command := find_vllm_mlx(stage)) is not None:
             servers.append(await stack.enter_async_context(vllm_mlx(stage, command)))
-        callers = [await stack.enter_async_context(Caller(server)) for server in servers]
+        callers = [await stack.enter_async_context(TimedClient(server)) for server in servers]
         found = await play(stage, callers, plan, after)
     check_path(found[OURS], plan.scenes)
     told = results(found, plan, SilenceBounds())

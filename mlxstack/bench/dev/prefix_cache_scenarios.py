@@ -10,7 +10,7 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.bench.dev.sandbox import Sandbox, measure, service
-from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest, TimedRequest
+from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient, TimedRequest
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles
 from mlxstack.bench.dev.workload import Body, Split, Yardstick, agent, next_turn, question
 from mlxstack.client.client import Client
@@ -91,14 +91,14 @@ async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
     seen: dict[int, list[tuple[TimedRequest, TimedRequest, TimedRequest, Body]]] = {
         n: [] for n in plan.totals
     }
-    async with service(stage, "returns", slots) as server, Caller(server) as caller:
+    async with service(stage, "returns", slots) as server, TimedClient(server) as caller:
         yard = await caller.yardstick()
         for total, team in itertools.product(plan.totals, range(plan.passes)):
             stage.say(f"an agent of {total} tokens, pass {team + 1}")
             body = agent(Split().scaled(total), yard, 1000 * total + team, 0)
             seen[total].append(await _comes_and_goes(caller, body, yard, f"{total} {team}"))
     stage.say("the same agents after a restart")
-    async with service(stage, "returns", slots) as server, Caller(server) as caller:
+    async with service(stage, "returns", slots) as server, TimedClient(server) as caller:
         await caller.request(question(STRANGER, yard, "first of the day"), ANSWER)
         warm = {
             total: [await caller.request(body, ANSWER) for *_, body in each]
@@ -117,7 +117,7 @@ async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
 
 
 async def _comes_and_goes(
-    caller: Caller, body: Body, yard: Yardstick, seed: str
+    caller: TimedClient, body: Body, yard: Yardstick, seed: str
 ) -> tuple[TimedRequest, TimedRequest, TimedRequest, Body]:
     """Cold turn, next turn in slot and from memory, next body."""
     n_new = Split().new
@@ -135,7 +135,7 @@ async def team_starts(stage: Sandbox, plan: CachePlan) -> tuple[Start, ...]:
     """New teams with new heads, all members at once."""
     slots = SlotSpec(count=plan.team, n_ctx=plan.team_total + ROOM)
     starts = []
-    async with service(stage, "team", slots) as server, Caller(server) as caller:
+    async with service(stage, "team", slots) as server, TimedClient(server) as caller:
         yard = await caller.yardstick()
         for team in range(plan.passes):
             stage.say(f"a team of {plan.team} starts, pass {team + 1}")
@@ -156,7 +156,7 @@ async def saves(stage: Sandbox, plan: CachePlan) -> Saves:
     slots = SlotSpec(count=3, n_ctx=max(plan.n_big, 2 * plan.n_decode, 2048) + ROOM)
     async with (
         service(stage, "saves", slots) as server,
-        Caller(server) as caller,
+        TimedClient(server) as caller,
         Client(server.url) as client,
     ):
         yard = await caller.yardstick()
@@ -183,7 +183,7 @@ async def _slot_action(client: Client, slot: int, action: str, name: str) -> Slo
 
 
 async def _saved_turns(
-    caller: Caller, client: Client, plan: CachePlan, yard: Yardstick
+    caller: TimedClient, client: Client, plan: CachePlan, yard: Yardstick
 ) -> tuple[SlotAnswer, ...]:
     body = agent(Split(200, 0, 200, 50), yard, 77, 0)
     saved = []
@@ -195,7 +195,7 @@ async def _saved_turns(
 
 
 async def _gaps(
-    caller: Caller, client: Client, plan: CachePlan, yard: Yardstick, name: str | None
+    caller: TimedClient, client: Client, plan: CachePlan, yard: Yardstick, name: str | None
 ) -> tuple[tuple[float, ...], SlotAnswer | None]:
     """Token gaps of two decoders, with and without slot saves."""
     enough = asyncio.Event()

@@ -26,7 +26,7 @@ from mlxstack.bench.dev import (
 from mlxstack.bench.dev.report import BenchReport, Results
 from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
 from mlxstack.bench.dev.simulation import scenario
-from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
+from mlxstack.bench.dev.timed_request import TimedClient, ServerUnderTest
 from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.bench.dev.workload import RealText, real_text
 from mlxstack.bench.environment import child_env, conditions, ended
@@ -175,7 +175,7 @@ async def _served(
             slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
             own = await stack.enter_async_context(service(stage, "serve", slots))
         servers = (own, wanted.other) if wanted.other else (own,)
-        callers = [await stack.enter_async_context(Caller(server)) for server in servers]
+        callers = [await stack.enter_async_context(TimedClient(server)) for server in servers]
         found = await serving_scenarios.play(stage, callers, plan)
     return serving_report.results(
         found, plan, serving_report.SilenceBounds(PrefillSpec().max_stall_ms / 1000)

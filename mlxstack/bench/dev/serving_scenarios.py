@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.bench.dev.sandbox import Sandbox
 from mlxstack.bench.dev.taken_path import taken_path
-from mlxstack.bench.dev.timed_request import Caller, TimedRequest
+from mlxstack.bench.dev.timed_request import TimedClient, TimedRequest
 from mlxstack.bench.dev.workload import (
     Body,
     RealText,
@@ -89,13 +89,13 @@ def on_real_text(plan: ServePlan, real: RealText) -> ServePlan:
 FEW = Split(100, 100, 40, 20)
 SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 64, 0.5, 1)
 
-Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
+Scene = Callable[[TimedClient, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
 AfterScene = Callable[[str, dict[str, Found]], Coroutine[Any, Any, None]]
 """Gets the name of a scene that all servers have played, and all figures until then."""
 
 
 async def play(
-    stage: Sandbox, callers: Sequence[Caller], plan: ServePlan, after: AfterScene | None = None
+    stage: Sandbox, callers: Sequence[TimedClient], plan: ServePlan, after: AfterScene | None = None
 ) -> dict[str, Found]:
     """Play all scenes on all servers by turns, `passes` times."""
     yards = {one.server.name: replace(await one.yardstick(), real=plan.real) for one in callers}
@@ -127,7 +127,7 @@ def played(wanted: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in SCENES if name in needed)
 
 
-async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def turns(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Long prompt: cold, repeated, next turn, branch, and sibling."""
     team = 9000 + int(seed)
     body = agent(plan.split, yard, team, 0)
@@ -150,7 +150,7 @@ async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> 
     }
 
 
-async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def crowds(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Crowds of agents with short uncached prompts, answered once."""
     found: Found = {}
     for n in plan.crowd:
@@ -169,7 +169,7 @@ async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
     return found
 
 
-async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def short_answers(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """A team with 50 tokens each: one by one, and together."""
 
     async def ask(how: str, i: int) -> TimedRequest:
@@ -183,14 +183,14 @@ async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: 
     return {"one by one": (between - began,), "together": (caller.clock() - between,)}
 
 
-async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def interference(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Long prompt that arrives while three agents decode."""
     body = agent(plan.split, yard, 8000 + int(seed), 0)
     joined, calm, gaps = await _while_three_decode(caller, plan, yard, seed, body)
     return {"gaps calm": calm, "gaps joining": gaps, "newcomer": (joined.ttft_s,)}
 
 
-async def shown(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def shown(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Large picture that arrives while three agents decode.
 
     A small one before it, so that the tower is loaded. Nothing of servers that take no images.
@@ -210,7 +210,7 @@ async def shown(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> 
 
 
 async def _while_three_decode(
-    caller: Caller, plan: ServePlan, yard: Yardstick, seed: str, body: Body
+    caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str, body: Body
 ) -> tuple[TimedRequest, tuple[float, ...], tuple[float, ...]]:
     """A request that joins, and the others' gaps before and meanwhile."""
     enough = asyncio.Event()
@@ -235,7 +235,7 @@ async def _while_three_decode(
     return joined, calm, gaps
 
 
-async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def counts(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Token counts of all tools while three agents decode.
 
     Silences are taken for as long before as from then on. Nothing of servers that do not count.
@@ -266,7 +266,7 @@ def _gaps(decoders: Sequence[TimedRequest], began: float, ended: float) -> tuple
     return tuple(gap for one in decoders for gap in one.gaps_within(began, ended))
 
 
-async def team(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def team(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Team of agents with one head, by turns, then at once."""
     began = caller.clock()
     await _one_by_one(caller, plan, yard, 100 + int(seed))
@@ -285,7 +285,7 @@ async def team(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> F
     }
 
 
-async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: int) -> None:
+async def _one_by_one(caller: TimedClient, plan: ServePlan, yard: Yardstick, number: int) -> None:
     bodies = [agent(plan.team_split, yard, number, i) for i in range(plan.team)]
     for turn in range(plan.n_turns):
         for i, body in enumerate(bodies):
@@ -295,7 +295,7 @@ async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: 
 
 
 async def _talk(
-    caller: Caller, plan: ServePlan, yard: Yardstick, number: int, member: int
+    caller: TimedClient, plan: ServePlan, yard: Yardstick, number: int, member: int
 ) -> list[TimedRequest]:
     body = agent(plan.team_split, yard, number, member)
     talk = []
@@ -306,7 +306,7 @@ async def _talk(
     return talk
 
 
-async def requests(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def requests(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Several clients repeat one warm prompt, one token each."""
     body = question(plan.n_prompt, yard, f"warm {seed}")
     left = iter(range(plan.n_requests))

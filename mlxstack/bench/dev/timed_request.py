@@ -97,7 +97,7 @@ class TimedRequest(Struct, frozen=True):
         return self.usage.prompt_tokens - self.usage.cached_tokens
 
 
-class Caller:
+class TimedClient:
     """Streams from one server; bytes are parsed afterwards, outside timing."""
 
     def __init__(self, server: ServerUnderTest) -> None:

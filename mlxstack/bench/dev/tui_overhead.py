@@ -12,7 +12,7 @@ from mlxstack.bench.dev.headless_tui import Spectator, cpu_s, spectator
 from mlxstack.bench.dev.report import ReportTable, Results, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, service
 from mlxstack.bench.dev.steal import TRIES, told, undisturbed
-from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest, TimedRequest
+from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient, TimedRequest
 from mlxstack.bench.dev.workload import question
 from mlxstack.bench.statistics import ratio, spread
 from mlxstack.core.errors import Broken
@@ -80,7 +80,7 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
     slots = SlotSpec(count=DECODERS, n_ctx=1024 + plan.n_answer + plan.n_prompt)
     n_threads = max(1, (os.cpu_count() or 2) - 1)
     stage = replace(stage, env={**stage.env, "OPENBLAS_NUM_THREADS": str(n_threads)})
-    async with service(stage, "tui", slots) as server, Caller(server) as caller:
+    async with service(stage, "tui", slots) as server, TimedClient(server) as caller:
         enough = asyncio.Event()
         yard = await caller.yardstick()
 
@@ -177,11 +177,11 @@ async def _window(
     size: tuple[int, int] | None = None,
 ) -> ClockWindow:
     await asyncio.sleep(plan.settle_s)
-    began = Caller.clock()
+    began = TimedClient.clock()
     before_s = cpu_s(service)
     watched_s, n_frames = (watcher.cpu_s(), watcher.n_frames()) if watcher else (0.0, 0)
     await asyncio.sleep(plan.window_s)
-    ended = Caller.clock()
+    ended = TimedClient.clock()
     service_s = cpu_s(service) - before_s
     if watcher is None:
         return ClockWindow(began, ended, service_s)

@@ -117,7 +117,7 @@ def _conversation(body: Any) -> "Conversation":
 
     from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
     from mlxstack.api.dialects.openai_chat.to_conversation import conversation
-    from mlxstack.api.request_fields import tool_choice_mode
+    from mlxstack.api.tool_choice import tool_choice_mode
     from mlxstack.service.parts.generation_options import ToolChoiceMode
 
     read = msgspec.convert(body, ChatBody)

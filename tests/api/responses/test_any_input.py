@@ -18,7 +18,7 @@ from mlxstack.api.dialects.openai_responses.to_conversation import (
     encode_reasoning,
     toolbox,
 )
-from mlxstack.api.request_fields import tool_choice_mode
+from mlxstack.api.tool_choice import tool_choice_mode
 from mlxstack.core.conversation import Role
 from mlxstack.core.errors import BadRequest
 

@@ -4,7 +4,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
-from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat
+from mlxstack.api.request_fields import EmptyList, Fields
+from mlxstack.api.response_format import ResponseFormat
 
 Content = str | list[dict[str, Any]]
 

@@ -33,7 +33,7 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
     is_server_tool,
     require_runnable,
 )
-from mlxstack.api.request_fields import format_constraint, format_instruction
+from mlxstack.api.response_format import format_constraint, format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, NoThreads
 from mlxstack.service.parts.generation_options import ToolChoiceMode

@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from mlxstack.api.request_fields import Fields, Prompts, TopLogprobs
+from mlxstack.api.prompts import Prompts
+from mlxstack.api.request_fields import Fields, TopLogprobs
 
 
 class LlamaCompletionBody(Fields, kw_only=True):

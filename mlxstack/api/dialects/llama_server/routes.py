@@ -12,6 +12,7 @@ from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBod
 from mlxstack.api.dialects.llama_server.response_schema import Answer
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.prompts import read_prompts
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
@@ -29,7 +30,7 @@ async def completion(
 ) -> Response[Answer] | Stream:
     """Continue a prompt; several prompts get a list of responses."""
     request_fields.only_one(data.n)
-    prompts = request_fields.prompts(data.prompt)
+    prompts = read_prompts(data.prompt)
     check_all(len(prompts), 1, service)
     options = request_fields.options(data, "", data.n_probs or None, request, service)
     options = structs.replace(options, has_progress=bool(data.return_progress))

@@ -12,7 +12,7 @@ from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBod
 from mlxstack.api.dialects.llama_server.response_schema import Answer, generation_settings
 from mlxstack.api.dialects.openai_chat.response_schema import prompt_progress
 from mlxstack.api.error_bodies import llama_error
-from mlxstack.api.request_fields import Prompt
+from mlxstack.api.prompts import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
 from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.errors import StackError

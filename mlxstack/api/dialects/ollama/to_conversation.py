@@ -15,7 +15,8 @@ from mlxstack.api.dialects.ollama.request_schema import (
 )
 from mlxstack.api.dialects.openai_chat import to_conversation as openai_chat
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.request_fields import format_instruction, refuse
+from mlxstack.api.request_fields import refuse
+from mlxstack.api.response_format import format_instruction
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import AnyContent, ChatMessageParam

@@ -4,7 +4,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat, TopLogprobs
+from mlxstack.api.request_fields import EmptyList, Fields, TopLogprobs
+from mlxstack.api.response_format import ResponseFormat
 from mlxstack.service.parts.openai_messages import ChatMessageParam, Content
 
 

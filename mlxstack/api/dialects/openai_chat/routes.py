@@ -14,7 +14,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, InputTokens, Verbose
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.request_fields import chosen_tool, resolve_model
+from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
@@ -24,6 +24,7 @@ from mlxstack.api.run_generation import (
     n_choices,
     n_tokens,
 )
+from mlxstack.api.tool_choice import allowed_tools, chosen_tool, tool_choice_mode
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -74,9 +75,9 @@ def options(body: ChatBody, request: AnyRequest, service: Service) -> Generation
     common = request_fields.options(body, request_id, n_top, request, service)
     return structs.replace(
         common,
-        tool_choice=request_fields.tool_choice_mode(choice),
+        tool_choice=tool_choice_mode(choice),
         forced_tool=chosen_tool(choice),
-        allowed_tools=request_fields.allowed_tools(choice, chosen_tool),
+        allowed_tools=allowed_tools(choice, chosen_tool),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False or to_conversation.is_legacy(body),
         has_progress=bool(body.return_progress),

@@ -9,7 +9,8 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     FunctionSpec,
     ThinkingSwitch,
 )
-from mlxstack.api.request_fields import format_instruction
+from mlxstack.api.response_format import format_constraint, format_instruction
+from mlxstack.api.tool_choice import require_offered
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import read_latest_user, read_messages
@@ -64,7 +65,7 @@ def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
-    return request_fields.format_constraint(body.response_format, "response_format")
+    return format_constraint(body.response_format, "response_format")
 
 
 def predicted_text(body: ChatBody) -> str:
@@ -100,7 +101,7 @@ def _tools(body: ChatBody) -> tuple[Tool, ...]:
     """Functions and custom tools of a body. Raises BadRequest."""
     specs = body.tools or ()
     offered = [_tool(spec, f"tools[{i}]") for i, spec in enumerate(specs) if _is_offered(spec)]
-    request_fields.require_offered([spec.type or "" for spec in specs], len(offered))
+    require_offered([spec.type or "" for spec in specs], len(offered))
     return (*offered, *(_function(spec) for spec in body.functions or ()))
 
 

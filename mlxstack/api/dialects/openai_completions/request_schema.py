@@ -1,7 +1,8 @@
 """Request body of legacy completions, read leniently."""
 
 from mlxstack.api.dialects.openai_chat.request_schema import ChunkedBody
-from mlxstack.api.request_fields import Prompts, TopLogprobs
+from mlxstack.api.prompts import Prompts
+from mlxstack.api.request_fields import TopLogprobs
 
 
 class CompletionBody(ChunkedBody, kw_only=True):

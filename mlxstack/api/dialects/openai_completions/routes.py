@@ -10,6 +10,7 @@ from mlxstack.api.dialects.openai_completions.request_schema import CompletionBo
 from mlxstack.api.dialects.openai_completions.response_schema import TextCompletion
 from mlxstack.api.dialects.openai_completions.stream import CompletionRenderer
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.prompts import read_prompts
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
@@ -35,7 +36,7 @@ async def completions(
     request: AnyRequest, data: JSONBody[CompletionBody], service: TheService
 ) -> Response[TextCompletion] | Stream:
     """Continue one or several texts, whole or as server-sent events."""
-    prompts = request_fields.prompts(data.prompt)
+    prompts = read_prompts(data.prompt)
     check_all(len(prompts), n_choices(data.n, service.preset.slots.count), service)
     shape = CompletionRenderer(service, resolve_model(service, data.model), data, len(prompts))
     options = _options(data, request, service)

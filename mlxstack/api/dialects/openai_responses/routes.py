@@ -31,6 +31,7 @@ from mlxstack.api.run_generation import (
     cancel_on_disconnect,
     n_tokens,
 )
+from mlxstack.api.tool_choice import allowed_tools, tool_choice_mode
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.calls.generation import Generation
@@ -125,9 +126,9 @@ def _options(
     name_of = partial(to_conversation.forced_tool, box)
     return structs.replace(
         common,
-        tool_choice=request_fields.tool_choice_mode(body.tool_choice),
+        tool_choice=tool_choice_mode(body.tool_choice),
         forced_tool=name_of(body.tool_choice),
-        allowed_tools=request_fields.allowed_tools(body.tool_choice, name_of),
+        allowed_tools=allowed_tools(body.tool_choice, name_of),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
         omitted_tools=to_conversation.omitted_tools(body),

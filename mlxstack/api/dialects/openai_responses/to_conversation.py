@@ -17,7 +17,8 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     ResponsesBody,
     ResponsesToolParam,
 )
-from mlxstack.api.request_fields import chosen_tool, format_instruction, require_offered
+from mlxstack.api.response_format import ResponseFormat, format_constraint, format_instruction
+from mlxstack.api.tool_choice import chosen_tool, require_offered
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImagePart
@@ -190,8 +191,8 @@ def forced_tool(box: ToolNames, choice: Any) -> str | None:
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
     form = (body.text or {}).get("format") or {}
-    spec = request_fields.converted(form, request_fields.ResponseFormat, "text.format")
-    return request_fields.format_constraint(spec, "text.format")
+    spec = request_fields.converted(form, ResponseFormat, "text.format")
+    return format_constraint(spec, "text.format")
 
 
 def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
