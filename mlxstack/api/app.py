@@ -11,11 +11,12 @@ from litestar.openapi.spec import Components, SecurityScheme
 from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.dialects.llama_server.metrics import metrics_route
+from mlxstack.api.disconnect import is_disconnect
 from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
 from mlxstack.api.request_body import JSONRequest
 from mlxstack.api.request_fields import names
-from mlxstack.api.run_generation import is_disconnect, loaded_guard, provided
+from mlxstack.api.run_generation import loaded_guard, provided
 from mlxstack.api.web_page import PAGE_ROUTES
 from mlxstack.service.service import Service
 

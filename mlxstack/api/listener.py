@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from mlxstack.api.connection import BoundedConnection
+from mlxstack.api.connection_limits import BoundedConnection
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 

@@ -18,7 +18,7 @@ from litestar.exceptions import SerializationException
 from litestar.serialization import decode_json
 
 from mlxstack.api import errors
-from mlxstack.api.streaming import ClientDisconnected
+from mlxstack.api.disconnect import ClientDisconnected
 from mlxstack.core.errors import BadRequest, Busy, TooLarge, UnknownCoding
 from mlxstack.host.heap import trim_heap
 

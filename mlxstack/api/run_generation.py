@@ -1,19 +1,19 @@
 """Runs generation requests: to a whole response, or as a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from itertools import chain
 from typing import Any, TypeVar
 
 from litestar import Request, Response
 from litestar.di import NamedDependency, Provide
-from litestar.exceptions import InternalServerException
 from litestar.handlers import BaseRouteHandler
 from litestar.response import Stream
 from litestar.types import Guard
 from msgspec.json import encode as encode_json
 
+from mlxstack.api.disconnect import cancel, wait_for
 from mlxstack.api.errors import to_stack_error
 from mlxstack.api.guards import Connection, request_id
 from mlxstack.api.protocols import dialect_of
@@ -23,15 +23,12 @@ from mlxstack.api.streaming import (
     EARLY_S,
     LOOKUP_S,
     PREFIX,
-    ClientDisconnected,
     NumberedParts,
     Parts,
     Renderer,
-    cancel,
     frames,
     interleaved,
     streamed,
-    until_disconnect,
 )
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
@@ -53,9 +50,6 @@ TheService = NamedDependency[Service]
 Group = Sequence[Generation]
 Groups = Sequence[Group]
 """Requests that run in parallel; groups of them that run in turn."""
-
-# Litestar has no class of its own for a body that ends too early.
-INCOMPLETE_BODY = "client disconnected prematurely"
 
 
 def provided(service: Service) -> Provide:
@@ -101,7 +95,7 @@ async def _answer_whole(
     working = asyncio.create_task(_all(service, orders))
     heading = asyncio.create_task(_until_head(working, orders[0]))
     try:
-        await _finished(request, heading, None)
+        await wait_for(request, heading)
     except BaseException:
         await cancel(working)
         raise
@@ -277,39 +271,3 @@ def _of_cache(
 def _line(text: str) -> str:
     """Header values are one line of Latin-1."""
     return " ".join(text.split()).encode("latin-1", "replace").decode("latin-1")
-
-
-def is_disconnect(problem: Exception) -> bool:
-    """Tell whether the client left, while it sent its request or waited."""
-    is_incomplete = (
-        isinstance(problem, InternalServerException) and problem.detail == INCOMPLETE_BODY
-    )
-    return is_incomplete or isinstance(problem, ClientDisconnected)
-
-
-async def cancel_on_disconnect(request: AnyRequest, work: Coroutine[Any, Any, T]) -> T:
-    """Result of `work`, which a disconnect cancels. Raises ClientDisconnected."""
-    working = asyncio.create_task(work)
-    try:
-        await _finished(request, working, None)
-        return working.result()
-    finally:
-        await cancel(working)
-
-
-async def _finished(request: AnyRequest, working: asyncio.Task[Any], limit_s: float | None) -> bool:
-    """Whether work ended within the limit.
-
-    Raises ClientDisconnected, and the error of a body that only this reads.
-    """
-    leaving = asyncio.create_task(until_disconnect(request.receive))
-    try:
-        ended, _ = await asyncio.wait(
-            {working, leaving}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if leaving in ended and working not in ended:
-            leaving.result()
-            raise ClientDisconnected
-        return working in ended
-    finally:
-        await cancel(leaving)

@@ -1,7 +1,7 @@
 """Streaming driver: frames, heartbeats, and the one loop of all dialects."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -60,10 +60,6 @@ Proxies close connections that are silent for 30 seconds.
 
 # Many clients, httpx among them, split lines at these characters.
 LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
-
-
-class ClientDisconnected(Exception):
-    """The client left before its response was complete."""
 
 
 class Renderer(Protocol):
@@ -185,16 +181,3 @@ async def _pump(
         queue.put_nowait((index, None))
     except Exception as problem:
         queue.put_nowait((index, problem))
-
-
-async def until_disconnect(receive: Callable[[], Awaitable[Any]]) -> Any:
-    """Drop messages of a client until it disconnects, and return that message."""
-    while (message := await receive())["type"] != "http.disconnect":
-        pass
-    return message
-
-
-async def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task that is not done, and wait for its end; its error is dropped."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

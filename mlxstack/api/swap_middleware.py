@@ -10,19 +10,11 @@ from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import errors, guards
+from mlxstack.api.disconnect import ClientDisconnected, cancel, until_disconnect
 from mlxstack.api.guards import name_response, request_id
 from mlxstack.api.protocols import ANTHROPIC, dialect_of
 from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
-from mlxstack.api.streaming import (
-    BEAT_S,
-    BLANK,
-    EARLY_S,
-    FIRST_S,
-    HEADERS,
-    ClientDisconnected,
-    cancel,
-    until_disconnect,
-)
+from mlxstack.api.streaming import BEAT_S, BLANK, EARLY_S, FIRST_S, HEADERS
 from mlxstack.core.errors import Busy, NoThreads, StackError
 
 if TYPE_CHECKING:

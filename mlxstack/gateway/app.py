@@ -9,9 +9,9 @@ from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import guards
+from mlxstack.api.disconnect import ClientDisconnected
 from mlxstack.api.guards import host_rules
 from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
-from mlxstack.api.streaming import ClientDisconnected
 from mlxstack.api.swap_middleware import (
     READING,
     App,

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
-from mlxstack.api.streaming import cancel, until_disconnect
+from mlxstack.api.disconnect import cancel, until_disconnect
 from mlxstack.host.macos import local_network_hint
 
 KEPT_S = 15.0

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from mlxstack.api.connection import MAX_HEAD_BYTES
+from mlxstack.api.connection_limits import MAX_HEAD_BYTES
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running
 from tests.gateway.in_front import WAYS, standing_behind

@@ -331,7 +331,7 @@ FIRST_AID = (
         "tests/api/test_client_shapes.py::test_the_result_of_a_tool_may_be_any_json",
     ),
     Mutant(
-        "empty lines before a request line are ignored", "api/connection.py",
+        "empty lines before a request line are ignored", "api/connection_limits.py",
         'if data.startswith((b"\\r", b"\\n")):', "if not data:",
         "tests/api/test_request_heads.py::test_empty_lines_before_a_request_line_are_ignored",
     ),

@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 LOAD = "tests/api/test_load_trust.py::"
 REPLAY = "tests/text/test_replay.py::"
-CONNECTIONS = "tests/api/test_connections.py::"
+CONNECTIONS = "tests/api/test_connection_limits.py::"
 SLOTS = "tests/engine/test_conversations_and_slots.py::"
 RELEASES = "tests/store/test_other_releases.py::"
 SWAPS = "tests/api/test_swap_limits.py::"
@@ -85,22 +85,22 @@ LIMITS = (
         "tests/text/test_grammar_check.py::test_kept_grammars_are_bounded_by_bytes",
     ),
     Mutant(
-        "idle connections make room", "api/connection.py",
+        "idle connections make room", "api/connection_limits.py",
         " and not self._close_longest_waiting():", ":",
         CONNECTIONS + "test_idle_connections_make_room_for_new_ones",
     ),
     Mutant(
-        "a head has a time limit", "api/connection.py",
+        "a head has a time limit", "api/connection_limits.py",
         "            self._start_deadline(HEAD, HEAD_S)\n", "            pass\n",
         CONNECTIONS + "test_a_head_has_a_time_limit_and_an_answer_has_none",
     ),
     Mutant(
-        "a body has a time limit", "api/connection.py",
+        "a body has a time limit", "api/connection_limits.py",
         "            self._start_deadline(BODY, BODY_S)\n", "            pass\n",
         CONNECTIONS + "test_a_body_has_a_time_limit",
     ),
     Mutant(
-        "connections leave descriptors for files", "api/connection.py",
+        "connections leave descriptors for files", "api/connection_limits.py",
         "int(soft * SHARE_OF_DESCRIPTORS)", "soft",
         CONNECTIONS + "test_the_limit_leaves_descriptors_for_files",
     ),
@@ -240,13 +240,13 @@ LIMITS = (
         "test_newcomers_begin_to_decode_together_where_a_step_is_slow",
     ),
     Mutant(
-        "a slow client holds nothing of others", "api/connection.py",
+        "a slow client holds nothing of others", "api/connection_limits.py",
         'if self.scope is None or self.scope["method"] != "POST":', "if True:",
         "tests/api/test_slow_readers.py::"
         "test_a_request_is_over_with_its_last_token_and_the_answer_stays_whole",
     ),
     Mutant(
-        "answers that wait for clients are bounded", "api/connection.py",
+        "answers that wait for clients are bounded", "api/connection_limits.py",
         "if n_unread > MAX_UNREAD_BYTES and WAIT not in self._timers:", "if False:",
         "tests/api/test_slow_readers.py::test_answers_that_wait_are_bounded",
     ),

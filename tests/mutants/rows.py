@@ -124,12 +124,12 @@ DOORS_AND_FILES = (
         GUARDS + "test_a_body_over_the_limit_is_413",
     ),
     Mutant(
-        "what comes before a body is bounded", "api/connection.py",
+        "what comes before a body is bounded", "api/connection_limits.py",
         "super().__init__(h11.SERVER, MAX_HEAD_BYTES)", "super().__init__(h11.SERVER, 2**40)",
         "tests/api/test_heads.py::test_a_long_head_is_refused_before_it_is_whole",
     ),
     Mutant(
-        "a whole head is bounded, too", "api/connection.py",
+        "a whole head is bounded, too", "api/connection_limits.py",
         "if n_bytes > MAX_HEAD_BYTES:", "if False:",
         "tests/api/test_request_heads.py::test_a_long_head_is_refused_though_it_is_whole",
     ),

@@ -60,13 +60,13 @@ STRANGERS = (
         "test_health_tells_that_every_text_thread_is_stuck",
     ),
     Mutant(
-        "a gateway decides by the canonical path", "api/connection.py",
+        "a gateway decides by the canonical path", "api/connection_limits.py",
         'scope["path"] = canonical_path(path)', 'scope["path"] = path',
         "tests/gateway/test_member_paths.py::"
         "test_no_spelling_of_a_change_of_models_reaches_a_member",
     ),
     Mutant(
-        "two lengths of a body are refused", "api/connection.py",
+        "two lengths of a body are refused", "api/connection_limits.py",
         'if {b"content-length", b"transfer-encoding"} <= {', 'if {b"", b"transfer-encoding"} <= {',
         HEADS + "test_two_lengths_are_refused_and_the_connection_is_closed",
     ),

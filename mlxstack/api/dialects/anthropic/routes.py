@@ -19,16 +19,11 @@ from mlxstack.api.dialects.anthropic.to_conversation import (
     tool_choice_mode,
 )
 from mlxstack.api.dialects.anthropic.typed_tools import omitted_tools
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    cancel_on_disconnect,
-    n_tokens,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
 from mlxstack.core.conversation import Conversation
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions

@@ -11,15 +11,10 @@ from mlxstack.api import request_fields
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.response_schema import Answer
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.prompts import read_prompts
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    cancel_on_disconnect,
-    check_all,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all
 from mlxstack.core.errors import Unsupported
 from mlxstack.service.calls.admission import admit_text
 

@@ -9,9 +9,10 @@ from litestar.params import FromPath, FromQuery
 from msgspec import Struct, structs
 
 from mlxstack.api.dialects.llama_server.response_schema import request_params
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import OF_ALL, UNLOADED, can_access, is_unscoped
 from mlxstack.api.request_body import decode_body
-from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
+from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot, SlotCommand, SlotCommandResult
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.service.parts.request_log import SlotStatus

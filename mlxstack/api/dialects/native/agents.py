@@ -19,10 +19,11 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolP
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
 from mlxstack.api.dialects.openai_chat.routes import options
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers, cancel_on_disconnect
+from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers
 from mlxstack.api.streaming import BEAT_S, LOOKUP_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from mlxstack.api.caller import checked_agent
 from mlxstack.api.dialects.native.agents import of_new
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import OF_ALL, Connection, key_of
-from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
+from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.errors import BadRequest, Forbidden
 from mlxstack.core.kv_transfer import (
     AgentMove,

@@ -10,8 +10,9 @@ from msgspec import Struct
 from mlxstack.api.caller import salt_of
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import OF_ALL, UNLOADED
-from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
+from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.prompt_tokens import PromptTokens

@@ -41,9 +41,10 @@ from mlxstack.api.dialects.ollama.stream import (
     OllamaPromptRenderer,
     OllamaRenderer,
 )
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import EARLY, PUBLIC, UNLOADED
 from mlxstack.api.openapi import lines_spec
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, cancel_on_disconnect
+from mlxstack.api.run_generation import AnyRequest, TheService, answer
 from mlxstack.core.errors import NotFound
 from mlxstack.models.local_models import local_models
 from mlxstack.service.calls.admission import admit, admit_text

@@ -13,17 +13,10 @@ from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, InputTokens, Verbose
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    cancel_on_disconnect,
-    copies,
-    n_choices,
-    n_tokens,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, copies, n_choices, n_tokens
 from mlxstack.api.tool_choice import allowed_tools, chosen_tool, tool_choice_mode
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit

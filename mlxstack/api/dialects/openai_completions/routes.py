@@ -9,18 +9,11 @@ from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
 from mlxstack.api.dialects.openai_completions.response_schema import TextCompletion
 from mlxstack.api.dialects.openai_completions.stream import CompletionRenderer
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.prompts import read_prompts
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    cancel_on_disconnect,
-    check_all,
-    copies,
-    n_choices,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all, copies, n_choices
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit_text
 from mlxstack.service.parts.generation_options import GenerationOptions

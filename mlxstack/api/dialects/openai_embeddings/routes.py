@@ -7,9 +7,10 @@ from litestar import post
 from litestar.params import JSONBody
 from msgspec import Struct
 
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.prompts import Prompts, text_prompts
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
+from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.embedding import EmbeddingResult, embed, numbers
 

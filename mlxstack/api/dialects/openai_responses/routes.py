@@ -22,15 +22,10 @@ from mlxstack.api.dialects.openai_responses.request_schema import Item, Response
 from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
+from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    cancel_on_disconnect,
-    n_tokens,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
 from mlxstack.api.tool_choice import allowed_tools, tool_choice_mode
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
