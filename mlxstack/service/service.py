@@ -105,6 +105,24 @@ class Change(Struct, frozen=True):
         )
 
 
+class ServedModel:
+    """Model of a service. An unloaded one keeps its facts, and has no text processor."""
+
+    def __init__(
+        self, facts: ModelFacts, text_processor: TextProcessor, watchdog: asyncio.Task[None]
+    ) -> None:
+        self.facts = facts
+        self.template = text_processor.facts
+        self.text_processor: TextProcessor | None = text_processor
+        self.watchdog = watchdog
+
+    def close(self, reason: StackError) -> None:
+        """Refuse new and waiting work on texts, which raises `reason`."""
+        if self.text_processor is not None:
+            self.text_processor.close(reason)
+        self.text_processor = None
+
+
 class Service:
     """The one engine of this process, as asyncio code uses it.
 
@@ -140,11 +158,9 @@ class Service:
         self._dispatcher = engine_factory.dispatcher
         self.request_log = self._dispatcher.request_log
         self.agent_registry = self.request_log.agent_registry
-        self._facts: ModelFacts | None = None
-        self._template: TemplateFacts | None = None
-        self._text_processor: TextProcessor | None = None
+        self._model: ServedModel | None = None
+        """None before the first model is loaded."""
         self._health = ServiceHealth.LOADING
-        self._watch: asyncio.Task[None] | None = None
 
     def snapshot(self) -> Snapshot:
         """Snapshot of the engine, with the counters of the engines before it."""
@@ -196,11 +212,16 @@ class Service:
         return self.preset.slots.n_ctx
 
     @property
+    def _loaded_model(self) -> ServedModel:
+        """The model, loaded or not. Raises as `require_facts` does."""
+        self.require_facts()
+        assert self._model is not None
+        return self._model
+
+    @property
     def facts(self) -> ModelFacts:
         """Facts of the model, loaded or not. Raises as `require_facts` does."""
-        self.require_facts()
-        assert self._facts is not None
-        return self._facts
+        return self._loaded_model.facts
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -210,16 +231,15 @@ class Service:
     @property
     def template(self) -> TemplateFacts:
         """Facts of the chat template, also while the model is unloaded."""
-        self.require_facts()
-        assert self._template is not None
-        return self._template
+        return self._loaded_model.template
 
     @property
     def text_processor(self) -> TextProcessor:
         """Text processor of the loaded model. Raises as `require` does."""
         self.require()
-        assert self._text_processor is not None
-        return self._text_processor
+        processor = self._loaded_model.text_processor
+        assert processor is not None
+        return processor
 
     @property
     def health(self) -> ServiceHealth:
@@ -237,10 +257,10 @@ class Service:
         """The reason why requests make no progress; "" while they do."""
         if self.engine.stalled_s() > STALLED_S:
             return "the engine has work but finishes no step"
-        processor = self._text_processor
-        stuck = "" if processor is None else processor.stuck_work(TEXT_STALLED_S)
+        processor = self._model.text_processor if self._model else None
+        stuck = processor.stuck_work(TEXT_STALLED_S) if processor else ""
         if stuck:
-            return f"all threads that make {stuck} are busy, and none has finished one"
+            return f"all threads for {stuck} are stuck"
         return ""
 
     @property
@@ -267,17 +287,16 @@ class Service:
         """
         self._health = ServiceHealth.UNLOADED if is_idle else ServiceHealth.SWAPPING
         self.early_turns.stop()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._model is not None:
+            self._model.watchdog.cancel()
         if not await ended(self.engine, limit_s):
             why = f"the engine of {self.name} did not end within {limit_s:g} s"
             self.give_up(why)
             raise Broken(why)
         gone = Busy("the model is being changed; try again in a moment")
         self._dispatcher.fail_all(gone)
-        if self._text_processor is not None:
-            self._text_processor.close(gone)
-        self._text_processor = None
+        if self._model is not None:
+            self._model.close(gone)
         self.request_log.last_in_slot.clear()
 
     def rest(self, preset: Preset, engine: "AnyEngine") -> None:
@@ -320,9 +339,8 @@ class Service:
         text_processor = await asyncio.to_thread(
             _processor_of, self.engine.tokenizer, self.preset, facts
         )
-        self._facts = facts
-        self._text_processor = text_processor
-        self._template = text_processor.facts
+        watchdog = asyncio.create_task(self._watch_engine())
+        self._model = ServedModel(facts, text_processor, watchdog)
         if not self._is_embedding:
             if self.neighbors is not None:
                 await self.neighbors.divide(self.preset, self.generator)
@@ -331,7 +349,6 @@ class Service:
             ServiceHealth.LOADING, ServiceHealth.SWAPPING, ServiceHealth.UNLOADED
         ):  # fmt: skip
             self._health = ServiceHealth.OK
-        self._watch = asyncio.create_task(self._watch_engine())
         return facts
 
     async def stop(self, drain_s: float) -> None:
@@ -344,8 +361,8 @@ class Service:
         was_loading = self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING)
         self._health = ServiceHealth.STOPPING
         self.early_turns.stop()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._model is not None:
+            self._model.watchdog.cancel()
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
         await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s)
         await asyncio.gather(
@@ -369,8 +386,8 @@ class Service:
     async def _end_requests(self, reason: StackError) -> None:
         """Fail the requests that wait for the engine, then all others."""
         self._dispatcher.fail_all(reason)
-        if self._text_processor is not None:
-            self._text_processor.close(reason)
+        if self._model is not None:
+            self._model.close(reason)
         await self.gate.emptied(ANSWER_S)
         self.gate.interrupt(reason)
 
@@ -444,7 +461,7 @@ class Service:
     def require_model(self, text_processor: TextProcessor) -> None:
         """Raise Busy when `text_processor` belongs to an unloaded model."""
         self.require()
-        if text_processor is not self._text_processor:
+        if text_processor is not self._loaded_model.text_processor:
             raise Busy(CHANGED)
 
     async def _watch_engine(self) -> None:

@@ -32,7 +32,8 @@ LIMITS = (
     ),
     Mutant(
         "tokens of an unloaded model are refused", "service/service.py",
-        "        if text_processor is not self._text_processor:\n            raise Busy(CHANGED)",
+        "        if text_processor is not self._loaded_model.text_processor:\n"
+        "            raise Busy(CHANGED)",
         "        pass",
         "tests/api/test_swap_race.py::"
         "test_requests_that_are_being_prepared_are_refused_after_a_swap",

@@ -10,7 +10,7 @@ from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.calls.prefix_cache_admin import Prefix
 from mlxstack.service.parts.agent_store import in_thread
-from mlxstack.service.parts.stats import n_processing, prompt_rate
+from mlxstack.service.parts.stats import n_processing, prefill_speed
 from mlxstack.service.service import Service
 from mlxstack.store.kv_transfer import IncomingKVFile
 
@@ -27,7 +27,7 @@ async def match(service: Service, query: KVQuery) -> KVMatch:
     snapshot = service.snapshot()
     is_idle = not snapshot.waiting and n_processing(snapshot) < len(snapshot.slots)
     n_tokens = await asyncio.wrap_future(matching)
-    return KVMatch(n_tokens, prompt_rate(snapshot.counters), is_idle)
+    return KVMatch(n_tokens, prefill_speed(snapshot.counters), is_idle)
 
 
 async def offer(service: Service, query: KVQuery) -> KVOffer:

@@ -398,7 +398,10 @@ def _address(spec: str | PeerSpec, environment: Mapping[str, str]) -> tuple[str,
 
 
 async def _content(answer: httpx.Response) -> bytes:
-    """Body of an answer. Raises StackError for an error or too many bytes."""
+    """Body of an answer.
+
+    Raises StackError for an error or too many bytes.
+    """
     content = bytearray()
     async for part in answer.aiter_raw():
         content += part

@@ -70,15 +70,15 @@ def n_processing(snapshot: Snapshot) -> int:
     return sum(view.state in BUSY for view in snapshot.slots)
 
 
-def prompt_rate(now: Counters, before: Counters = START) -> float:
-    """Prefill tokens per second between two samples; 0 without prefill."""
+def prefill_speed(now: Counters, before: Counters = START) -> float:
+    """Tokens per second of prefill between two samples; 0 without one."""
     seconds = now.prompt_s - before.prompt_s
     tokens = now.n_prompt_tokens - before.n_prompt_tokens
     return tokens / seconds if seconds > 0 else 0.0
 
 
-def decode_rate(now: Counters, before: Counters = START) -> float:
-    """Decode tokens per second between two samples; 0 without decoding."""
+def decode_speed(now: Counters, before: Counters = START) -> float:
+    """Tokens per second of decoding between two samples; 0 without it."""
     seconds = now.decode_s - before.decode_s
     tokens = now.n_generated_tokens - before.n_generated_tokens
     return tokens / seconds if seconds > 0 else 0.0

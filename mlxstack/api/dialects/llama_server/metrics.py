@@ -14,7 +14,7 @@ from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.kv_transfer import PeerView
 from mlxstack.engine.stats import DECODE_STEP_TIMES
-from mlxstack.service.parts.stats import decode_rate, n_processing, prompt_rate
+from mlxstack.service.parts.stats import decode_speed, n_processing, prefill_speed
 from mlxstack.service.service import Service
 from mlxstack.text.rendering.renderers import RENDERERS
 
@@ -84,8 +84,8 @@ def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
     calls = now.n_decode_calls or 1
     return (
         ("n_tokens_max", "Largest context so far (prompt and generation)", now.n_tokens_max),
-        ("prompt_tokens_seconds", "Prompt tokens per second", prompt_rate(now, before)),
-        ("predicted_tokens_seconds", "Generated tokens per second", decode_rate(now, before)),
+        ("prompt_tokens_seconds", "Prompt tokens per second", prefill_speed(now, before)),
+        ("predicted_tokens_seconds", "Generated tokens per second", decode_speed(now, before)),
         ("requests_processing", "Requests being served", n_processing(snapshot)),
         ("requests_deferred", "Requests waiting", len(snapshot.waiting)),
         ("n_busy_slots_per_decode", "Rows per decode call", now.n_decode_rows / calls),
