@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mlxstack.api import connection
+from mlxstack.api import connection_limits
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, tiny_preset
 from tests.api.speaking import chat_body
@@ -40,8 +40,8 @@ def here(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", LIMIT)
-    monkeypatch.setattr(connection, "HEAD_S", 600.0)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", LIMIT)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 600.0)
 
 
 def opened(here: Running, data: bytes = b"") -> socket.socket:
@@ -92,7 +92,7 @@ def test_a_connection_too_many_is_refused_when_all_are_busy(here: Running) -> No
 def test_a_head_has_a_time_limit_and_an_answer_has_none(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
     with opened(here) as silent, opened(here, HALF_HEAD) as slow:
         assert answer_of(silent) == b""
         told = answer_of(slow)
@@ -102,8 +102,8 @@ def test_a_head_has_a_time_limit_and_an_answer_has_none(
         again.sendall(HALF_HEAD)
         assert b"HTTP/1.1 408" in answer_of(again), "the second request too"
     body = {**chat_body(max_tokens=300, ignore_eos=True), "stream": True}
-    monkeypatch.setattr(connection, "BODY_S", 0.3)
-    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    monkeypatch.setattr(connection_limits, "BODY_S", 0.3)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
     with httpx.stream(
         "POST", f"{here.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
     ) as answer:
@@ -112,7 +112,7 @@ def test_a_head_has_a_time_limit_and_an_answer_has_none(
 
 
 def test_a_body_has_a_time_limit(here: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BODY_S", 0.3)
+    monkeypatch.setattr(connection_limits, "BODY_S", 0.3)
     with opened(here, HALF_BODY) as slow:
         told = answer_of(slow)
     assert told.startswith(b"HTTP/1.1 408")
@@ -130,10 +130,10 @@ def test_a_short_answer_is_one_packet(here: Running) -> None:
 
 def test_the_limit_leaves_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert 0 < connection.connection_limit() < soft
+    assert 0 < connection_limits.connection_limit() < soft
     for limit, most in ((2048, 1536), (256, 192), (10**6, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, n=limit: (n, n))
-        assert connection.connection_limit() == most
+        assert connection_limits.connection_limit() == most
 
 
 def until(is_so: object) -> None:

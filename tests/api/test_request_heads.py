@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api import connection
+from mlxstack.api import connection_limits
 from mlxstack.api.connection_limits import canonical_path
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, tiny_preset
@@ -137,7 +137,7 @@ def test_another_version_of_http_is_refused(here: Running, version: str) -> None
 def test_a_client_that_closes_its_sending_side_reads_the_whole_answer(
     here: Running, is_stream: bool, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PROBE_S", 0.02)
+    monkeypatch.setattr(connection_limits, "PROBE_S", 0.02)
     body = {**chat_body(max_tokens=40, ignore_eos=True), "stream": is_stream}
     with sent(here, request_of(CHAT, body, version=version)) as client:
         client.shutdown(socket.SHUT_WR)
@@ -154,7 +154,7 @@ def test_a_client_that_closes_its_sending_side_reads_the_whole_answer(
 def test_a_client_that_leaves_ends_its_request(
     here: Running, is_stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PROBE_S", 0.02)
+    monkeypatch.setattr(connection_limits, "PROBE_S", 0.02)
     body = {**chat_body(max_tokens=-1, ignore_eos=True), "stream": is_stream}
     for _ in range(2):
         with sent(here, request_of(CHAT, body)):

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from uvicorn.server import ServerState
 
-from mlxstack.api import connection
+from mlxstack.api import connection_limits
 from mlxstack.api.listener import uvicorn_config
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, tiny_preset
@@ -87,7 +87,7 @@ def test_a_request_is_over_with_its_last_token_and_the_answer_stays_whole(
 def test_a_client_that_takes_nothing_is_left_with_a_word(
     here: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "STALLED_S", 0.2)
+    monkeypatch.setattr(connection_limits, "STALLED_S", 0.2)
     with asked(here), caplog.at_level(logging.WARNING):
         wait_until(lambda: "its client took nothing of an answer" in caplog.text)
 
@@ -99,10 +99,10 @@ async def test_a_client_that_takes_too_long_is_left_with_a_word(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(2**25)})
 
-    made: list[connection.BoundedConnection] = []
+    made: list[connection_limits.BoundedConnection] = []
 
-    def connected() -> connection.BoundedConnection:
-        made.append(connection.BoundedConnection(config, ServerState(), {}))
+    def connected() -> connection_limits.BoundedConnection:
+        made.append(connection_limits.BoundedConnection(config, ServerState(), {}))
         return made[0]
 
     config = uvicorn_config(app)
@@ -120,7 +120,7 @@ async def test_a_client_that_takes_too_long_is_left_with_a_word(
         n_unread = made[0].n_unread
         while made[0].n_unread == n_unread:
             await reader.read(2**20)
-        monkeypatch.setattr(connection, "MAX_TAKE_S", 0.0)
+        monkeypatch.setattr(connection_limits, "MAX_TAKE_S", 0.0)
         made[0]._look_at_client()
         assert made[0].transport.is_closing()
         assert "did not take an answer within" in caplog.text
@@ -130,8 +130,8 @@ async def test_a_client_that_takes_too_long_is_left_with_a_word(
 def test_answers_that_wait_are_bounded(
     here: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 2**16)
-    monkeypatch.setattr(connection, "MAX_WAIT_S", 0.2)
+    monkeypatch.setattr(connection_limits, "MAX_UNREAD_BYTES", 2**16)
+    monkeypatch.setattr(connection_limits, "MAX_WAIT_S", 0.2)
     with asked(here), caplog.at_level(logging.WARNING):
         wait_until(lambda: "an answer waited 0.2 s for its client" in caplog.text)
         wait_until(lambda: here.service.gate.n_inside == 0)
@@ -140,11 +140,11 @@ def test_answers_that_wait_are_bounded(
 def test_the_client_that_is_behind_for_longest_makes_room(
     here: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "UNREAD_STEP", 2**10)
+    monkeypatch.setattr(connection_limits, "UNREAD_STEP", 2**10)
     n_before = here.service.gate.n_entered
     with asked(here) as first, caplog.at_level(logging.WARNING):
         wait_until_over(here, n_before)
-        monkeypatch.setattr(connection, "MAX_UNREAD_IN_ALL", 2**16)
+        monkeypatch.setattr(connection_limits, "MAX_UNREAD_IN_ALL", 2**16)
         with asked(here):
             wait_until(lambda: "are too long together" in caplog.text)
         monkeypatch.undo()

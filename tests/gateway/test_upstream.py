@@ -13,7 +13,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from mlxstack.api import connection
+from mlxstack.api import connection_limits
 from mlxstack.core.preset import ServerSpec
 from mlxstack.gateway.upstream import MAX_HELD_BYTES, MemberConnection, Upstream
 from tests.gateway.in_front import Front, in_front
@@ -126,7 +126,7 @@ def settled(fountain: Fountain, n_streams: int) -> dict[int, int]:
 def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
     front: Front, fountain: Fountain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 2**20)
+    monkeypatch.setattr(connection_limits, "MAX_UNREAD_BYTES", 2**20)
     stalled = [silent(front) for _ in range(N_STALLED)]
     held = settled(fountain, N_STALLED)
     assert len(held) == N_STALLED and all(0 < n < MAX_HELD for n in held.values())
@@ -153,7 +153,7 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
 def test_one_that_takes_nothing_for_long_is_left(
     front: Front, fountain: Fountain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "STALLED_S", 0.2)
+    monkeypatch.setattr(connection_limits, "STALLED_S", 0.2)
     n_left = fountain.n_left
     with silent(front):
         until(lambda: fountain.n_left == n_left + 1, "the member works on for it")
