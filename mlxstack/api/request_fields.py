@@ -3,7 +3,7 @@
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
@@ -169,6 +169,13 @@ def converted(value: Any, kind: type[T], path: str) -> T:
         reason, _, inner = str(error).partition(" - at `$")
         path += inner.removesuffix("`")
         raise BadRequest(f"{path}: {reason}", path) from None
+
+
+def read_known(table: Mapping[str, T], name: str, param: str) -> T:
+    """Entry of a table by a name that a client sent. Raises BadRequest."""
+    if name not in table:
+        raise BadRequest(f"{param} is {name!r}; known are {', '.join(table)}", param)
+    return table[name]
 
 
 def refuse(body: Struct, names: Iterable[str], reason: str = "") -> None:

@@ -16,6 +16,7 @@ import uvloop
 
 from mlxstack.api.app import create_app
 from mlxstack.api.cors import cors_middleware
+from mlxstack.api.dialects.openai_chat.messages import read_message_file
 from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
@@ -59,7 +60,7 @@ def run(preset: Preset, home: Path, source: Path | None = None) -> int:
 
 async def _run(preset: Preset, home: Path, source: Path | None) -> int:
     with bind(preset.server) as listener:
-        service = assemble(preset, home, source)
+        service = assemble(preset, home, read_message_file, source)
         server = UvicornServer(config(service))
         leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,15 +9,17 @@ from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
-from mlxstack.service.service import Service
+from mlxstack.service.service import MessageReader, Service
 from mlxstack.store.agent_history import AgentFolders, AgentLockFiles
 from mlxstack.store.kv_store import DiskKVStore
 
 
-def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
+def assemble(
+    preset: Preset, home: Path, read_messages: MessageReader, source: Path | None = None
+) -> Service:
     """Assemble an unstarted service; `source` is its resolved preset's file.
 
-    Raises SetupError when a folder cannot be made.
+    `read_messages` reads the messages of a file. Raises SetupError when a folder cannot be made.
     """
     agent_store = AgentStore(AgentFolders(home / "agents"), AgentLockFiles(home / "locks"))
     store = DiskKVStore(home / "kv")
@@ -31,4 +33,4 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
         ranks=RankGroup(preset.hosts) if preset.hosts else None,
     )
     neighbors = Neighbors(home, source.stem) if source is not None else None
-    return Service(preset, engine_factory, engine_factory.engine(preset), neighbors)
+    return Service(preset, engine_factory, engine_factory.engine(preset), read_messages, neighbors)

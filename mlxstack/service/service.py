@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from msgspec import Struct
 
 from mlxstack.core.commands import SlotCommand, SlotCommandResult
+from mlxstack.core.conversation import Message
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import (
     Broken,
@@ -39,6 +40,7 @@ from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import RequestStream
 from mlxstack.service.parts.stats import ServiceStats
 from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
+from mlxstack.text.images.reader import ImageReader
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mlxstack.service")
 
 T = TypeVar("T")
+
+MessageReader = Callable[[str, ImageReader], tuple[Message, ...]]
+"""Reads a JSON list of messages in the form of the API; raises BadRequest and MsgspecError."""
 
 STALLED_S = 10.0
 """Seconds without a step, despite work, until the service is stalled."""
@@ -136,11 +141,13 @@ class Service:
         preset: Preset,
         engine_factory: "EngineFactory",
         engine: "AnyEngine",
+        read_messages: MessageReader,
         neighbors: Neighbors | None = None,
     ) -> None:
         self.preset = preset
         self.name = preset.model.served_name
         """Model name in the API: the preset's alias, or its model's id."""
+        self.read_messages = read_messages
         self.neighbors = neighbors
         self.engine = engine
         self.stats = ServiceStats()

@@ -18,6 +18,7 @@ from litestar.utils.signature import ParsedSignature
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
 
+from mlxstack.api.dialects.openai_chat.messages import read_message_file
 from mlxstack.api.registry import DIALECTS
 from mlxstack.api.server import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Speculation
@@ -160,7 +161,7 @@ def single_steps(live: Running) -> Iterator[Callable[[], None]]:
 def running(preset: Preset, home: Path, source: Path | None = None) -> Iterator[Running]:
     """Started, loaded, and stopped at the end; `source` as for `assemble`."""
     with bind(preset.server) as listener:
-        service = assemble(preset, home, source)
+        service = assemble(preset, home, read_message_file, source)
         with serving(service, listener) as found:
             yield found
 

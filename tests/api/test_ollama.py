@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from mlxstack.api.dialects.ollama.request_schema import OllamaChatBody, OllamaMessage
 from mlxstack.api.dialects.ollama.to_conversation import chat_conversation
+from mlxstack.api.dialects.openai_chat.messages import FunctionParam, ToolCallParam
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
-from mlxstack.service.parts.openai_messages import FunctionParam, ToolCallParam
 from mlxstack.text.normalize_messages import pair_results
 from tests.api.running import Running
 from tests.api.test_demo_walk import WEATHER

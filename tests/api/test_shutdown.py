@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
+from mlxstack.api.dialects.openai_chat.messages import read_message_file
 from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec, SlotSpec
 from mlxstack.service.assembly import assemble
@@ -49,7 +50,7 @@ async def stage(model_folder: Path, tmp_path: Path) -> AsyncIterator[Stage]:
         agents=AgentsSpec(persist=Persist.ON_PARK),
         server=ServerSpec(port=0, drain_s=0.3),
     )
-    service = assemble(preset, tmp_path)
+    service = assemble(preset, tmp_path, read_message_file)
     server = UvicornServer(config(service))
     leaving = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:

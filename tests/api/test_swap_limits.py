@@ -14,6 +14,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
+from mlxstack.api.dialects.openai_chat.messages import read_message_file
 from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.engine import template_check
@@ -64,7 +65,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         (tmp_path / "presets" / f"{name}.yaml").write_text(text)
     server = ServerSpec(port=0, drain_s=0.3, startup_timeout_s=LIMIT_S)
     preset = tiny_preset(one, slots=SlotSpec(count=1, n_ctx=512), server=server)
-    service = assemble(preset, tmp_path)
+    service = assemble(preset, tmp_path, read_message_file)
     leaving = asyncio.Event()
     web = UvicornServer(config(service))
     with socket.create_server(("127.0.0.1", 0)) as listener:

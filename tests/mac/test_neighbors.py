@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from mlxstack.api.dialects.openai_chat.messages import read_message_file
 from mlxstack.config import presets
 from mlxstack.control import gateway
 from mlxstack.control.start import StartRequest
@@ -187,7 +188,7 @@ def test_a_service_that_loads_without_room_is_counted(
 
 async def begun(preset: Preset, home: Home) -> int:
     """KV budget of a service that has just loaded, before its tasks run."""
-    service = assemble(preset, home.root, home.preset_file(preset.name))
+    service = assemble(preset, home.root, read_message_file, home.preset_file(preset.name))
     try:
         await service.start()
         return service.snapshot().kv_budget_bytes

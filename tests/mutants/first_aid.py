@@ -326,7 +326,7 @@ FIRST_AID = (
         AGENTS + "test_x_9_a_client_that_leaves_leaves_no_trace",
     ),
     Mutant(
-        "a list of JSON as a result is not lost", "service/parts/openai_messages.py",
+        "a list of JSON as a result is not lost", "api/dialects/openai_chat/messages.py",
         "case [_, *_] if all(_is_part(part, kinds) for part in content):", "case list():",
         "tests/api/test_client_shapes.py::test_the_result_of_a_tool_may_be_any_json",
     ),

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlxstack.api.dialects.openai_chat.messages import read_message_file
 from mlxstack.core.commands import (
     CollectGarbage,
     FlushResult,
@@ -168,6 +169,6 @@ def over(engine: StandIn, preset: Preset) -> Service:
     peers = Peers((), DiskKVStore(home / "kv"))
     engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, peers)
     engine.deliver = dispatcher.deliver
-    service = Service(preset, engine_factory, engine)
+    service = Service(preset, engine_factory, engine, read_message_file)
     weakref.finalize(service, shutil.rmtree, home, ignore_errors=True)
     return service

@@ -55,7 +55,7 @@ class Model:
     ) -> tuple[Message, tuple[int, ...]]:
         """The message of an answer, and all tokens that are cached after it."""
         from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-        from mlxstack.service.parts.openai_messages import assistant_message
+        from mlxstack.service.calls.generation import assistant_message
 
         prompt = self.prompt(turns)
         request = Request(

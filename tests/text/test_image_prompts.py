@@ -22,7 +22,7 @@ from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import FIRST_VIRTUAL, ImagePart
 from mlxstack.models.model_files import processor_of
-from mlxstack.service.parts.openai_messages import read_stored, write_message
+from mlxstack.service.parts.stored_messages import read_stored, write_message
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import MAX_IN_ALL, MAX_NEW, ImageReader

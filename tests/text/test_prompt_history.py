@@ -21,9 +21,8 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service.calls.generation import Generation
+from mlxstack.service.calls.generation import Generation, assistant_message
 from mlxstack.service.parts.generation_options import GenerationOptions
-from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.text.answer_format import ModelAnswerFormat
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.tokens.cached_tokenizer import Prompt

@@ -13,8 +13,7 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Caller, Request
 from mlxstack.core.response_parts import CallBlock, ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service.calls.generation import Generation
-from mlxstack.service.parts import openai_messages
+from mlxstack.service.calls.generation import Generation, assistant_message
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.answer_format import ModelAnswerFormat
 from mlxstack.text.assembly import assemble_text
@@ -73,7 +72,7 @@ class Chat:
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
         parts = [part for event in events for part in generation.on_event(event)]
         parts += generation.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))
-        return openai_messages.assistant_message(
+        return assistant_message(
             p for p in parts if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)
         )
 

@@ -86,7 +86,7 @@ def _rendering(preset: "Preset", tokenizer: Any) -> Line:
 
 
 def _parsing(preset: "Preset", tokenizer: Any) -> Line:
-    from mlxstack.service.parts.openai_messages import write_call
+    from mlxstack.service.parts.stored_messages import write_call
     from mlxstack.text.assembly import assemble_text
 
     text = assemble_text(tokenizer, preset.sampling.thinking, preset.template)

@@ -17,11 +17,10 @@ from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackE
 from mlxstack.core.image import ImagePart
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
-from mlxstack.core.response_parts import SpokenPart
 from mlxstack.core.status import AgentView
-from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.agent_registry import AgentFacts, AgentRecord, facts_about, facts_of
 from mlxstack.service.parts.agent_store import in_thread
+from mlxstack.service.parts.stored_messages import read_stored, write_message
 from mlxstack.service.service import Service
 from mlxstack.store.agent_history import OF_IMAGE, History, image_name
 
@@ -132,7 +131,7 @@ def _read(service: Service, agent: str) -> Conversation:
 def _messages(service: Service, agent: str, history: History) -> tuple[Message, ...]:
     """Messages of a history with its images. Raises Damaged."""
     load = partial(service.agent_store.image, agent)
-    return tuple(openai_messages.read_stored(message, load) for message in history.messages)
+    return tuple(read_stored(message, load) for message in history.messages)
 
 
 async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
@@ -196,7 +195,7 @@ async def delete(service: Service, agent: str) -> None:
 
 
 async def record_turn(
-    service: Service, agent: str, conversation: Conversation, spoken: Sequence[SpokenPart]
+    service: Service, agent: str, conversation: Conversation, reply: Message
 ) -> None:
     """Store a finished turn, before the client receives its end.
 
@@ -204,7 +203,6 @@ async def record_turn(
     one of the next turns writes it.
     """
     messages = conversation.messages
-    reply = openai_messages.assistant_message(spoken)
     if conversation.continue_final and messages:
         begun = messages[-1]
         reply = replace(reply, text=begun.text + reply.text)
@@ -285,14 +283,14 @@ def _history(past: Conversation, facts: AgentFacts) -> History:
         images[name] = image.data
         return OF_IMAGE + name
 
-    messages = tuple(openai_messages.write_message(message, url_of) for message in past.messages)
+    messages = tuple(write_message(message, url_of) for message in past.messages)
     return History(messages, msgspec.to_builtins(facts), images)
 
 
 def _exported(service: Service, agent: str) -> History:
     """History whose messages hold their images, for another service. Raises NotFound, Damaged."""
     history = service.agent_store.read(agent)
-    messages = map(openai_messages.write_message, _messages(service, agent, history))
+    messages = map(write_message, _messages(service, agent, history))
     return replace(history, messages=tuple(messages))
 
 
@@ -370,7 +368,7 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
             if stored.messages != moved.messages:
                 raise Conflict(f"there is an agent {agent} already; delete it or move another one")
         history = History(moved.messages, moved.facts)
-        messages = tuple(openai_messages.read_stored(message) for message in moved.messages)
+        messages = tuple(read_stored(message) for message in moved.messages)
         facts = facts_of(history)
         n_tokens = 0
         if moved.manifest is not None:

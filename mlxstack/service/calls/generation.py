@@ -3,12 +3,12 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import structs
 
-from mlxstack.core.conversation import Conversation, Message, Tool
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import (
     Event,
     FinishReason,
@@ -22,10 +22,12 @@ from mlxstack.core.preset import Anticipation
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import (
     AnswerPart,
+    ContentPart,
     GenerationFinished,
     KeepAlive,
     NotedPart,
     PrefillProgressed,
+    ReasoningPart,
     ResponsePart,
     SpokenPart,
     ToolCallPart,
@@ -34,7 +36,6 @@ from mlxstack.service.calls import agents
 from mlxstack.service.parts.answer_constraint import callable_tools
 from mlxstack.service.parts.early_turns import Pause
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
-from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.text.prompt.splicer import SampledAnswer
@@ -74,12 +75,24 @@ async def stream_response(
                 due = clock() + beat_s
 
 
+def assistant_message(parts: Sequence[SpokenPart]) -> Message:
+    """The parts of a reply as a message, without cut calls."""
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    calls = (part for part in parts if isinstance(part, ToolCallPart) and not part.is_cut)
+    return Message(
+        role=Role.ASSISTANT,
+        text="".join(part.text for part in parts if isinstance(part, ContentPart)),
+        reasoning=reasoning or None,
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in calls),
+    )
+
+
 async def _remember(service: Service, generation: "Generation", spoken: list[SpokenPart]) -> None:
     """Record an explicit agent's turn before the client receives its end."""
     agent = generation.request.agent
     conversation = generation.conversation
     if agent is not None and conversation is not None:
-        await agents.record_turn(service, agent, conversation, spoken)
+        await agents.record_turn(service, agent, conversation, assistant_message(spoken))
 
 
 def _anticipate(service: Service, generation: "Generation", slot: int) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from mlxstack.core.conversation import Conversation
+from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import WarmPrefix
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.service.calls import prefix_cache_admin
-from mlxstack.service.parts.openai_messages import ChatMessageParam, read_messages
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service
+from mlxstack.text.images.reader import ImageReader
 from mlxstack.text.prompt.prompt import TokenizeOptions
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ async def warm_all(service: Service) -> None:
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
             text_processor = service.text_processor
-            prompt = await _prompt(text_processor, prefix)
+            prompt = await _prompt(service, text_processor, prefix)
             target = prefix_cache_admin.Prefix(prompt, text_processor)
             pinned = await prefix_cache_admin.pin(service, prefix.name, target)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
@@ -39,7 +39,9 @@ async def warm_all(service: Service) -> None:
         log.warning("learned shared prefixes were not warmed: %s", error)
 
 
-async def _prompt(text_processor: TextProcessor, prefix: WarmPrefix) -> PromptTokens:
+async def _prompt(
+    service: Service, text_processor: TextProcessor, prefix: WarmPrefix
+) -> PromptTokens:
     file = prefix.tokens_file or prefix.text_file or prefix.messages_file or ""
     text = await asyncio.to_thread(_read, file)
     if prefix.tokens_file is not None:
@@ -51,12 +53,16 @@ async def _prompt(text_processor: TextProcessor, prefix: WarmPrefix) -> PromptTo
     if prefix.text_file is not None:
         tokenized = await text_processor.tokenize(text, TokenizeOptions(add_special=False))
         return PromptTokens(tokenized)
+    messages = await text_processor.read(partial(_messages, service, file, text))
+    return await text_processor.prompt(Conversation(messages, add_generation_prompt=False))
+
+
+def _messages(service: Service, file: str, text: str, images: ImageReader) -> tuple[Message, ...]:
+    """Messages of a file, read as those of a request. Raises BadRequest."""
     try:
-        sent = msgspec.json.decode(text, type=list[ChatMessageParam])
+        return service.read_messages(text, images)
     except msgspec.MsgspecError as error:
         raise BadRequest(f"{file} is not a JSON list of chat messages: {error}") from None
-    messages = await text_processor.read(partial(read_messages, sent))
-    return await text_processor.prompt(Conversation(messages, add_generation_prompt=False))
 
 
 def _read(path: str) -> str:

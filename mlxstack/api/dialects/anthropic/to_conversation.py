@@ -33,11 +33,12 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
     is_server_tool,
     require_runnable,
 )
+from mlxstack.api.dialects.openai_chat.messages import result_content, with_marks
+from mlxstack.api.request_fields import read_known
 from mlxstack.api.response_format import format_constraint, format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, NoThreads
 from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.service.parts.openai_messages import read_known, result_content, with_marks
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import (

@@ -8,9 +8,9 @@ from litestar.params import JSONBody
 from msgspec import Struct, field
 
 from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.messages import ChatMessageParam
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.run_generation import TheService
-from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.prompt.prompt import TokenizeOptions
 

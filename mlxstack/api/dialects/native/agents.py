@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from mlxstack.api import request_fields
 from mlxstack.api.caller import checked_agent
 from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.messages import ChatMessageParam
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
 from mlxstack.api.dialects.openai_chat.routes import options
@@ -22,7 +23,7 @@ from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.request_fields import read_known, resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers
 from mlxstack.api.streaming import BEAT_S, LOOKUP_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.conversation import Conversation
@@ -33,8 +34,7 @@ from mlxstack.service.calls import agents
 from mlxstack.service.calls.admission import AgentTurnRequest, stream_turn
 from mlxstack.service.calls.agents import AgentChanges, AgentDetails
 from mlxstack.service.calls.generation import Generation
-from mlxstack.service.parts import openai_messages
-from mlxstack.service.parts.openai_messages import ChatMessageParam
+from mlxstack.service.parts.stored_messages import write_message
 from mlxstack.service.service import Service
 from mlxstack.text.images.reader import ImageReader
 
@@ -108,7 +108,7 @@ async def change_agent(
 ) -> dict[str, Any]:
     """Change priority, or pin the agent's KV in memory."""
     name = data.priority
-    priority = None if name is None else openai_messages.read_known(PRIORITIES, name, "priority")
+    priority = None if name is None else read_known(PRIORITIES, name, "priority")
     changes = AgentChanges(priority, data.is_pinned)
     check_raise(request, changes.priority)
     return shown(request, await agents.change(service, agent, changes))
@@ -130,7 +130,7 @@ async def delete_agent(
 async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, Any]:
     """All messages, as a chat request would send them."""
     past = await agents.past(service, agent)
-    messages = [openai_messages.write_message(message) for message in past.messages]
+    messages = [write_message(message) for message in past.messages]
     return {"id": agent, "object": "agent.history", "messages": messages}
 
 

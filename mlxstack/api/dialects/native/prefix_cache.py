@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from mlxstack.api.caller import salt_of
 from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.messages import ChatMessageParam
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import OF_ALL, UNLOADED
@@ -19,7 +20,6 @@ from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.status import CacheView, RequestView
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.calls.prefix_cache_admin import Prefix
-from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service
 from mlxstack.text.prompt.prompt import TokenizeOptions

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from mlxstack.api.dialects.openai_chat.messages import AnyContent, ToolCallParam
 from mlxstack.api.dialects.openai_chat.request_schema import ChatToolParam
 from mlxstack.api.request_fields import Fields, TopLogprobs
-from mlxstack.service.parts.openai_messages import AnyContent, ToolCallParam
 
 
 class OllamaOptions(Fields, kw_only=True):

@@ -14,12 +14,12 @@ from mlxstack.api.dialects.ollama.request_schema import (
     OllamaMessage,
 )
 from mlxstack.api.dialects.openai_chat import to_conversation as openai_chat
+from mlxstack.api.dialects.openai_chat.messages import AnyContent, ChatMessageParam
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.request_fields import refuse
 from mlxstack.api.response_format import format_instruction
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.parts.openai_messages import AnyContent, ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from mlxstack.api.dialects.openai_chat.messages import ChatMessageParam, Content
 from mlxstack.api.request_fields import EmptyList, Fields, TopLogprobs
 from mlxstack.api.response_format import ResponseFormat
-from mlxstack.service.parts.openai_messages import ChatMessageParam, Content
 
 
 class FunctionSpec(Struct):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mlxstack.api import custom_tools, request_fields
+from mlxstack.api.dialects.openai_chat.messages import read_latest_user, read_messages
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
     ChatToolParam,
@@ -13,7 +14,6 @@ from mlxstack.api.response_format import format_constraint, format_instruction
 from mlxstack.api.tool_choice import require_offered
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.parts.openai_messages import read_latest_user, read_messages
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from mlxstack.api.dialects.openai_chat.messages import AnyContent, Content, ToolCallParam
 from mlxstack.api.request_fields import Fields, TopLogprobs
-from mlxstack.service.parts.openai_messages import AnyContent, Content, ToolCallParam
 
 Item = dict[str, Any]
 

@@ -10,6 +10,16 @@ from typing import Any
 from msgspec import Struct, structs
 
 from mlxstack.api import custom_tools, request_fields
+from mlxstack.api.dialects.openai_chat.messages import (
+    ROLES,
+    ContentReader,
+    read_call,
+    read_history,
+    read_latest_user,
+    read_system,
+    result_content,
+    with_marks,
+)
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
     InputItem,
@@ -17,22 +27,12 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     ResponsesBody,
     ResponsesToolParam,
 )
+from mlxstack.api.request_fields import read_known
 from mlxstack.api.response_format import ResponseFormat, format_constraint, format_instruction
 from mlxstack.api.tool_choice import chosen_tool, require_offered
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImagePart
-from mlxstack.service.parts.openai_messages import (
-    ROLES,
-    ContentReader,
-    read_call,
-    read_history,
-    read_known,
-    read_latest_user,
-    read_system,
-    result_content,
-    with_marks,
-)
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader

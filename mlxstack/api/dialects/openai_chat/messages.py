@@ -1,0 +1,299 @@
+"""OpenAI's chat messages, as clients send them."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.api.request_fields import read_known
+from mlxstack.core.conversation import Message, Role, ToolCall
+from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.core.image import ImagePart
+from mlxstack.text.images.marks import mark_of
+from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader
+from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments, plain_text, system_text
+
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+}
+
+NOTES = {
+    "image": "[image omitted]",
+    "image_url": "[image omitted]",
+    "input_image": "[image omitted]",
+    "input_audio": "[audio omitted]",
+    "file": "[file omitted]",
+    "input_file": "[file omitted]",
+    "encrypted_content": "[encrypted content omitted]",
+}
+"""Replacements of other kinds of parts where they can no longer be refused."""
+
+WITH_IMAGES = frozenset({"user", "tool", "function"})
+"""Roles whose images are read."""
+PARTS = (*TEXT_PARTS, *KINDS, *NOTES, "refusal")
+"""Kinds of the parts of a content."""
+
+Content = str | list[str | dict[str, Any]] | None
+AnyContent = str | list[Any] | dict[str, Any] | int | float | bool | None
+"""Content of a tool result, which some clients send as any JSON."""
+ContentReader = Callable[[AnyContent, str], str]
+
+
+class FunctionParam(Struct):
+    """Function of a call in the history; `arguments` usually are a string."""
+
+    name: str | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
+
+
+class CustomParam(Struct):
+    """Custom tool of a call in the history."""
+
+    name: str = ""
+    input: str = ""
+
+
+class ToolCallParam(Struct):
+    """A call that the assistant made earlier.
+
+    Some clients write the fields of `function` beside the id.
+    """
+
+    id: str | None = None
+    function: FunctionParam | None = None
+    custom: CustomParam | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
+
+
+class ChatMessageParam(Struct):
+    """One message. `function` is the legacy role of `tool`, `function_call` its one call.
+
+    A last one with `prefix` is continued, as DeepSeek and Mistral do. LiteLLM has its reasoning in
+    `thinking_blocks`, OpenRouter in `reasoning_details`.
+    """
+
+    role: str
+    content: AnyContent = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking_blocks: list[Any] | None = None
+    reasoning_details: list[Any] | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    function_call: FunctionParam | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    prefix: bool | None = None
+
+
+def read_messages(
+    messages: Sequence[ChatMessageParam], images: ImageReader = TEXT_ONLY
+) -> tuple[Message, ...]:
+    """Messages of a request. Raises BadRequest with the path of the field.
+
+    Only the latest message of the user can be refused for not being text, and for its images only
+    if no answer follows: a client may send a refused message again, before another.
+    """
+    turns = [
+        (f"messages[{i}]", turn) for i, message in enumerate(messages) for turn in _turns(message)
+    ]
+    last = max((n for n, (_, turn) in enumerate(turns) if turn.role == "user"), default=-1)
+    answered = max((n for n, (_, turn) in enumerate(turns) if turn.role == "assistant"), default=-1)
+    read = []
+    for n, (path, turn) in enumerate(turns):
+        reader = images if turn.role in WITH_IMAGES else TEXT_ONLY
+        content = turn.content
+        if ROLES.get(turn.role) is Role.TOOL:
+            content = result_content(content)
+        is_new = n == last > answered
+        content, image_parts = with_marks(content, f"{path}.content", reader, is_new=is_new)
+        message = _message(turn, content, path, read_latest_user if n == last else read_history)
+        if image_parts:
+            message = msgspec.structs.replace(message, images=image_parts)
+        read.append(message)
+    return tuple(read)
+
+
+def read_message_file(text: str, images: ImageReader) -> tuple[Message, ...]:
+    """Messages of a JSON list.
+
+    Raises BadRequest, and MsgspecError for another form.
+    """
+    return read_messages(msgspec.json.decode(text, type=list[ChatMessageParam]), images)
+
+
+def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
+    """Turns of a message, whose parts may be calls, results and reasoning.
+
+    Cursor writes them so, in Anthropic's form, and Mistral its reasoning.
+    """
+    parts: list[Any] = message.content if isinstance(message.content, list) else []
+    calls = list(message.tool_calls or ())
+    thoughts = [*(message.thinking_blocks or message.reasoning_details or ())]
+    content: list[str | dict[str, Any]] = []
+    for part in parts:
+        match part:
+            case {"type": "tool_use", "name": str(name)} if message.role == "assistant":
+                function = FunctionParam(name, part.get("input"))
+                calls.append(ToolCallParam(str(part.get("id") or ""), function))
+            case {"type": "tool_result", "tool_use_id": str(call_id)}:
+                yield ChatMessageParam("tool", part.get("content"), tool_call_id=call_id)
+            case {"type": "thinking" | "reasoning"} if message.role == "assistant":
+                thoughts.append(part)
+            case _:
+                content.append(part)
+    reasoning = message.reasoning_content or message.reasoning or _thoughts(thoughts)
+    if len(content) < len(parts):
+        message = msgspec.structs.replace(message, content=content, tool_calls=calls)
+    if content or calls or not parts:
+        yield msgspec.structs.replace(message, reasoning_content=reasoning)
+
+
+def _thoughts(parts: Iterable[Any]) -> str | None:
+    """Text of parts of reasoning; sealed ones have none."""
+    objects = [part for part in parts if isinstance(part, dict)]
+    texts = [part.get("thinking") or part.get("text") or part.get("summary") for part in objects]
+    return "\n".join(plain_text(text, "\n") for text in texts if text) or None
+
+
+def with_marks(
+    content: Any, path: str, images: ImageReader, *, is_new: bool
+) -> tuple[Any, tuple[ImagePart, ...]]:
+    """Content with marks in place of images, and the images.
+
+    Raises BadRequest for a new image that is refused; earlier ones become notes.
+    """
+    if not images.accepts_images or not isinstance(content, list):
+        return content, ()
+    parts: list[str | dict[str, Any]] = []
+    image_parts: list[ImagePart] = []
+    for i, part in enumerate(_checked(content, path) or ()):
+        if not isinstance(part, dict) or part.get("type", "text") not in KINDS:
+            parts.append(part)
+            continue
+        image = images.new(part, f"{path}[{i}]") if is_new else images.earlier(part)
+        text = image
+        if isinstance(image, ImagePart):
+            image_parts.append(image)
+            text = mark_of(image)
+        parts.append({"type": "text", "text": text})
+    return parts, tuple(image_parts)
+
+
+def read_latest_user(content: AnyContent, path: str, joint: str = "\n") -> str:
+    """Text of the latest user message or a predicted answer.
+
+    Parts of a message are lines. Raises BadRequest for other kinds.
+    """
+    try:
+        return plain_text(_checked(content, path), joint)
+    except Unsupported as error:
+        raise BadRequest(error.message, path) from None
+
+
+def read_history(content: AnyContent, path: str) -> str:
+    """Text of an earlier message or tool result; other kinds become notes."""
+    return plain_text(_readable(_checked(content, path)), "\n")
+
+
+def result_content(content: AnyContent, kinds: Sequence[str] = PARTS) -> Content:
+    """Content of a tool result: text, parts, or else JSON text.
+
+    Parts of unknown types may be among known ones.
+    """
+    match content:
+        case str() | None:
+            return content
+        case [_, *_] if all(_is_part(part, kinds) for part in content):
+            return content
+        case list() if all(map(_is_typed, content)) and any(
+            _is_part(part, kinds) for part in content
+        ):
+            return content
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _is_part(part: Any, kinds: Sequence[str]) -> bool:
+    if isinstance(part, dict):
+        kind = part.get("type", "text" if "text" in part else None)
+        # The files of a folder have this type, too.
+        return kind in kinds and (kind != "file" or "file" in part)
+    return isinstance(part, str)
+
+
+def _is_typed(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type"), str)
+
+
+def read_system(content: AnyContent, path: str) -> str:
+    """Text of a system prompt, whose parts follow without a line break."""
+    return system_text(_readable(_checked(content, path)))
+
+
+def _checked(content: AnyContent, path: str) -> Content:
+    if not isinstance(content, str | list | None):
+        raise BadRequest(f"{path}: Expected `str | array | null`, got {content!r:.20}", path)
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        part_path = f"{path}[{i}]"
+        kind: Any = part
+        if isinstance(part, dict):
+            kind = part.get("type", "text")
+            part_path += ".type"
+        if not isinstance(kind, str):
+            raise BadRequest(f"{part_path} must be a string", part_path)
+    return content
+
+
+def _readable(content: Content) -> Content:
+    if not isinstance(content, list):
+        return content
+    return [part for part in map(_noted, content) if part != ""]
+
+
+def _noted(part: str | dict[str, Any]) -> str | dict[str, Any]:
+    try:
+        plain_text([part])
+    except Unsupported:
+        assert isinstance(part, dict)
+        text = part.get("text")
+        return NOTES.get(part["type"], text if isinstance(text, str) else "")
+    return part
+
+
+def _message(
+    turn: ChatMessageParam, content: AnyContent, path: str, read_text: ContentReader
+) -> Message:
+    role = read_known(ROLES, turn.role, f"{path}.role")
+    calls = turn.tool_calls
+    if not calls and turn.function_call:
+        calls = [ToolCallParam(function=turn.function_call)]
+    if role is Role.SYSTEM:
+        read_text = read_system
+    reasoning = turn.reasoning_content
+    if reasoning is None:
+        reasoning = turn.reasoning
+    return Message(
+        role=role,
+        text=read_text(content, f"{path}.content"),
+        reasoning=reasoning,
+        tool_calls=tuple(map(read_call, calls or ())),
+        tool_call_id=turn.tool_call_id,
+        name=turn.name,
+    )
+
+
+def read_call(call: ToolCallParam) -> ToolCall:
+    """Call of a history."""
+    if call.custom is not None:
+        return ToolCall(call.id or "", call.custom.name, {"input": call.custom.input})
+    function = call.function or FunctionParam(call.name, call.arguments)
+    return ToolCall(
+        id=call.id or "", name=function.name or "", arguments=parse_arguments(function.arguments)
+    )
