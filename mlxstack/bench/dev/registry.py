@@ -26,7 +26,7 @@ from mlxstack.bench.dev import (
 from mlxstack.bench.dev.report import BenchReport, Results
 from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
 from mlxstack.bench.dev.simulation import scenario
-from mlxstack.bench.dev.timed_request import TimedClient, ServerUnderTest
+from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient
 from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.bench.dev.workload import RealText, real_text
 from mlxstack.bench.environment import child_env, conditions, ended
