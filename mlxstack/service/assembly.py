@@ -6,9 +6,11 @@ from mlxstack.core.preset import Preset
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.parts.agent_store import AgentStore
+from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
+from mlxstack.service.parts.service_feature import ServiceFeature
 from mlxstack.service.service import MessageReader, Service
 from mlxstack.store.agent_history import AgentFolders, AgentLockFiles
 from mlxstack.store.kv_store import DiskKVStore
@@ -32,5 +34,8 @@ def assemble(
         source=source,
         ranks=RankGroup(preset.hosts) if preset.hosts else None,
     )
-    neighbors = Neighbors(home, source.stem) if source is not None else None
-    return Service(preset, engine_factory, engine_factory.engine(preset), read_messages, neighbors)
+    features: list[ServiceFeature] = [engine_factory.peers, EarlyTurns()]
+    if source is not None:
+        features.insert(0, Neighbors(home, source.stem))
+    engine = engine_factory.engine(preset)
+    return Service(preset, engine_factory, engine, read_messages, tuple(features))

@@ -24,7 +24,6 @@ from mlxstack.core.errors import (
     StackError,
     Unsupported,
 )
-from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset, ServiceKind
 from mlxstack.core.request import Request, SamplingParams
@@ -33,11 +32,9 @@ from mlxstack.models.model_files import processor_of
 from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.parts.agent_registry import restore_agents
 from mlxstack.service.parts.agent_store import AgentLocks, in_thread
-from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.gate import SwapGate
-from mlxstack.service.parts.neighbors import Neighbors
-from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import RequestStream
+from mlxstack.service.parts.service_feature import ServiceFeature
 from mlxstack.service.parts.stats import ServiceStats
 from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
 from mlxstack.text.images.reader import ImageReader
@@ -53,6 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mlxstack.service")
 
 T = TypeVar("T")
+F = TypeVar("F", bound=ServiceFeature)
 
 MessageReader = Callable[[str, ImageReader], tuple[Message, ...]]
 """Reads a JSON list of messages in the form of the API; raises BadRequest and MsgspecError."""
@@ -142,21 +140,19 @@ class Service:
         engine_factory: "EngineFactory",
         engine: "AnyEngine",
         read_messages: MessageReader,
-        neighbors: Neighbors | None = None,
+        features: tuple[ServiceFeature, ...] = (),
     ) -> None:
         self.preset = preset
         self.name = preset.model.served_name
         """Model name in the API: the preset's alias, or its model's id."""
         self.read_messages = read_messages
-        self.neighbors = neighbors
+        self.features = features
         self.engine = engine
         self.stats = ServiceStats()
         self.agent_store = engine_factory.agent_store
         self.engine_factory = engine_factory
-        self._peers = engine_factory.peers
         self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
-        self.early_turns = EarlyTurns()
         self.change: Change | None = None
         self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
         self.is_engine_left = False
@@ -197,18 +193,9 @@ class Service:
         self.require()
         return self.generator.cache
 
-    @property
-    def peers(self) -> Peers:
-        """Exchange of KV files with other services. Raises as `require`, and Unsupported."""
-        self.require()
-        if self._is_embedding or self.preset.hosts:
-            raise Unsupported("this service exchanges no KV with others")
-        return self._peers
-
-    @property
-    def peer_views(self) -> tuple[PeerView, ...]:
-        """State of the peers, also while no model is loaded."""
-        return self._peers.views()
+    def feature(self, kind: type[F]) -> F | None:
+        """Feature of this type; None if the service has none."""
+        return next((feature for feature in self.features if isinstance(feature, kind)), None)
 
     @property
     def n_ctx(self) -> int:
@@ -293,9 +280,7 @@ class Service:
         does not end within `limit_s`.
         """
         self._health = ServiceHealth.UNLOADED if is_idle else ServiceHealth.SWAPPING
-        self.early_turns.stop()
-        if self._model is not None:
-            self._model.watchdog.cancel()
+        self._begin_unload()
         if not await ended(self.engine, limit_s):
             why = f"the engine of {self.name} did not end within {limit_s:g} s"
             self.give_up(why)
@@ -339,8 +324,8 @@ class Service:
     async def _load(self) -> ModelFacts:
         self.stats.load_began_at = time.monotonic()
         self.stats.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
-        if self.neighbors is not None:
-            await asyncio.to_thread(self.neighbors.reserve, self.preset)
+        for feature in self.features:
+            await feature.before_load(self.preset)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         text_processor = await asyncio.to_thread(
@@ -349,14 +334,20 @@ class Service:
         watchdog = asyncio.create_task(self._watch_engine())
         self._model = ServedModel(facts, text_processor, watchdog)
         if not self._is_embedding:
-            if self.neighbors is not None:
-                await self.neighbors.divide(self.preset, self.generator)
-            self._peers.serve(facts.identity.key(), self.reserve_disk, self.generator.import_kv)
+            for feature in self.features:
+                await feature.after_load(self.preset, self.generator, facts)
         if self._health in (
             ServiceHealth.LOADING, ServiceHealth.SWAPPING, ServiceHealth.UNLOADED
         ):  # fmt: skip
             self._health = ServiceHealth.OK
         return facts
+
+    def _begin_unload(self) -> None:
+        """End what goes on beside requests, before the engine ends."""
+        for feature in self.features:
+            feature.before_unload()
+        if self._model is not None:
+            self._model.watchdog.cancel()
 
     async def stop(self, drain_s: float) -> None:
         """Drain requests for up to `drain_s` seconds and end the engine.
@@ -367,9 +358,7 @@ class Service:
         """
         was_loading = self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING)
         self._health = ServiceHealth.STOPPING
-        self.early_turns.stop()
-        if self._model is not None:
-            self._model.watchdog.cancel()
+        self._begin_unload()
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
         await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s)
         await asyncio.gather(
@@ -378,7 +367,8 @@ class Service:
         )
         self.is_engine_left = not stopping.done()
         await self.write_histories()
-        await self._peers.close()
+        for feature in self.features:
+            await feature.close()
         self.sleep.close()
 
     async def write_histories(self) -> None:
@@ -416,8 +406,8 @@ class Service:
         awake = self.sleep.request() if self.sleep.command else nullcontext()
         with lock, awake:
             try:
-                if self.early_turns.pauses:
-                    self.early_turns.note_request(request)
+                for feature in self.features:
+                    feature.on_request(request)
                 engine.submit(request)
                 yield stream
             finally:
@@ -442,10 +432,6 @@ class Service:
         done = await asyncio.wrap_future(change)
         self.stats.n_cache_changes += 1
         return done
-
-    async def reserve_disk(self, n_bytes: int) -> None:
-        """Make room for KV files of another service. Raises DiskFull or Busy."""
-        await asyncio.wrap_future(self.generator.reserve_disk(n_bytes))
 
     def require(self) -> None:
         """Raise Loading before the model is there, Broken if it failed."""

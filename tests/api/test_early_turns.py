@@ -19,6 +19,7 @@ from mlxstack.service.parts import early_turns
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.patience import PATIENCE_S, wait_until
+from tests.service.standin import early_turns_of
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.stripping import STRIPPING
 
@@ -56,7 +57,7 @@ def under(template: str, folder: Path) -> Iterator[Running]:
 def powered(preset: Preset, home: Path) -> Iterator[Running]:
     """A service on a computer with spare power."""
     with running(preset, home) as found:
-        found.service.early_turns.may_begin = lambda: True
+        early_turns_of(found.service).may_begin = lambda: True
         yield found
 
 
@@ -199,10 +200,10 @@ def test_a_request_in_the_pause_ends_it(
     turns = history("the river")
     before = n_early(live)
     first = chat(http, turns)
-    assert len(live.service.early_turns.pauses) == 1
+    assert len(early_turns_of(live.service).pauses) == 1
     second = [*turns, message(first), {"role": "user", "content": NEXT}]
     chat(http, second, max_tokens=2)
-    assert not live.service.early_turns.pauses, "a cut answer is not expected to go on"
+    assert not early_turns_of(live.service).pauses, "a cut answer is not expected to go on"
     assert n_early(live) == before
 
 
@@ -216,10 +217,10 @@ def test_nothing_is_begun_without_spare_power(
         return False
 
     monkeypatch.setattr(early_turns, "PAUSE_S", 0.0)
-    monkeypatch.setattr(live.service.early_turns, "may_begin", refuse)
+    monkeypatch.setattr(early_turns_of(live.service), "may_begin", refuse)
     before = n_early(live)
     chat(http, history("the well"))
-    wait_until(lambda: not (live.service.early_turns.pauses or not asked))
+    wait_until(lambda: not (early_turns_of(live.service).pauses or not asked))
     assert n_early(live) == before
 
 
@@ -228,7 +229,7 @@ def test_a_preset_switches_it_off(tmp_path: Path) -> None:
     preset = tiny_preset(tmp_path / "tiny", prefix_cache=spec)
     with running(preset, tmp_path / "home") as live, httpx.Client(base_url=live.url) as http:
         message(chat(http, [{"role": "user", "content": "Hello."}]))
-        assert not live.service.early_turns.pauses
+        assert not early_turns_of(live.service).pauses
 
 
 def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
         call_id = called["tool_calls"][0]["id"]
         turns += [called, {"role": "tool", "tool_call_id": call_id, "content": result}]
         answer = message(chat(http, turns, **free))
-        wait_until(lambda: not live.service.early_turns.pauses)
+        wait_until(lambda: not early_turns_of(live.service).pauses)
         asked = [*turns, answer, {"role": "user", "content": "Thanks. What can you do?"}]
         second = chat(http, asked, **free)
         assert n_computed(second) <= n_tokens(http, "Thanks. What can you do?") + SLACK

@@ -34,6 +34,7 @@ from mlxstack.core.preset import (
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.host.home import Home
 from mlxstack.policy import remote_prefill
+from mlxstack.service.calls.kv_transfer import peer_views, peers_of
 from mlxstack.service.parts import peers
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_serve import process, wait_for
@@ -69,7 +70,7 @@ class Pair:
         self.there = httpx.Client(base_url=helper, timeout=PATIENCE_S, headers=HEADERS)
 
     def view(self) -> PeerView:
-        return self.here.service.peer_views[0]
+        return peer_views(self.here.service)[0]
 
     def ask(self, tokens: list[int], http: httpx.Client | None = None, **more: Any) -> Any:
         body = {"prompt": tokens, "n_predict": 8, "temperature": 0, "return_tokens": True, **more}
@@ -94,7 +95,7 @@ class Pair:
 
     def trust(self) -> None:
         """Take the peer for one that has just sent 1 GiB in a second."""
-        self.here.service.peers._peers[0].succeed(1 << 30, 1.0)
+        peers_of(self.here.service)._peers[0].succeed(1 << 30, 1.0)
 
 
 @contextmanager
@@ -205,7 +206,7 @@ def test_fetched_kv_survives_a_restart_as_our_own(
     tokens = prompt(4, 800)
     preset = pair.here.service.preset
     with running(preset, tmp_path) as first:
-        first.service.peers._peers[0].succeed(1 << 30, 1.0)
+        peers_of(first.service)._peers[0].succeed(1 << 30, 1.0)
         with httpx.Client(base_url=first.url, timeout=PATIENCE_S) as http:
             pair.ask(prompt(5, 300), http)
             pair.ask(tokens, http)
@@ -249,8 +250,8 @@ def test_a_peer_that_does_not_answer_is_given_up(
         os.kill(pair.worker.pid, signal.SIGCONT)
     assert pair.view().n_failures == n_failures + 1
     assert answer["tokens"] == pair.cold(tokens)
-    pair.here.service.peers._peers[0].succeed()
-    pair.here.service.peers._peers[0]._until = 0.0
+    peers_of(pair.here.service)._peers[0].succeed()
+    peers_of(pair.here.service)._peers[0]._until = 0.0
 
 
 @pytest.mark.usefixtures("eager")
@@ -298,7 +299,7 @@ def test_layers_that_cannot_be_cut_come_from_the_helper_too(
             pair = Pair(here, there.url, None)
             pair.ask(prompt(12, 300), pair.there)
             pair.ask(prompt(13, 300))
-            here.service.peers._peers[0].succeed(1 << 30, 1.0)
+            peers_of(here.service)._peers[0].succeed(1 << 30, 1.0)
             tokens = prompt(14, 800)
             n_before = pair.n_computed()
             answer = pair.ask(tokens)
@@ -379,7 +380,7 @@ def test_a_broken_transfer_goes_on_and_an_altered_file_is_not_used(
             httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
         ):
             pair.ask(prompt(20, 300), http)
-            peer = here.service.peers._peers[0]
+            peer = peers_of(here.service)._peers[0]
             peer.succeed(1 << 30, 1.0)
             proxy.n_cuts = 2
             proxy.ranges[:] = []
@@ -587,7 +588,7 @@ def test_files_that_are_not_of_the_tokens_or_the_model_are_not_used(pair: Pair) 
         error = engine.import_kv(lie).exception(PATIENCE_S)
         assert isinstance(error, StackError), lie
     assert engine.import_kv(manifest).result(PATIENCE_S) == 700
-    store = pair.here.service.peers.store
+    store = peers_of(pair.here.service).store
     for axis in (2, 3):  # Other tokens than the file says, then other dims than the model has.
         file = store.read(identity, manifest.segments[0])
         shape = list(file.tensors[0].shape)

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from mlxstack.policy import remote_prefill
+from mlxstack.service.calls.kv_transfer import peer_views, peers_of
 from mlxstack.service.parts import peers as peers_module
 from tests.api.running import Running, running
 from tests.api.test_peers import until
@@ -85,7 +86,7 @@ class Two:
         self._patch.setattr(remote_prefill, "MIN_PATIENCE_S", limit_s)
         self._patch.setattr(peers_module, "MATCH_S", limit_s)
         self._patch.setattr(peers_module, "FILE_S", limit_s)
-        peer = self.here.service.peers._peers[0]
+        peer = peers_of(self.here.service)._peers[0]
         peer.succeed(1 << 30, 1.0)
         peer._until = 0.0
         self.count(n_rounds=1)
@@ -103,7 +104,7 @@ class Two:
         assert answer["tokens"] == expected["tokens"], about
         again = self.near.post("/completion", json=body).raise_for_status().json()
         assert again["tokens"] == expected["tokens"], f"{about}: the second time"
-        is_failed = bool(self.here.service.peer_views[0].trouble)
+        is_failed = bool(peer_views(self.here.service)[0].trouble)
         is_lie = self.liar.lie is not None and about not in HARMLESS
         assert is_failed or not is_lie, f"{about}: the peer is not left alone"
         self.count(n_compared=2, n_backed_off=is_failed)
@@ -141,8 +142,8 @@ class Two:
         self.count(n_met=self.wire.n_met)
         self.n_bytes = self.wire.arm()
         assert max(self.n_bytes) < MAX_BYTES, f"{about}: {self.n_bytes} bytes up and down"
-        until(lambda: not self.here.service.peers._n_fetches)
-        root = self.here.service.peers.store.root
+        until(lambda: not peers_of(self.here.service)._n_fetches)
+        root = peers_of(self.here.service).store.root
         until(lambda: not list(root.rglob("..tmp-*")))
 
 
@@ -173,7 +174,7 @@ def peers(root: Path, seed: int, n_wire: int, lies: Iterable[str] | None = None)
                 pair.move(name)
         pair.begin()
         pair.prompt("sound in the end", is_there=True)
-        assert not pair.here.service.peer_views[0].trouble
+        assert not peer_views(pair.here.service)[0].trouble
         return pair.outcome
 
 

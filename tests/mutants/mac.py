@@ -128,15 +128,13 @@ MAC = (
         "test_services_that_come_and_go_in_any_order_never_exceed_the_ceiling",
     ),
     Mutant(
-        "a service waits for room before it loads", "service/service.py",
-        "            await asyncio.to_thread(self.neighbors.reserve, self.preset)\n",
-        "            pass\n",
+        "a service waits for room before it loads", "service/parts/neighbors.py",
+        "        await asyncio.to_thread(self.reserve, preset)\n", "        pass\n",
         NEIGHBORS + "test_a_service_starts_with_its_share_after_it_has_waited_for_room",
     ),
     Mutant(
-        "a service starts with its share", "service/service.py",
-        "                await self.neighbors.divide(self.preset, self.generator)\n",
-        "                pass\n",
+        "a service starts with its share", "service/parts/neighbors.py",
+        "        await self.divide(preset, engine)\n", "        pass\n",
         NEIGHBORS + "test_a_service_starts_with_its_share_after_it_has_waited_for_room",
     ),
     Mutant(
@@ -442,8 +440,8 @@ MAC = (
         "tests/mac/test_conditions.py::test_the_version_of_macos_is_read_without_compatibility",
     ),
     Mutant(
-        "an unloaded model holds no room", "service/calls/idle_unload.py",
-        "if service.neighbors is not None:", "if False:",
+        "an unloaded model holds no room", "service/parts/neighbors.py",
+        "        await asyncio.to_thread(self.release)\n", "        pass\n",
         "tests/gateway/test_continuity.py::"
         "test_the_turns_of_an_agent_are_those_of_a_cold_conversation",
     ),

@@ -41,6 +41,7 @@ from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.loop import EngineLoop
 from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.parts.agent_store import AgentStore
+from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
@@ -169,6 +170,13 @@ def over(engine: StandIn, preset: Preset) -> Service:
     peers = Peers((), DiskKVStore(home / "kv"))
     engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, peers)
     engine.deliver = dispatcher.deliver
-    service = Service(preset, engine_factory, engine, read_message_file)
+    service = Service(preset, engine_factory, engine, read_message_file, (peers, EarlyTurns()))
     weakref.finalize(service, shutil.rmtree, home, ignore_errors=True)
     return service
+
+
+def early_turns_of(service: Service) -> EarlyTurns:
+    """The feature of a service that begins next turns early."""
+    feature = service.feature(EarlyTurns)
+    assert feature is not None
+    return feature

@@ -16,7 +16,7 @@ from mlxstack.service.parts import early_turns
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 from tests.callers import with_caller
-from tests.service.standin import FACTS, StandIn
+from tests.service.standin import FACTS, StandIn, early_turns_of
 from tests.service.test_service import made
 
 HELLO = Conversation((Message(Role.USER, "hello"),), thinking=False)
@@ -34,7 +34,7 @@ async def pair(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(early_turns, "PAUSE_S", 0.0)
     service, engine = made(tokenizer)
     engine.loading.set_result(FACTS)
-    service.early_turns.may_begin = lambda: True
+    early_turns_of(service).may_begin = lambda: True
     await service.start()
     yield service, engine
     await service.stop(0.1)
@@ -53,7 +53,7 @@ async def said(pair: Pair, *, copy: int = 0, **more: Any) -> str:
 
 async def rest(service: Service) -> None:
     """Wait until nothing is to be begun any more."""
-    await asyncio.gather(*service.early_turns.pauses.values(), return_exceptions=True)
+    await asyncio.gather(*early_turns_of(service).pauses.values(), return_exceptions=True)
 
 
 async def test_an_answer_is_expected_to_be_followed_by_the_user(pair: Pair) -> None:
@@ -93,7 +93,7 @@ async def test_a_service_that_stops_begins_nothing(
     service, engine = pair
     monkeypatch.setattr(early_turns, "PAUSE_S", 3600.0)
     await said(pair)
-    assert service.early_turns.pauses
+    assert early_turns_of(service).pauses
     await service.stop(0.1)
     await rest(service)
     assert not engine.expected

@@ -18,6 +18,7 @@ from mlxstack.core.image import ImagePart
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentView
+from mlxstack.service.calls.kv_transfer import peers_of
 from mlxstack.service.parts.agent_registry import AgentFacts, AgentRecord, facts_about, facts_of
 from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.service.parts.stored_messages import read_stored, write_message
@@ -335,7 +336,8 @@ async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> Agent
     It is deleted here unless `is_kept`. Raises NotFound, BadRequest for a URL that is no peer,
     Conflict when the agent is busy or the peer refuses it; then the agent stays.
     """
-    peer = service.peers.at(to)
+    peers = peers_of(service)
+    peer = peers.at(to)
     async with _editing(service, agent):
         record = _record(service, agent)
         history = await asyncio.to_thread(_exported, service, agent)
@@ -345,7 +347,7 @@ async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> Agent
         manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
         try:
             moved = MovedAgent(history.messages, history.facts, manifest)
-            n_sent, n_tokens = await service.peers.push(peer, agent, moved)
+            n_sent, n_tokens = await peers.push(peer, agent, moved)
         except StackError as error:
             raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error
         if not is_kept:

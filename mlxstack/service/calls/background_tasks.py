@@ -47,8 +47,9 @@ async def run_tasks(
             group.create_task(log_statistics(service, spec.metrics.log_interval))
         relieve = partial(_relieve, service, level)
         group.create_task(_every(LOOK_S, "the relief of memory", relieve))
-        if service.neighbors is not None:
-            divide = partial(_divide, service, service.neighbors)
+        neighbors = service.feature(Neighbors)
+        if neighbors is not None:
+            divide = partial(_divide, service, neighbors)
             group.create_task(_every(NEIGHBORS_S, "the division of memory", divide))
         sweep = partial(_sweep, service)
         group.create_task(_every(SWEEP_S, "the sweep of the disk", sweep))

@@ -18,7 +18,6 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.errors import Busy
-from mlxstack.core.preset import Anticipation
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import (
     AnswerPart,
@@ -34,8 +33,8 @@ from mlxstack.core.response_parts import (
 )
 from mlxstack.service.calls import agents
 from mlxstack.service.parts.answer_constraint import callable_tools
-from mlxstack.service.parts.early_turns import Pause
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.parts.service_feature import CompleteAnswer
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.text.prompt.splicer import SampledAnswer
@@ -68,7 +67,7 @@ async def stream_response(
                 if isinstance(part, GenerationFinished):
                     service.stats.n_unparsed_calls += part.n_unparsed
                     await _remember(service, generation, spoken)
-                    _anticipate(service, generation, part.slot)
+                    _note_answer(service, generation, part.slot)
                 elif isinstance(part, SpokenPart):
                     spoken.append(part)
                 yield part
@@ -95,15 +94,13 @@ async def _remember(service: Service, generation: "Generation", spoken: list[Spo
         await agents.record_turn(service, agent, conversation, assistant_message(spoken))
 
 
-def _anticipate(service: Service, generation: "Generation", slot: int) -> None:
-    """Begin the next turn early, if the answer is complete."""
-    spec = service.preset.prefix_cache
+def _note_answer(service: Service, generation: "Generation", slot: int) -> None:
+    """Show a complete answer to the features of the service."""
     conversation = generation.conversation
-    is_wanted = spec.enabled and spec.anticipate is Anticipation.AUTO
-    if generation.answer is None or conversation is None or not is_wanted or generation.is_copy:
+    if generation.answer is None or conversation is None or generation.is_copy:
         return
     if service.health is ServiceHealth.OK:
-        pause = Pause(
+        answer = CompleteAnswer(
             service.generator,
             generation.text_processor,
             generation.request,
@@ -111,7 +108,8 @@ def _anticipate(service: Service, generation: "Generation", slot: int) -> None:
             generation.answer,
             slot,
         )
-        service.early_turns.note_answer(pause)
+        for feature in service.features:
+            feature.on_answer(answer)
 
 
 class Generation:

@@ -97,8 +97,8 @@ async def unload(service: Service) -> None:
         model_swap.begin(service, service.preset, "unload", limit_s)
         freed, _ = await model_swap.unload(service, limit_s, is_idle=True)
         service.rest(service.preset, resting)
-        if service.neighbors is not None:
-            await asyncio.to_thread(service.neighbors.release)
+        for feature in service.features:
+            await feature.after_idle_unload()
         await return_free_memory(service.gate)
     except BaseException:
         service.gate.left_at = time.monotonic()

@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.errors import StackError
+from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.preset import Anticipation, Preset
 from mlxstack.core.request import Request
 from mlxstack.host.spare_power import has_spare_power
+from mlxstack.service.parts.service_feature import CompleteAnswer, ServiceFeature
 
 if TYPE_CHECKING:
     from mlxstack.engine.chat_engine import ChatEngine
-    from mlxstack.service.parts.text_processor import TextProcessor
 
 log = logging.getLogger(__name__)
 
@@ -23,35 +22,8 @@ PAUSE_S = 0.5
 """Delay of an early turn in seconds; most tools return sooner."""
 
 
-class Pause(Struct, frozen=True):
-    """Pause after the complete answer to a request served in `slot`."""
-
-    engine: "ChatEngine"
-    text_processor: "TextProcessor"
-    request: Request
-    conversation: Conversation
-    answer: Message
-    slot: int
-
-    async def begin(self) -> None:
-        """Render and compute the expected next prompt. Raises as `make` does."""
-        last = self.request
-        scope = (last.salt, last.display_name or "")
-        prompt = await self.text_processor.expected(self.conversation, self.answer, scope)
-        expected = Request(
-            id=f"{last.id}-early",
-            prompt=prompt,
-            max_tokens=0,
-            slot=self.slot,
-            caller=last.caller,
-            display_name=last.display_name,
-            arrived=time.monotonic(),
-        )
-        self.engine.begin_early(expected, last.id)
-
-
-class EarlyTurns:
-    """Begins next turns early. It belongs to the event loop.
+class EarlyTurns(ServiceFeature):
+    """Begins next turns early.
 
     `may_begin` is called in a thread: whether this computer can do work that nothing waits for.
     """
@@ -60,38 +32,62 @@ class EarlyTurns:
         self.may_begin = may_begin
         self.pauses: dict[str, asyncio.Task[None]] = {}
         """Pauses that have not ended, by agent."""
+        self._is_on = False
 
-    def note_request(self, request: Request) -> None:
+    async def after_load(self, preset: Preset, engine: "ChatEngine", facts: ModelFacts) -> None:
+        spec = preset.prefix_cache
+        self._is_on = spec.enabled and spec.anticipate is Anticipation.AUTO
+
+    def on_request(self, request: Request) -> None:
         """End the pause of an agent: its next request has come."""
         task = self.pauses.pop(request.display_name or "", None)
         if task is not None:
             task.cancel()
 
-    def note_answer(self, pause: Pause) -> None:
+    def on_answer(self, answer: CompleteAnswer) -> None:
         """Begin the next turn, unless it comes first."""
-        name = pause.request.display_name
-        if name is None or not pause.request.use_cache:
+        name = answer.request.display_name
+        if not self._is_on or name is None or not answer.request.use_cache:
             return
-        self.note_request(pause.request)
-        task = self.pauses[name] = asyncio.create_task(self._begin(pause))
-        task.add_done_callback(lambda done: self._forget(name, done))
+        self.on_request(answer.request)
+        task = self.pauses[name] = asyncio.create_task(self._begin(answer))
+        task.add_done_callback(lambda ended: self._forget(name, ended))
 
-    def stop(self) -> None:
-        """Begin nothing of what was noted."""
+    def before_unload(self) -> None:
         for task in self.pauses.values():
             task.cancel()
 
-    async def _begin(self, pause: Pause) -> None:
+    async def _begin(self, answer: CompleteAnswer) -> None:
         await asyncio.sleep(PAUSE_S)
         if not await asyncio.to_thread(self.may_begin):
             return
         try:
-            await pause.begin()
+            await begin_next_turn(answer)
         except StackError as error:
-            log.debug("the next turn of %s is not expected: %s", pause.request.id, error)
+            log.debug("the next turn of %s is not expected: %s", answer.request.id, error)
 
-    def _forget(self, name: str, done: "asyncio.Task[None]") -> None:
-        if self.pauses.get(name) is done:
+    def _forget(self, name: str, ended: "asyncio.Task[None]") -> None:
+        if self.pauses.get(name) is ended:
             del self.pauses[name]
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("a next turn could not be begun early", exc_info=error)
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.error("early prefill failed", exc_info=error)
+
+
+async def begin_next_turn(answer: CompleteAnswer) -> None:
+    """Render and compute the expected next prompt.
+
+    Raises as `TextProcessor.expected` does.
+    """
+    request = answer.request
+    scope = (request.salt, request.display_name or "")
+    prompt = await answer.text_processor.expected(answer.conversation, answer.message, scope)
+    expected = Request(
+        id=f"{request.id}-early",
+        prompt=prompt,
+        max_tokens=0,
+        slot=answer.slot,
+        caller=request.caller,
+        display_name=request.display_name,
+        arrived=time.monotonic(),
+    )
+    answer.engine.begin_early(expected, request.id)

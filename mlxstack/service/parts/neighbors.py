@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
+from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
 from mlxstack.host.hardware import this_memory
@@ -25,6 +26,7 @@ from mlxstack.host.process import ProcessId, identify, is_alive
 from mlxstack.host.services import locked, read_json, write_json
 from mlxstack.planner.memory_room import claim_of, claims_in, gateways_in
 from mlxstack.policy.memory.memory_shares import MemoryClaim, free_beside, granted, kv_budgets
+from mlxstack.service.parts.service_feature import ServiceFeature
 
 if TYPE_CHECKING:
     from mlxstack.engine.chat_engine import ChatEngine
@@ -53,7 +55,7 @@ def grants_in(home: Home) -> dict[str, int]:
     return {name: one.kv for name, one in found.items() if one and is_alive(one.holder)}
 
 
-class Neighbors:
+class Neighbors(ServiceFeature):
     """Divides the memory of a home with its other services; `name` is that of this one."""
 
     def __init__(self, home: Path, name: str) -> None:
@@ -64,6 +66,15 @@ class Neighbors:
         self._applied: tuple[object, int] | None = None
         self._has_model = False
         """Whether a model is loaded or will be, so that memory may be held."""
+
+    async def before_load(self, preset: Preset) -> None:
+        await asyncio.to_thread(self.reserve, preset)
+
+    async def after_load(self, preset: Preset, engine: "ChatEngine", facts: ModelFacts) -> None:
+        await self.divide(preset, engine)
+
+    async def after_idle_unload(self) -> None:
+        await asyncio.to_thread(self.release)
 
     def reserve(self, preset: Preset) -> None:
         """Reserve room for weights and full slots, before a load; wait for it a while."""

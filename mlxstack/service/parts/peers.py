@@ -4,10 +4,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import httpx
 import msgspec
@@ -25,7 +24,8 @@ from mlxstack.core.kv_transfer import (
     PeerView,
     RemotePrompt,
 )
-from mlxstack.core.preset import PeerSpec
+from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.preset import PeerSpec, Preset
 from mlxstack.host.macos import local_network_hint
 from mlxstack.policy.remote_prefill import (
     PrefillFacts,
@@ -35,9 +35,13 @@ from mlxstack.policy.remote_prefill import (
     patience_s,
 )
 from mlxstack.service.parts.agent_store import in_thread
+from mlxstack.service.parts.service_feature import ServiceFeature
 from mlxstack.store import kv_transfer
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.kv_transfer import IncomingKVFile
+
+if TYPE_CHECKING:
+    from mlxstack.engine.chat_engine import ChatEngine
 
 log = logging.getLogger("mlxstack.peers")
 
@@ -199,7 +203,7 @@ class Peer:
         return about.n_bytes
 
 
-class Peers:
+class Peers(ServiceFeature):
     """Peers of this service, whose KV files are in `store`.
 
     `fetch` is thread-safe, all else belongs to the event loop. KV files go to and come from
@@ -212,17 +216,11 @@ class Peers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._n_fetches = 0
 
-    def serve(
-        self,
-        identity: str,
-        reserve: Callable[[int], Awaitable[object]],
-        adopt: Callable[[Manifest], Future[int]],
-    ) -> None:
-        """Fetch KV of this identity; `reserve` makes disk room, `adopt` indexes."""
+    async def after_load(self, preset: Preset, engine: "ChatEngine", facts: ModelFacts) -> None:
+        """Fetch KV of the loaded model from now on."""
         self._loop = asyncio.get_running_loop()
-        self._identity = identity
-        self._reserve = reserve
-        self._adopt = adopt
+        self._engine = engine
+        self._identity = facts.identity.key()
 
     async def close(self) -> None:
         """Fetch nothing more."""
@@ -341,7 +339,7 @@ class Peers:
             raise Damaged(
                 f"it offers {n_files} files of {offer.n_bytes} bytes for {offer.n_tokens} tokens"
             )
-        await self._reserve(offer.n_bytes)
+        await asyncio.wrap_future(self._engine.reserve_disk(offer.n_bytes))
         n_left = offer.n_bytes
         began = time.monotonic()
         n_bytes = 0
@@ -361,7 +359,7 @@ class Peers:
             n_bytes=offer.n_bytes,
             salt=prompt.salt,
         )
-        await asyncio.wrap_future(self._adopt(manifest))
+        await asyncio.wrap_future(self._engine.import_kv(manifest))
         peer.succeed(n_bytes, seconds)
         peer.note(n_fetched_tokens=offer.n_tokens - prompt.n_here, n_fetched_bytes=n_bytes)
 

@@ -14,6 +14,7 @@ from mlxstack.api.web_page import page_or
 from mlxstack.core.errors import Loading, StackError, Unsupported
 from mlxstack.core.image import MEDIA_MARKER
 from mlxstack.host.command_buffers import buffer_limits
+from mlxstack.service.calls.kv_transfer import peer_views
 from mlxstack.service.service import Service, ServiceHealth
 
 
@@ -108,7 +109,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "warm_passes": snapshot.counters.n_warm_passes,
         "peer_troubles": [
             f"{peer.url}: {peer.trouble}"
-            for peer in service.peer_views
+            for peer in peer_views(service)
             if peer.trouble and is_unscoped(request)
         ],
         "mlx_active_bytes": snapshot.active_bytes,

@@ -14,6 +14,7 @@ from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.kv_transfer import PeerView
 from mlxstack.engine.stats import DECODE_STEP_TIMES
+from mlxstack.service.calls.kv_transfer import peer_views
 from mlxstack.service.parts.stats import decode_speed, n_processing, prefill_speed
 from mlxstack.service.service import Service
 from mlxstack.text.rendering.renderers import RENDERERS
@@ -143,7 +144,7 @@ class Metrics(Collector):
             yield from times.collect()
         losses = {loss.reason: loss for loss in requests.losses}
         yield from _labelled("reason", MISS_COUNTERS, losses)
-        if peers := self._service.peer_views:
+        if peers := peer_views(self._service):
             yield from _labelled("peer", PEER_COUNTERS, {peer.url: peer for peer in peers})
             yield peer_gauge(peers)
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))

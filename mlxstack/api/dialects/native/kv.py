@@ -26,7 +26,8 @@ from mlxstack.core.kv_transfer import (
     MovedAgent,
     PeerView,
 )
-from mlxstack.service.calls import agents, kv_exchange
+from mlxstack.service.calls import agents
+from mlxstack.service.calls import kv_transfer as transfer
 from mlxstack.store import kv_transfer
 
 RANGE = re.compile(r"bytes=(\d{1,18})-")
@@ -51,39 +52,39 @@ async def all_salts(connection: Connection, _: BaseRouteHandler) -> None:
         )
 
 
-EXCHANGE: dict[str, Any] = {"opt": OF_ALL, "guards": [all_salts]}
+TRANSFER: dict[str, Any] = {"opt": OF_ALL, "guards": [all_salts]}
 
 
 @get("/kv/peers", opt=OF_ALL)
 async def list_peers(service: TheService) -> tuple[PeerView, ...]:
     """Peers of this service: their state, and what was fetched from them."""
-    return service.peers.views()
+    return transfer.peers_of(service).views()
 
 
-@post("/kv/match", status_code=200, **EXCHANGE)
+@post("/kv/match", status_code=200, **TRANSFER)
 async def match_kv(service: TheService, data: JSONBody[KVQuery]) -> KVMatch:
     """Cached tokens of a prompt."""
-    return await kv_exchange.match(service, data)
+    return await transfer.match(service, data)
 
 
-@post("/kv/prefill", status_code=200, **EXCHANGE)
+@post("/kv/prefill", status_code=200, **TRANSFER)
 async def prefill_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVOffer:
     """KV files of a prompt, computed first with `is_computed`."""
-    return await cancel_on_disconnect(request, kv_exchange.offer(service, data))
+    return await cancel_on_disconnect(request, transfer.offer(service, data))
 
 
-@post("/kv/missing", status_code=200, **EXCHANGE)
+@post("/kv/missing", status_code=200, **TRANSFER)
 async def missing_kv(service: TheService, data: JSONBody[MissingKV]) -> MissingKV:
     """KV files of this list that are missing here."""
-    return await kv_exchange.missing(service, data)
+    return await transfer.missing(service, data)
 
 
-@get("/kv/{identity:str}/{key:str}", **EXCHANGE)
+@get("/kv/{identity:str}/{key:str}", **TRANSFER)
 async def send_file(
     request: AnyRequest, service: TheService, identity: FromPath[str], key: FromPath[str]
 ) -> Stream:
     """A KV file, from the byte on that `Range` names."""
-    store = service.peers.store
+    store = transfer.peers_of(service).store
     about = await asyncio.to_thread(kv_transfer.info, store, identity, key)
     etag = f'"{about.checksum}"'
     match = RANGE.fullmatch(request.headers.get("range", ""))
@@ -106,7 +107,7 @@ async def send_file(
     )
 
 
-@put("/kv/{identity:str}/{key:str}", status_code=204, request_max_body_size=None, **EXCHANGE)
+@put("/kv/{identity:str}/{key:str}", status_code=204, request_max_body_size=None, **TRANSFER)
 async def receive_file(
     request: AnyRequest, service: TheService, identity: FromPath[str], key: FromPath[str]
 ) -> None:
@@ -114,10 +115,10 @@ async def receive_file(
     length = request.headers.get("content-length", "")
     if not length.isdecimal():
         raise BadRequest("a KV file needs a content-length")
-    await kv_exchange.receive(service, (identity, key), int(length), request.stream())
+    await transfer.receive(service, (identity, key), int(length), request.stream())
 
 
-@put("/v1/agents/{agent:str}/kv", status_code=200, **EXCHANGE)
+@put("/v1/agents/{agent:str}/kv", status_code=200, **TRANSFER)
 async def receive_agent(
     service: TheService, agent: FromPath[str], data: JSONBody[MovedAgent]
 ) -> Response[KVOffer]:

@@ -1,20 +1,37 @@
-"""KV exchange: the service side of `/kv`, for peers."""
+"""KV transfer: the service side of `/kv`, for peers."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
-from mlxstack.core.errors import BadRequest, Conflict, TooLong
+from mlxstack.core.errors import BadRequest, Conflict, TooLong, Unsupported
 from mlxstack.core.interfaces import Manifest
-from mlxstack.core.kv_transfer import KVMatch, KVOffer, KVQuery, MissingKV
+from mlxstack.core.kv_transfer import KVMatch, KVOffer, KVQuery, MissingKV, PeerView
+from mlxstack.core.preset import ServiceKind
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.calls.prefix_cache_admin import Prefix
 from mlxstack.service.parts.agent_store import in_thread
+from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.stats import n_processing, prefill_speed
 from mlxstack.service.service import Service
 from mlxstack.store.kv_transfer import IncomingKVFile
 
 MAX_FILE_BYTES = 8 << 30
+
+
+def peers_of(service: Service) -> Peers:
+    """Peers of a service. Raises as `Service.require`, and Unsupported."""
+    service.require()
+    peers = service.feature(Peers)
+    if peers is None or service.preset.kind is ServiceKind.EMBEDDING or service.preset.hosts:
+        raise Unsupported("this service exchanges no KV with others")
+    return peers
+
+
+def peer_views(service: Service) -> tuple[PeerView, ...]:
+    """State of the peers, also while no model is loaded."""
+    peers = service.feature(Peers)
+    return peers.views() if peers else ()
 
 
 async def match(service: Service, query: KVQuery) -> KVMatch:
@@ -50,7 +67,7 @@ async def offer(service: Service, query: KVQuery) -> KVOffer:
 async def missing(service: Service, query: MissingKV) -> MissingKV:
     """Keys of `names` without a file here. Raises Conflict for another model."""
     check_identity(service, query.identity)
-    store = service.peers.store
+    store = peers_of(service).store
 
     def look() -> tuple[str, ...]:
         return tuple(key for key in query.keys if not store.has(query.identity, key))
@@ -68,8 +85,8 @@ async def receive(
     check_identity(service, name[0])
     if not 0 < n_bytes <= MAX_FILE_BYTES:
         raise BadRequest("a KV file needs a content-length of 1 byte to 8 GiB")
-    await service.reserve_disk(n_bytes)
-    with await in_thread(IncomingKVFile, service.peers.store, *name, n_bytes) as incoming:
+    await asyncio.wrap_future(service.generator.reserve_disk(n_bytes))
+    with await in_thread(IncomingKVFile, peers_of(service).store, *name, n_bytes) as incoming:
         async for part in parts:
             await in_thread(incoming.write, part)
         await in_thread(incoming.finish)

@@ -1,0 +1,50 @@
+"""Features of a service: what it does beside the answers to requests."""
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Conversation, Message
+from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.preset import Preset
+from mlxstack.core.request import Request
+
+if TYPE_CHECKING:
+    from mlxstack.engine.chat_engine import ChatEngine
+    from mlxstack.service.parts.text_processor import TextProcessor
+
+
+class CompleteAnswer(Struct, frozen=True):
+    """Complete answer to a request of a conversation."""
+
+    engine: "ChatEngine"
+    text_processor: "TextProcessor"
+    request: Request
+    conversation: Conversation
+    message: Message
+    slot: int
+
+
+class ServiceFeature:
+    """Feature of a service. Its hooks run on the event loop, and do nothing by default."""
+
+    async def before_load(self, preset: Preset) -> None:
+        """Before the model of a preset is loaded."""
+
+    async def after_load(self, preset: Preset, engine: "ChatEngine", facts: ModelFacts) -> None:
+        """After the model of a preset for text was loaded."""
+
+    def on_request(self, request: Request) -> None:
+        """Before a request goes to the engine."""
+
+    def on_answer(self, answer: CompleteAnswer) -> None:
+        """After a complete answer."""
+
+    def before_unload(self) -> None:
+        """Before the engine ends."""
+
+    async def after_idle_unload(self) -> None:
+        """After an idle model was unloaded, which comes back."""
+
+    async def close(self) -> None:
+        """At the end of the service."""
