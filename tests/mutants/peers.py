@@ -13,7 +13,8 @@ PEERS = (
     ),
     Mutant(
         "a peer whose KV does not fit is left alone", "service/parts/peers.py",
-        "await asyncio.wrap_future(self._engine.import_kv(manifest))", "self._engine.import_kv(manifest)",
+        "await asyncio.wrap_future(self._engine.import_kv(manifest))",
+        "self._engine.import_kv(manifest)",
         LIES,
     ),
     Mutant(
