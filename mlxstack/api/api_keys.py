@@ -18,9 +18,9 @@ def as_key(key: str | ApiKey) -> ApiKey:
     return replace(parsed, key=digest_of(parsed.key))
 
 
-def fits(key: ApiKey, given: str) -> bool:
+def fits(key: ApiKey, secret: str) -> bool:
     """Compare a given key with a configured one, in constant time."""
-    return secrets.compare_digest(digest_of(given), key.key)
+    return secrets.compare_digest(digest_of(secret), key.key)
 
 
 def digest_of(key: str) -> str:

@@ -92,8 +92,8 @@ def normalize(scope: Any) -> None:
             return
         host = target.netloc.rpartition("@")[2]
         path = unquote(target.path) or "/"
-        others = [header for header in scope["headers"] if header[0] != b"host"]
-        scope["headers"] = [*others, (b"host", host.encode("latin-1"))]
+        kept_headers = [header for header in scope["headers"] if header[0] != b"host"]
+        scope["headers"] = [*kept_headers, (b"host", host.encode("latin-1"))]
     scope["path"] = canonical_path(path)
     scope["raw_path"] = quote(scope["path"]).encode("ascii")
 
@@ -268,13 +268,13 @@ class BoundedConnection(H11Protocol):
             if data.startswith((b"\r", b"\n")):
                 # h11 has no way to drop what it has been given.
                 self.conn = BoundedParser()
-                rest = data.lstrip(b"\r\n")
-                self._n_empty += len(data) - len(rest)
+                head = data.lstrip(b"\r\n")
+                self._n_empty += len(data) - len(head)
                 if self._n_empty > MAX_HEAD_BYTES:
                     self._refuse(BadRequest(LONG_HEAD), HEAD_TOO_LARGE)
                     return
-                if rest:
-                    self.conn.receive_data(rest)
+                if head:
+                    self.conn.receive_data(head)
         super().handle_events()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -355,10 +355,14 @@ class BoundedConnection(H11Protocol):
             self._start(WAIT, MAX_WAIT_S, self.end_unread, reason)
         if n_unread > self._n_looked_at + UNREAD_STEP:
             self._n_looked_at = n_unread
-            others = (one for one in self.connections if isinstance(one, BoundedConnection))
-            behind = [one for one in others if one.n_unread]
-            if sum(one.n_unread for one in behind) > MAX_UNREAD_IN_ALL:
-                oldest = min(behind, key=lambda one: one.behind_since or 0.0)
+            connections = (
+                connection
+                for connection in self.connections
+                if isinstance(connection, BoundedConnection)
+            )
+            behind = [connection for connection in connections if connection.n_unread]
+            if sum(connection.n_unread for connection in behind) > MAX_UNREAD_IN_ALL:
+                oldest = min(behind, key=lambda connection: connection.behind_since or 0.0)
                 oldest.end_unread("the answers that wait for clients are too long together")
 
     def send_400_response(self, msg: str) -> None:
@@ -425,8 +429,10 @@ class BoundedConnection(H11Protocol):
         if part not in self._timers:
             self._start(part, limit_s, self._expire, part, limit_s)
 
-    def _start(self, name: str, delay_s: float, action: Callable[..., None], *given: Any) -> None:
-        self._timers[name] = self.loop.call_later(delay_s, action, *given)
+    def _start(
+        self, name: str, delay_s: float, action: Callable[..., None], *arguments: Any
+    ) -> None:
+        self._timers[name] = self.loop.call_later(delay_s, action, *arguments)
 
     def _cancel(self, *names: str) -> None:
         for name in names:
@@ -444,7 +450,7 @@ class BoundedConnection(H11Protocol):
 
     def _close_longest_waiting(self) -> bool:
         """Close the other connection that has waited longest for a request."""
-        others = (
+        waiting = (
             connection
             for connection in self.connections
             if isinstance(connection, BoundedConnection)
@@ -453,7 +459,7 @@ class BoundedConnection(H11Protocol):
             and not connection.n_unread
             and not connection.transport.is_closing()
         )
-        oldest = min(others, key=lambda connection: connection.waiting_since, default=None)
+        oldest = min(waiting, key=lambda connection: connection.waiting_since, default=None)
         if oldest is None:
             return False
         # Its descriptor is free after this iteration of the loop, so it no longer counts.

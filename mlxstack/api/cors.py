@@ -66,8 +66,8 @@ def _readable(send: Send, origin: bytes) -> Send:
 
     async def readable(message: Message) -> None:
         if message["type"] == "http.response.start":
-            sent: Iterable[tuple[bytes, bytes]] = message.get("headers", ())
-            own = [(name, value) for name, value in sent if not name.lower().startswith(PREFIX)]
+            headers: Iterable[tuple[bytes, bytes]] = message.get("headers", ())
+            own = [(name, value) for name, value in headers if not name.lower().startswith(PREFIX)]
             added = [*_origin_headers(origin), (b"Access-Control-Expose-Headers", EXPOSED.encode())]
             message = {**message, "headers": [*own, *added]}
         await send(message)

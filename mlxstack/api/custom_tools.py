@@ -42,8 +42,8 @@ def tool(
 
 def input_text(arguments: dict[str, Any], arguments_json: str) -> str:
     """Input of a call; its JSON where a model wrote another argument."""
-    given = arguments.get(INPUT)
-    return given if isinstance(given, str) else arguments_json
+    text = arguments.get(INPUT)
+    return text if isinstance(text, str) else arguments_json
 
 
 class InputDecoder:

@@ -168,10 +168,10 @@ def _no_route(problem: HTTPException, method: str, path: str) -> errors.NotFound
     if allowed := sorted({*allow.split(", ")} - {"", "HEAD", "OPTIONS"}):
         return errors.WrongMethod(f"{path} takes {' or '.join(allowed)}, not {method}", allow)
     if path.startswith("/v1/v1/"):
-        why = f"there is no {path}; leave one /v1 out of the client's base URL"
+        reason = f"there is no {path}; leave one /v1 out of the client's base URL"
     else:
-        why = f"there is no {method} {path}; {served_instead(path)}"
-    return errors.NotFound(f"File Not Found: {why}")
+        reason = f"there is no {method} {path}; {served_instead(path)}"
+    return errors.NotFound(f"File Not Found: {reason}")
 
 
 def served_instead(path: str) -> str:

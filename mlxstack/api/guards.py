@@ -74,20 +74,20 @@ def host_rules(server: ServerSpec) -> HostRules:
     name of this machine is not enough, since DNS or mDNS of a hostile network could give it to a
     page. The check raises Forbidden.
     """
-    known = re.compile(host_pattern(server), re.IGNORECASE)
+    allowed = re.compile(host_pattern(server), re.IGNORECASE)
     machine_names = _machine_names(socket.gethostname())
 
     def check(headers: Mapping[str, str], peer: str | None) -> None:
         host = _bare(headers.get("host", "localhost"))
-        if host.lower() in machine_names and not known.fullmatch(host) and _is_near(peer):
+        if host.lower() in machine_names and not allowed.fullmatch(host) and _is_near(peer):
             # No Origin equals it.
             host = ""
-        elif not (known.fullmatch(host) or _is_address(host)):
+        elif not (allowed.fullmatch(host) or _is_address(host)):
             raise Forbidden(
                 f"host {host!r} is not served here; add it to server.allowed_hosts of the preset"
             )
         origin = headers.get("origin")
-        if origin is not None and not _is_friend(origin, host, known):
+        if origin is not None and not _is_friend(origin, host, allowed):
             raise Forbidden(
                 f"pages of {origin!r} may not use this service; "
                 "add its host to server.allowed_hosts of the preset"
@@ -138,7 +138,7 @@ def _is_address(host: str) -> bool:
     return "%" not in host
 
 
-def _is_friend(origin: str, host: str, known: re.Pattern[str]) -> bool:
+def _is_friend(origin: str, host: str, allowed: re.Pattern[str]) -> bool:
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -146,7 +146,7 @@ def _is_friend(origin: str, host: str, known: re.Pattern[str]) -> bool:
     if parts.scheme in APP_SCHEMES:
         return True
     name = _bare(parts.netloc)
-    return bool(name) and (name == host or known.fullmatch(name) is not None)
+    return bool(name) and (name == host or allowed.fullmatch(name) is not None)
 
 
 def host_check(server: ServerSpec) -> Callable[[Connection], None]:
@@ -163,18 +163,18 @@ def key_check(server: ServerSpec) -> Callable[[Mapping[str, str], str], ApiKey |
     The check of headers and path raises Unauthorized, or returns the key; None where none are
     configured.
     """
-    known = [as_key(key) for key in server.api_keys]
+    api_keys = [as_key(key) for key in server.api_keys]
 
     def check(headers: Mapping[str, str], path: str) -> ApiKey | None:
-        if not known:
+        if not api_keys:
             return None
-        given = _key(headers, dialect_of(path))
-        if given is None:
+        secret = _key(headers, dialect_of(path))
+        if secret is None:
             raise Unauthorized(
                 "an API key is needed: send it as `Authorization: Bearer` or `x-api-key`"
             )
         # All keys are compared, so that the time does not tell which one was close.
-        fitting = [key for key in known if fits(key, given)]
+        fitting = [key for key in api_keys if fits(key, secret)]
         if not fitting:
             raise Unauthorized("Invalid API Key")
         return fitting[0]
@@ -281,12 +281,12 @@ def can_access(connection: Connection, agent: str) -> bool:
     return _is_named(key_of(connection), agent)
 
 
-def check_raise(connection: Connection, wanted: Priority | None) -> None:
+def check_raise(connection: Connection, priority: Priority | None) -> None:
     """Raise Forbidden when a key would exceed its own priority tier."""
     key = key_of(connection)
-    if wanted is not None and not key.may_raise and wanted < priority_of(key):
+    if priority is not None and not key.may_raise and priority < priority_of(key):
         raise Forbidden(
-            f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
+            f"a key of tier {key.tier} cannot give priority {priority.name.lower()}; "
             "use a key of that tier (server.api_keys of the preset)"
         )
 

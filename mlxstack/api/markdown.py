@@ -55,7 +55,7 @@ def _nodes(node: SyntaxTreeNode) -> list[Node]:
     leaf = _leaf(node)
     if leaf is not None:
         return [leaf]
-    children = [each for child in node.children for each in _nodes(child)]
+    children = [block for child in node.children for block in _nodes(child)]
     if node.hidden or node.tag not in TAGS:
         return children
     return [[node.tag, _attributes(node), *children]]

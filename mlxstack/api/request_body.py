@@ -136,15 +136,15 @@ class RequestBody:
             message = await self.connection_receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
-            sent = message.get("body", b"")
+            chunk = message.get("body", b"")
             has_more = message.get("more_body", False)
             for decoder in decoders:
-                sent = decoder.decode(sent, self._max_bytes - len(data) + 1)
-            if len(data) + len(sent) > self._max_bytes:
+                chunk = decoder.decode(chunk, self._max_bytes - len(data) + 1)
+            if len(data) + len(chunk) > self._max_bytes:
                 raise TooLarge(errors.TOO_LARGE)
-            self._budget.take(len(sent))
-            self._n_taken += len(sent)
-            data += sent
+            self._budget.take(len(chunk))
+            self._n_taken += len(chunk)
+            data += chunk
         for decoder in decoders:
             decoder.require_end()
         return bytes(data)
@@ -166,17 +166,17 @@ class Decoder:
 
     def decode(self, data: bytes, max_bytes: int) -> bytes:
         """Decoded body, cut after `max_bytes`."""
-        found = b""
-        rest = data
+        plain = b""
+        compressed = data
         try:
-            while rest and len(found) < max_bytes:
+            while compressed and len(plain) < max_bytes:
                 if self._inner is None or self._inner.eof:
-                    self._inner = self._next(rest)
-                found += self._inner.decompress(rest, max_bytes - len(found))
-                rest = self._inner.unused_data if self._inner.eof else b""
+                    self._inner = self._next(compressed)
+                plain += self._inner.decompress(compressed, max_bytes - len(plain))
+                compressed = self._inner.unused_data if self._inner.eof else b""
         except (self._fault, EOFError) as why:
             raise BadRequest(f"the body is no {self._coding} data: {why}") from why
-        return found
+        return plain
 
     def require_end(self) -> None:
         """Raise BadRequest for a body that ends before its data does."""
@@ -214,7 +214,7 @@ KNOWN = ", ".join(name for name in DECODERS if not name.startswith("x-"))
 
 def decoders_of(coding: str) -> list[Decoder]:
     """Decoders of a `Content-Encoding`, for the last coding first. Raises UnknownCoding."""
-    names = [one.strip() for one in coding.lower().split(",")]
+    names = [name.strip() for name in coding.lower().split(",")]
     names = [name for name in names if name not in {"", "identity"}]
     if len(names) > MAX_CODINGS or not set(names) <= DECODERS.keys():
         raise UnknownCoding(coding, KNOWN)

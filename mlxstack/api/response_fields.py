@@ -131,9 +131,9 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
 
     As OpenAI counts, a prompt counts once and every completion counts.
     """
-    prompts = [one.work for one in ended[::n_choices]]
+    prompts = [reply.work for reply in ended[::n_choices]]
     n_prompt = sum(work.n_prompt for work in prompts)
-    n_generated = sum(one.work.n_generated for one in ended)
+    n_generated = sum(reply.work.n_generated for reply in ended)
     return OpenAIUsage(
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
@@ -142,9 +142,9 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
             sum(work.n_cached for work in prompts), sum(work.n_image for work in prompts) or UNSET
         ),
         completion_tokens_details=CompletionTokens(
-            sum(one.n_reasoning for one in ended),
-            sum(one.work.n_accepted for one in ended),
-            sum(one.work.n_drafted - one.work.n_accepted for one in ended),
+            sum(reply.n_reasoning for reply in ended),
+            sum(reply.work.n_accepted for reply in ended),
+            sum(reply.work.n_drafted - reply.work.n_accepted for reply in ended),
         ),
     )
 
@@ -216,8 +216,10 @@ def legacy(
 
 def _chosen(note: TokenSampled, logprob: float, text_processor: "TextProcessor") -> SampledLogprob:
     own = _alternative(note.token, logprob, text_processor)
-    others = tuple(_alternative(token, one, text_processor) for token, one in note.top)
-    return SampledLogprob(**asdict(own), top_logprobs=others)
+    alternatives = tuple(
+        _alternative(token, top_logprob, text_processor) for token, top_logprob in note.top
+    )
+    return SampledLogprob(**asdict(own), top_logprobs=alternatives)
 
 
 def _alternative(token: int, logprob: float, text_processor: "TextProcessor") -> Alternative:

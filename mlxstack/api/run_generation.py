@@ -160,8 +160,10 @@ async def _numbered(service: Service, begun: Parts, groups: Groups) -> NumberedP
     n_before = 0
     for group in groups:
         replies = [begun] if n_before == 0 else []
-        rest = group[len(replies) :]
-        replies += [stream_response(service, generation, BEAT_S, BEAT_S) for generation in rest]
+        generations = group[len(replies) :]
+        replies += [
+            stream_response(service, generation, BEAT_S, BEAT_S) for generation in generations
+        ]
         async with aclosing(interleaved(replies)) as parts:
             async for index, part in parts:
                 yield n_before + index, part
@@ -232,11 +234,11 @@ def cache_headers(
 
     While its `work` is under way they give the expected seconds.
     """
-    known = {"agent": generation.request.display_name}
+    values = {"agent": generation.request.display_name}
     if isinstance(first, SlotAssigned):
         expected = RequestTimings(prefill_s=first.expected_s, saved_s=first.saved_s)
-        known |= _of_cache(generation, first, work or expected)
-    return {PREFIX + name: value for name, value in known.items() if value}
+        values |= _of_cache(generation, first, work or expected)
+    return {PREFIX + name: value for name, value in values.items() if value}
 
 
 def _of_cache(
@@ -260,9 +262,9 @@ def _of_cache(
     if images:
         values["images"] = f"{len(images)}, computed {n_computed(images, first.n_cached)}"
     if miss is not None:
-        at = "" if miss.at is None else f" at token {miss.at}"
+        place = "" if miss.at is None else f" at token {miss.at}"
         lost_s = work.prefill_s * miss.n_lost / max(1, n_new)
-        values["cache-miss-reason"] = _line(miss.reason + at)
+        values["cache-miss-reason"] = _line(miss.reason + place)
         values["cache-lost-tokens"] = str(miss.n_lost)
         values["cache-lost-ms"] = str(round(lost_s * 1000))
     return values

@@ -282,9 +282,9 @@ class Service:
         self._health = ServiceHealth.UNLOADED if is_idle else ServiceHealth.SWAPPING
         self._begin_unload()
         if not await ended(self.engine, limit_s):
-            why = f"the engine of {self.name} did not end within {limit_s:g} s"
-            self.give_up(why)
-            raise Broken(why)
+            reason = f"the engine of {self.name} did not end within {limit_s:g} s"
+            self.give_up(reason)
+            raise Broken(reason)
         gone = Busy("the model is being changed; try again in a moment")
         self._dispatcher.fail_all(gone)
         if self._model is not None:
@@ -303,11 +303,11 @@ class Service:
         self.rest(preset, engine)
         return await self._begin()
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Mark the service as broken: no engine is left."""
         self._health = ServiceHealth.BROKEN
-        self.trouble = why
-        self._fail_all(why)
+        self.trouble = reason
+        self._fail_all(reason)
         self.died.set()
 
     async def _begin(self) -> ModelFacts:
@@ -318,8 +318,8 @@ class Service:
             raise
         except Exception as error:
             log.exception("loading the model failed")
-            why = f"the model cannot be loaded: {type(error).__name__}: {error}"
-            raise SetupError(why) from error
+            reason = f"the model cannot be loaded: {type(error).__name__}: {error}"
+            raise SetupError(reason) from error
 
     async def _load(self) -> ModelFacts:
         self.stats.load_began_at = time.monotonic()
@@ -466,8 +466,8 @@ class Service:
         self.give_up(self.engine.trouble or "the engine's thread has died")
 
     def _fail_all(self, reason: str) -> None:
-        what = f"{reason}; see the service log. A supervised service starts again by itself"
-        n_failed = self._dispatcher.fail_all(Broken(what))
+        message = f"{reason}; see the service log. A supervised service starts again by itself"
+        n_failed = self._dispatcher.fail_all(Broken(message))
         if n_failed:
             log.error("%s: %d requests failed", reason, n_failed)
 

@@ -30,7 +30,7 @@ FAULTS = (
     ),
     Mutant(
         "who waits for a dead engine is told", "service/service.py",
-        "n_failed = self._dispatcher.fail_all(Broken(what))", "n_failed = len(what)",
+        "n_failed = self._dispatcher.fail_all(Broken(message))", "n_failed = len(message)",
         "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
     ),
     Mutant(

@@ -38,7 +38,7 @@ FEATURES = (
     ),
     Mutant(
         "a model that is gone fails who waits for it", "service/calls/idle_unload.py",
-        "service.gate.interrupt(Broken(why))", "pass",
+        "service.gate.interrupt(Broken(reason))", "pass",
         "tests/api/test_idle_unload.py::"
         "test_a_model_that_is_gone_fails_the_request_and_comes_back",
     ),

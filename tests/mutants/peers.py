@@ -19,7 +19,7 @@ PEERS = (
     ),
     Mutant(
         "a peer gets each file of the agent once, and no other", "service/parts/peers.py",
-        "for key in sorted({*wanted.keys} & {*missing.keys}, key=wanted.keys.index):",
+        "for key in sorted({*needed.keys} & {*missing.keys}, key=needed.keys.index):",
         "for key in missing.keys:",
         LIES,
     ),

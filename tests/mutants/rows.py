@@ -32,13 +32,13 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "only a known key opens", "api/guards.py",
-        "fitting = [key for key in known if fits(key, given)]", "fitting = known",
+        "fitting = [key for key in api_keys if fits(key, secret)]", "fitting = api_keys",
         GUARDS + "test_x11_a_key_opens_in_either_header",
     ),
     Mutant(
         "a stored digest is no key", "api/api_keys.py",
-        "secrets.compare_digest(digest_of(given), key.key)",
-        "given == key.key or secrets.compare_digest(digest_of(given), key.key)",
+        "secrets.compare_digest(digest_of(secret), key.key)",
+        "secret == key.key or secrets.compare_digest(digest_of(secret), key.key)",
         GUARDS + "test_a_digest_is_no_key",
     ),
     Mutant(
@@ -89,17 +89,17 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "no agent is more urgent than its key", "api/guards.py",
-        "wanted < priority_of(key)", "not wanted",
+        "priority < priority_of(key)", "not priority",
         GUARDS + "test_e9_an_agent_is_not_made_more_urgent_than_the_key",
     ),
     Mutant(
         "the Host is checked", "api/guards.py",
-        "if not (known.fullmatch(host) or _is_address(host)):", "if not host:",
+        "if not (allowed.fullmatch(host) or _is_address(host)):", "if not host:",
         GUARDS + "test_hosts_against_dns_rebinding",
     ),
     Mutant(
         "the Origin is checked", "api/guards.py",
-        "if origin is not None and not _is_friend(origin, host, known):", 'if origin == "":',
+        "if origin is not None and not _is_friend(origin, host, allowed):", 'if origin == "":',
         GUARDS + "test_origins_of_foreign_pages",
     ),
     Mutant(
@@ -120,7 +120,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "bodies are bounded", "api/request_body.py",
-        "if len(data) + len(sent) > self._max_bytes:", "if False:",
+        "if len(data) + len(chunk) > self._max_bytes:", "if False:",
         GUARDS + "test_a_body_over_the_limit_is_413",
     ),
     Mutant(

@@ -105,8 +105,8 @@ async def stream_turn(
             service.require_model(text_processor)
             generation = await admit_turn(service, agent, turn)
             on_admitted(generation)
-            async with aclosing(stream_response(service, generation, first_s, beat_s)) as rest:
-                async for part in rest:
+            async with aclosing(stream_response(service, generation, first_s, beat_s)) as parts:
+                async for part in parts:
                     yield part
         finally:
             entering.cancel()

@@ -72,7 +72,7 @@ def check_room(service: Service, agent: str) -> None:
 def check_history(agent: str, past: Conversation) -> None:
     """Raises BadRequest for a conversation that is too long for a history."""
     images = [image for message in past.messages for image in message.images]
-    n_text = sum(len(one.text) + len(one.reasoning or "") for one in past.messages)
+    n_text = sum(len(message.text) + len(message.reasoning or "") for message in past.messages)
     n_bytes = n_text + sum(len(image.data) for image in images)
     if n_bytes <= MAX_HISTORY_BYTES and len(images) <= MAX_IMAGES:
         return
@@ -149,20 +149,20 @@ async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDe
     return await one(service, agent)
 
 
-async def fork(service: Service, agent: str, other: str) -> AgentDetails:
-    """Create `other` with the history of `agent`; no KV is copied.
+async def fork(service: Service, agent: str, new_agent: str) -> AgentDetails:
+    """Create `new_agent` with the history of `agent`; no KV is copied.
 
-    Raises NotFound, or Conflict when there is an `other` or the history is damaged.
+    Raises NotFound, or Conflict when there is a `new_agent` or the history is damaged.
     """
     _record(service, agent)
     await past(service, agent)
-    check_room(service, other)
-    async with _editing(service, other):
-        await in_thread(service.agent_store.copy, agent, other)
-        record = service.agent_registry.record(other, is_explicit=True)
+    check_room(service, new_agent)
+    async with _editing(service, new_agent):
+        await in_thread(service.agent_store.copy, agent, new_agent)
+        record = service.agent_registry.record(new_agent, is_explicit=True)
         own = AgentChanges(record.priority, record.is_pinned)
-        await _write(service, other, await past(service, other), own)
-        return await one(service, other)
+        await _write(service, new_agent, await past(service, new_agent), own)
+        return await one(service, new_agent)
 
 
 async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
@@ -297,8 +297,8 @@ def _exported(service: Service, agent: str) -> History:
 
 async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
     snapshot = service.engine.snapshot()
-    kept = await _located(service, tuple(record.name for record in records))
-    locations = {location.agent: location for location in kept}
+    kv_locations = await _located(service, tuple(record.name for record in records))
+    locations = {location.agent: location for location in kv_locations}
     stored = service.agent_store.stored
     drawn = service.agent_registry.views(records, snapshot, service.name, locations, stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
@@ -324,7 +324,7 @@ async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLo
 
 def _stored(service: Service, agent: str) -> AgentKVLocation:
     """Saved KV of the served model, known without a request."""
-    own = [one for one in service.agent_store.stored(agent) if one.model == service.name]
+    own = [kv for kv in service.agent_store.stored(agent) if kv.model == service.name]
     if own:
         return AgentKVLocation(agent, own[-1].n_tokens, 0, own[-1].n_bytes)
     return AgentKVLocation(agent)

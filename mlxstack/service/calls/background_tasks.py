@@ -106,7 +106,7 @@ async def _divide(service: Service, neighbors: Neighbors) -> None:
         await neighbors.divide(service.preset, service.generator)
 
 
-async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:
+async def _every(interval_s: float, name: str, action: Callable[[], Awaitable[None]]) -> None:
     """Repeat an action; a failure is logged and stops nothing else."""
     while True:
         try:
@@ -114,9 +114,9 @@ async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[No
         except Loading:
             pass  # While the model is changed there is nothing to do.
         except StackError as error:
-            log.warning("%s failed: %s", what, error)
+            log.warning("%s failed: %s", name, error)
         except Exception:
-            log.exception("%s failed", what)
+            log.exception("%s failed", name)
         await asyncio.sleep(interval_s)
 
 

@@ -44,7 +44,7 @@ async def embed(
         raise BadRequest(f"dimensions is {dimensions}; this model has {n_numbers}", "dimensions")
     if dimensions is not None:
         vectors = tuple(shortened(vector, dimensions) for vector in vectors)
-    return EmbeddingResult(vectors, sum(len(one) for one in tokens))
+    return EmbeddingResult(vectors, sum(len(row) for row in tokens))
 
 
 def numbers(vector: bytes) -> list[float]:
@@ -54,9 +54,9 @@ def numbers(vector: bytes) -> list[float]:
 
 def shortened(vector: bytes, dimensions: int) -> bytes:
     """First numbers of a vector, normalized again, as Matryoshka embeddings are cut."""
-    kept = numbers(vector)[:dimensions]
-    length = sqrt(sum(x * x for x in kept)) or 1.0
-    return array("f", [x / length for x in kept]).tobytes()
+    shortened = numbers(vector)[:dimensions]
+    length = sqrt(sum(x * x for x in shortened)) or 1.0
+    return array("f", [x / length for x in shortened]).tobytes()
 
 
 async def _vectors(
@@ -68,10 +68,10 @@ async def _vectors(
         for batch in batches([len(text) for text in texts]):
             service.require_model(text_processor)
             engine = service.embedder
-            part = tuple(texts[at] for at in batch)
-            made = await asyncio.wrap_future(engine.embed(part))
-            vectors |= dict(zip(batch, made, strict=True))
-    return tuple(vectors[at] for at in range(len(texts)))
+            part = tuple(texts[index] for index in batch)
+            embedded = await asyncio.wrap_future(engine.embed(part))
+            vectors |= dict(zip(batch, embedded, strict=True))
+    return tuple(vectors[index] for index in range(len(texts)))
 
 
 async def _all_tokens(text_processor: TextProcessor, text: Text) -> Tokens:

@@ -52,7 +52,7 @@ async def stream_response(
     clock = asyncio.get_running_loop().time
     request = generation.request
     due = clock() + first_s
-    spoken: list[SpokenPart] = []
+    reply_parts: list[SpokenPart] = []
     lock: AbstractContextManager[object] = nullcontext()
     if request.agent is not None:
         await service.agent_locks.until_no_act(request.agent)
@@ -66,10 +66,10 @@ async def stream_response(
             for part in parts or ([generation.keep_alive()] if clock() >= due else []):
                 if isinstance(part, GenerationFinished):
                     service.stats.n_unparsed_calls += part.n_unparsed
-                    await _remember(service, generation, spoken)
+                    await _remember(service, generation, reply_parts)
                     _note_answer(service, generation, part.slot)
                 elif isinstance(part, SpokenPart):
-                    spoken.append(part)
+                    reply_parts.append(part)
                 yield part
                 due = clock() + beat_s
 
@@ -86,12 +86,14 @@ def assistant_message(parts: Sequence[SpokenPart]) -> Message:
     )
 
 
-async def _remember(service: Service, generation: "Generation", spoken: list[SpokenPart]) -> None:
+async def _remember(
+    service: Service, generation: "Generation", reply_parts: list[SpokenPart]
+) -> None:
     """Record an explicit agent's turn before the client receives its end."""
     agent = generation.request.agent
     conversation = generation.conversation
     if agent is not None and conversation is not None:
-        await agents.record_turn(service, agent, conversation, assistant_message(spoken))
+        await agents.record_turn(service, agent, conversation, assistant_message(reply_parts))
 
 
 def _note_answer(service: Service, generation: "Generation", slot: int) -> None:

@@ -65,10 +65,10 @@ def idle_limit_s(service: Service) -> float:
     counts, which asks for an unload.
     """
     limit = service.preset.server.idle_unload_s
-    given = service.gate.keep_alive_s
-    if service.preset.hosts or (limit is None and given != 0):
+    keep_alive_s = service.gate.keep_alive_s
+    if service.preset.hosts or (limit is None and keep_alive_s != 0):
         return float("inf")
-    return limit or 0.0 if given is None else given
+    return limit or 0.0 if keep_alive_s is None else keep_alive_s
 
 
 def remaining_s(service: Service) -> float:
@@ -116,9 +116,9 @@ async def load(service: Service) -> None:
         failure = await model_swap.try_load(service, service.preset)
         if failure:
             service.gate.wanted.clear()
-            why = f"{service.name} was unloaded while idle and cannot be loaded again: {failure}"
-            log.error("%s", why)
-            service.gate.interrupt(Broken(why))
+            reason = f"{service.name} was unloaded while idle and cannot be loaded again: {failure}"
+            log.error("%s", reason)
+            service.gate.interrupt(Broken(reason))
             return
         await model_swap.warm(service)
     finally:

@@ -54,7 +54,9 @@ async def offer(service: Service, query: KVQuery) -> KVOffer:
     """
     _check(service, query)
     if query.is_computed:
-        positions = tuple(at for at in query.checkpoint_positions if 0 < at < len(query.tokens))
+        positions = tuple(
+            position for position in query.checkpoint_positions if 0 < position < len(query.tokens)
+        )
         text_processor = service.text_processor
         prompt = PromptTokens(query.tokens, checkpoint_positions=positions)
         prefix = Prefix(prompt, text_processor, query.salt, is_for_peer=True)

@@ -247,9 +247,9 @@ async def try_load(service: Service, preset: Preset) -> str:
     else:
         return ""
     if not await ended(engine, STOP_S):
-        why = f"{failure}, and its load does not end; the service has to start again"
-        service.give_up(why)
-        raise Broken(why)
+        reason = f"{failure}, and its load does not end; the service has to start again"
+        service.give_up(reason)
+        raise Broken(reason)
     return failure
 
 
@@ -258,9 +258,9 @@ async def _go_back(service: Service, old: Preset, failure: str) -> None:
     refused = service.name
     log.error("%s; going back to the model before", failure)
     if again := await try_load(service, old):
-        why = f"{failure}; and the model before cannot be loaded again: {again}"
-        service.give_up(why)
-        raise Broken(why)
+        reason = f"{failure}; and the model before cannot be loaded again: {again}"
+        service.give_up(reason)
+        raise Broken(reason)
     await warm(service)
     raise Broken(f"{refused} was not loaded, {service.name} answers again: {failure}")
 

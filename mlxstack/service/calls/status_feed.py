@@ -85,8 +85,8 @@ class StatusFeed:
         registry = self._service.agent_registry
         stored = self._service.agent_store.stored
         records = registry.latest[:MAX_AGENTS]
-        shown = registry.views(records, snapshot, self._service.name, self._kept, stored)
-        return tuple(replace(view, turns=view.turns[-MAX_TURNS:]) for view in shown)
+        views = registry.views(records, snapshot, self._service.name, self._kept, stored)
+        return tuple(replace(view, turns=view.turns[-MAX_TURNS:]) for view in views)
 
     def _begin_look(self, agents: tuple[str, ...]) -> None:
         with suppress(Unsupported):
@@ -94,12 +94,14 @@ class StatusFeed:
             self._coming = cache.stats(MAX_PREFIXES), cache.locate_agents(agents)
 
     def _take(self) -> None:
-        if self._coming is None or not all(one.done() for one in self._coming):
+        if self._coming is None:
             return
-        look, kept = self._coming
-        if look.exception() is None and kept.exception() is None:
-            self._cache_view = look.result()
-            self._kept = {one.agent: one for one in kept.result()}
+        stats, locations = self._coming
+        if not (stats.done() and locations.done()):
+            return
+        if stats.exception() is None and locations.exception() is None:
+            self._cache_view = stats.result()
+            self._kept = {location.agent: location for location in locations.result()}
         self._coming = None
 
     def _is_due(self, now: float) -> bool:
@@ -134,10 +136,10 @@ def _titles(
     requests: tuple[RequestView, ...],
 ) -> dict[str, str]:
     """Titles of the agents that the rest of a frame names."""
-    names = {one.id for one in agents} | {one.agent for one in requests}
-    names |= {one.agent for one in snapshot.slots} | {one.agent for one in snapshot.waiting}
-    known = {name: service.agent_registry.title(name) for name in names if name}
-    return {name: title.title for name, title in sorted(known.items()) if title and title.title}
+    names = {view.id for view in agents} | {view.agent for view in requests}
+    names |= {view.agent for view in snapshot.slots} | {view.agent for view in snapshot.waiting}
+    titles = {name: service.agent_registry.title(name) for name in names if name}
+    return {name: title.title for name, title in sorted(titles.items()) if title and title.title}
 
 
 def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> MemoryView:

@@ -130,15 +130,15 @@ class AgentRecord:
         self.turns: deque[tuple[float, TurnView]] = deque(maxlen=MAX_TURNS)
         """Finished requests, with their time in Unix seconds."""
 
-    def count(self, view: RequestView, at: float) -> None:
+    def count(self, view: RequestView, ended_at: float) -> None:
         """Add a finished request."""
         sums = {name: getattr(self.sums, name) + getattr(view, name) for name in SUMMED}
         n_tokens = view.n_prompt + view.n_generated
         self.sums = AgentSums(n_requests=self.sums.n_requests + 1, n_tokens=n_tokens, **sums)
-        self.used_at = at
+        self.used_at = ended_at
         if view.miss is not None:
             self.miss = view.miss
-            self.missed_at = at
+            self.missed_at = ended_at
         turn = TurnView(
             n_cached=view.n_cached,
             n_computed=view.n_prompt - view.n_cached,
@@ -146,7 +146,7 @@ class AgentRecord:
             ttft_s=view.ttft_s,
             reason=view.miss.reason if view.miss else None,
         )
-        self.turns.append((at, turn))
+        self.turns.append((ended_at, turn))
 
 
 class AgentRegistry:
@@ -197,11 +197,11 @@ class AgentRegistry:
         """Drop the record of an agent."""
         self._records.pop(name, None)
 
-    def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
+    def note(self, view: RequestView, ended_at: float, *, is_explicit: bool) -> None:
         """Add a finished request to its agent, if it had a slot."""
         if view.agent is None or view.slot is None:
             return
-        self.record(view.agent, is_explicit=is_explicit).count(view, at)
+        self.record(view.agent, is_explicit=is_explicit).count(view, ended_at)
         self._records.move_to_end(view.agent)
 
     def views(
@@ -209,19 +209,19 @@ class AgentRegistry:
         records: Iterable[AgentRecord],
         snapshot: Snapshot,
         model: str,
-        kept: Mapping[str, AgentKVLocation],
+        locations: Mapping[str, AgentKVLocation],
         stored: Callable[[str], Iterable[StoredKV]],
     ) -> tuple[AgentView, ...]:
         """Agents as the API shows them.
 
-        `kept` is the place of each outside the slots, `stored` its saved KV of any model.
+        `locations` is the place of each outside the slots, `stored` its saved KV of any model.
         """
         slots = _slots(snapshot)
         now = time.time()
         views = []
         for record in records:
             slot = slots.get(record.name)
-            outside = kept.get(record.name, AgentKVLocation(record.name))
+            outside = locations.get(record.name, AgentKVLocation(record.name))
             states = _states(slot, model, outside, stored(record.name))
             views.append(_view(record, slot, states, self.title(record.name), now))
         return tuple(views)
@@ -273,39 +273,39 @@ def _view(
     title: AgentTitle | None,
     now: float,
 ) -> AgentView:
-    here = states[0] if states else AgentKVView("")
+    state = states[0] if states else AgentKVView("")
     sums = record.sums
     is_busy = slot is not None and slot.state in BUSY
-    totals = asdict(sums) | {"n_tokens": slot.n_tokens if slot else sums.n_tokens or here.n_tokens}
+    totals = asdict(sums) | {"n_tokens": slot.n_tokens if slot else sums.n_tokens or state.n_tokens}
     return AgentView(
         id=record.name,
         name=title.title if title is not None else "",
-        place="parked" if here.place == "memory" else here.place,
+        place="parked" if state.place == "memory" else state.place,
         slot=slot.id if slot else None,
         priority=record.priority,
         is_pinned=record.is_pinned,
-        n_bytes=here.n_bytes,
+        n_bytes=state.n_bytes,
         idle_s=0.0 if is_busy else age_s(now, record.used_at),
         miss=None
         if record.miss is None
         else replace(record.miss, age_s=age_s(now, record.missed_at)),
         states=states,
-        turns=tuple(replace(turn, age_s=age_s(now, at)) for at, turn in record.turns),
+        turns=tuple(replace(turn, age_s=age_s(now, turn_at)) for turn_at, turn in record.turns),
         **totals,
     )
 
 
 def _states(
-    slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
+    slot: SlotView | None, model: str, location: AgentKVLocation, stored: Iterable[StoredKV]
 ) -> tuple[AgentKVView, ...]:
     """KV of the served model first, then of other models on disk."""
     states = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if slot is not None:
         states[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
-    elif kept.memory_bytes:
-        states[model] = AgentKVView(model, kept.n_tokens, kept.memory_bytes, "memory")
-    elif kept.disk_bytes:
-        states[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
+    elif location.memory_bytes:
+        states[model] = AgentKVView(model, location.n_tokens, location.memory_bytes, "memory")
+    elif location.disk_bytes:
+        states[model] = AgentKVView(model, location.n_tokens, location.disk_bytes, "disk")
     return tuple(sorted(states.values(), key=lambda state: state.model != model))
 
 

@@ -169,28 +169,28 @@ class AgentStore:
     def look_again(self) -> None:
         """Forget the manifests that a garbage collection deleted."""
         with self._keeping, suppress(StackError):
-            there = {(file.agent, file.model) for file in self._folders.manifests()}
+            on_disk = {(file.agent, file.model) for file in self._folders.manifests()}
             for agent, stored in self._stored.items():
-                self._stored[agent] = {m: one for m, one in stored.items() if (agent, m) in there}
+                self._stored[agent] = {m: kv for m, kv in stored.items() if (agent, m) in on_disk}
 
-    def copy(self, agent: str, other: str) -> None:
-        """Copy history and manifests of `agent` to `other`, without KV.
+    def copy(self, agent: str, new_agent: str) -> None:
+        """Copy history and manifests of `agent` to `new_agent`, without KV.
 
-        Raises Conflict when there is an `other`, NotFound when `agent` is unknown.
+        Raises Conflict when there is a `new_agent`, NotFound when `agent` is unknown.
         """
-        if self.has(other):
-            raise Conflict(f"there is an agent {other} already; delete it or choose another id")
+        if self.has(new_agent):
+            raise Conflict(f"there is an agent {new_agent} already; delete it or choose another id")
         history = self.read(agent)
         images = {name: self.image(agent, name) for name in image_names(history.messages)}
-        self.write(other, replace(history, images=images))
+        self.write(new_agent, replace(history, images=images))
         for file in self._folders.manifests():
             if file.agent == agent:
                 with suppress(StackError):
-                    self.put(other, self._folders.peek_manifest(agent, file.model))
+                    self.put(new_agent, self._folders.peek_manifest(agent, file.model))
 
     def _note(self, agent: str, manifest: Manifest) -> None:
-        shown = StoredKV(manifest.model, len(manifest.tokens), manifest.n_bytes)
-        self._stored.setdefault(agent, {})[manifest.identity] = shown
+        stored_kv = StoredKV(manifest.model, len(manifest.tokens), manifest.n_bytes)
+        self._stored.setdefault(agent, {})[manifest.identity] = stored_kv
 
 
 P = ParamSpec("P")

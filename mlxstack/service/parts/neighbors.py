@@ -51,8 +51,8 @@ class MemoryGrant(Struct, frozen=True):
 def grants_in(home: Home) -> dict[str, int]:
     """KV bytes of each service whose worker runs."""
     files = home.memory.glob("[!.]*.json")
-    found = {file.stem: read_json(file, MemoryGrant) for file in files}
-    return {name: one.kv for name, one in found.items() if one and is_alive(one.holder)}
+    grants = {file.stem: read_json(file, MemoryGrant) for file in files}
+    return {name: grant.kv for name, grant in grants.items() if grant and is_alive(grant.holder)}
 
 
 class Neighbors(ServiceFeature):
@@ -102,11 +102,11 @@ class Neighbors(ServiceFeature):
         claims = self._claims_beside(preset)
         if claims is None:
             return 0
-        own, others, ceiling = claims
-        share = kv_budgets((own, *others), ceiling)[own.name]
+        own, beside, ceiling = claims
+        share = kv_budgets((own, *beside), ceiling)[own.name]
         with self._locked() as grants:
             budget = min(own.least - own.fixed, share)
-            free = free_beside(own, others, grants, ceiling)
+            free = free_beside(own, beside, grants, ceiling)
             if free >= budget:
                 self._write(budget)
         return budget - free
@@ -116,9 +116,9 @@ class Neighbors(ServiceFeature):
         claims = self._claims_beside(preset)
         if claims is None:
             return None
-        own, others, ceiling = claims
+        own, beside, ceiling = claims
         with self._locked() as grants:
-            budget = granted(own, others, grants, ceiling)
+            budget = granted(own, beside, grants, ceiling)
             if budget > grants.get(self._name, 0):
                 self._write(budget)
         return budget
@@ -152,8 +152,8 @@ class Neighbors(ServiceFeature):
         self, preset: Preset
     ) -> tuple[MemoryClaim, tuple[MemoryClaim, ...], int] | None:
         """Claims of this service and of the others, and the ceiling; None if unknown."""
-        known = preset, services.served(self._home), gateways_in(self._home)
-        if known != self._known:
+        inputs = preset, services.served(self._home), gateways_in(self._home)
+        if inputs != self._known:
             memory = this_memory(os.environ)
             try:
                 own = claim_of(preset, memory, OWN)
@@ -162,5 +162,5 @@ class Neighbors(ServiceFeature):
                 self._claims = None
             else:
                 self._claims = own, claims_in(self._home, memory, self._name), memory.usable
-            self._known = known
+            self._known = inputs
         return self._claims

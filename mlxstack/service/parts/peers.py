@@ -113,14 +113,14 @@ class Peer:
             self.view, **{name: getattr(self.view, name) + n for name, n in totals.items()}
         )
 
-    def fail(self, why: str) -> None:
+    def fail(self, reason: str) -> None:
         """Pause the peer, twice as long after each failure in a row."""
         is_again = bool(self.view.trouble)
         pause_s = min(MAX_PAUSE_S, 2 * self.view.pause_s) if is_again else FIRST_PAUSE_S
         self._until = time.monotonic() + pause_s
         self.note(n_failures=1)
-        self.view = replace(self.view, trouble=why, pause_s=pause_s)
-        log.warning("peer %s failed; backing off for %g s: %s", self.view.url, pause_s, why)
+        self.view = replace(self.view, trouble=reason, pause_s=pause_s)
+        log.warning("peer %s failed; backing off for %g s: %s", self.view.url, pause_s, reason)
 
     def succeed(self, n_bytes: int = 0, seconds: float = 0.0) -> None:
         """Forget failures, and measure the link by the bytes that came."""
@@ -240,9 +240,9 @@ class Peers(ServiceFeature):
         for peer in self._peers:
             if peer.view.url == url.rstrip("/"):
                 return peer
-        known = ", ".join(peer.view.url for peer in self._peers) or "none"
+        urls = ", ".join(peer.view.url for peer in self._peers) or "none"
         raise BadRequest(
-            f"{url} is no peer of this service (it has {known}); add it to server.peers of the "
+            f"{url} is no peer of this service (it has {urls}); add it to server.peers of the "
             "preset",
             "to",
         )
@@ -274,15 +274,15 @@ class Peers(ServiceFeature):
         ready = [peer for peer in self._peers if peer.is_ready]
         plans = await asyncio.gather(*(self._plan(peer, prompt) for peer in ready))
         options = [
-            (plan.is_race, plan.expected_s, at)
-            for at, plan in enumerate(plans)
+            (plan.is_race, plan.expected_s, index)
+            for index, plan in enumerate(plans)
             if plan.source is not PrefillSource.LOCAL
         ]
         if not options:
             return
-        at = min(options)[-1]
-        plan = plans[at]
-        peer = ready[at]
+        index = min(options)[-1]
+        plan = plans[index]
+        peer = ready[index]
         if plan.is_race:
             compute_here()
         limit_s = RACE_S if plan.is_race else patience_s(plan, prompt.local_s)
@@ -370,10 +370,10 @@ class Peers(ServiceFeature):
         """
         n_sent = 0
         if (manifest := moved.manifest) is not None:
-            wanted = MissingKV(manifest.identity, (*manifest.segments, *manifest.checkpoints))
-            missing = await peer.call("POST", "/kv/missing", wanted, MissingKV, FILE_S)
+            needed = MissingKV(manifest.identity, (*manifest.segments, *manifest.checkpoints))
+            missing = await peer.call("POST", "/kv/missing", needed, MissingKV, FILE_S)
             # Only files of this agent, and each once, whatever the peer wants.
-            for key in sorted({*wanted.keys} & {*missing.keys}, key=wanted.keys.index):
+            for key in sorted({*needed.keys} & {*missing.keys}, key=needed.keys.index):
                 n_sent += await peer.upload(self.store, manifest.identity, key)
         path = f"/v1/agents/{agent}/kv"
         adopted = await peer.call("PUT", path, moved, KVOffer, FILE_S)
@@ -408,12 +408,12 @@ async def _content(answer: httpx.Response) -> bytes:
     if answer.is_success:
         return bytes(content)
     try:
-        why = msgspec.json.decode(content, type=ErrorAnswer).error.message
+        reason = msgspec.json.decode(content, type=ErrorAnswer).error.message
     except msgspec.MsgspecError:
-        why = "no reason given"
-    raise StackError(f"{answer.url.host} answers {answer.status_code}: {why[:500]}")
+        reason = "no reason given"
+    raise StackError(f"{answer.url.host} answers {answer.status_code}: {reason[:500]}")
 
 
 def _broken(url: str, error: Exception) -> StackError:
-    why = str(error) or type(error).__name__
-    return StackError(f"no answer from {url} ({why}){local_network_hint(error)}")
+    reason = str(error) or type(error).__name__
+    return StackError(f"no answer from {url} ({reason}){local_network_hint(error)}")

@@ -17,14 +17,14 @@ def with_openings(
     prefixes: Sequence[PrefixView], registry: AgentRegistry, text_processor: TextProcessor | None
 ) -> tuple[PrefixView, ...]:
     """Prefixes with their first words in place of their first tokens."""
-    return tuple(_with_opening(one, registry, text_processor) for one in prefixes)
+    return tuple(_with_opening(prefix, registry, text_processor) for prefix in prefixes)
 
 
 def _with_opening(
     prefix: PrefixView, registry: AgentRegistry, text_processor: TextProcessor | None
 ) -> PrefixView:
     titles = (registry.title(agent) for agent in prefix.agents)
-    opening = next((one.opening for one in titles if one is not None and one.opening), "")
+    opening = next((title.opening for title in titles if title is not None and title.opening), "")
     if not opening and prefix.head and text_processor is not None:
         opening = opening_of(text_processor.plain_text(prefix.head))
     return replace(prefix, opening=opening, head=())
@@ -32,5 +32,5 @@ def _with_opening(
 
 def opening_of(text: str) -> str:
     """First words of a prompt, without the role of its first message."""
-    first, _, rest = text.strip().partition("\n")
-    return first_words(rest if first.strip() in ROLES else text)
+    first, _, remainder = text.strip().partition("\n")
+    return first_words(remainder if first.strip() in ROLES else text)

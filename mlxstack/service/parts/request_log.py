@@ -136,7 +136,7 @@ class RequestLog:
     @property
     def losses(self) -> tuple[MissSums, ...]:
         """Misses since the start by reason, the costliest first."""
-        return tuple(sorted(self._losses.values(), key=lambda one: -one.lost_s))
+        return tuple(sorted(self._losses.values(), key=lambda loss: -loss.lost_s))
 
     def find(self, name: str) -> RequestView | None:
         """Newest request with this id, or of this agent."""
@@ -183,7 +183,7 @@ def _view(
 
 def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:
     """Describe a miss, with the lost tokens' share of the prefill time."""
-    shown = MissView(
+    miss_view = MissView(
         reason=miss.reason,
         at=miss.at,
         request=request.id,
@@ -192,9 +192,9 @@ def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) 
         lost_s=view.prefill_s * miss.n_lost / max(1, view.n_prompt - view.n_cached),
     )
     if miss.at is None:
-        return shown
+        return miss_view
     return replace(
-        shown,
+        miss_view,
         text_shared=decode(request.tokens[max(0, miss.at - AROUND) : miss.at]),
         text_cached=decode(miss.instead),
         text_sent=decode(request.tokens[miss.at : miss.at + AROUND]),

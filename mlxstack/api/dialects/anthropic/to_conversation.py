@@ -71,8 +71,8 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     request_fields.bound(len(body.tools or ()), request_fields.MAX_TOOLS, "tools", "tools")
     if body.thread is not None:
         raise NoThreads
-    why = ": no conversations are summed up here; send all messages"
-    request_fields.refuse(body, ("compaction",), why)
+    reason = ": no conversations are summed up here; send all messages"
+    request_fields.refuse(body, ("compaction",), reason)
     if body.server_names and all(map(is_server_tool, body.tools or ())):
         raise BadRequest(
             f"mcp_servers[0]: {body.server_names[0]} is an MCP server, whose tools would run on "
@@ -82,16 +82,20 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
         )
     require_runnable(body.tools or (), body.tool_choice)
     declared = declared_tools(body)
-    known = Definitions(declared)
-    messages = [*_system(body.system), *_messages(body.messages, known, images)]
+    definitions = Definitions(declared)
+    messages = [*_system(body.system), *_messages(body.messages, definitions, images)]
     if messages and _is_empty_answer(messages[-1]):
         messages.pop()
     messages = messages or [Message(Role.USER)]
     last = messages[-1]
     is_open = last.role is Role.ASSISTANT
-    at = len(messages) - is_open
+    position = len(messages) - is_open
     return Conversation(
-        messages=(*messages[:at], *format_instruction(response_format(body)), *messages[at:]),
+        messages=(
+            *messages[:position],
+            *format_instruction(response_format(body)),
+            *messages[position:],
+        ),
         tools=declared,
         thinking=THINKING.get(body.thinking.type) if body.thinking else None,
         template=_template(body),
@@ -120,32 +124,36 @@ def _system(content: Content | None) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader) -> list[Message]:
+def _messages(
+    turns: list[MessageParam], definitions: Definitions, images: ImageReader
+) -> list[Message]:
     newest = max((i for i, turn in enumerate(turns) if _is_asked(turn)), default=-1)
     answered = max((i for i, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
     messages: list[Message] = []
     for i, turn in enumerate(turns):
-        at = f"messages[{i}]"
+        path = f"messages[{i}]"
         is_new = i == newest > answered
         seen = images if turn.role == "user" else TEXT_ONLY
-        content, found_images = with_marks(turn.content, f"{at}.content", seen, is_new=is_new)
-        blocks = read(content, f"{at}.content")
+        content, found_images = with_marks(turn.content, f"{path}.content", seen, is_new=is_new)
+        blocks = read(content, f"{path}.content")
         match turn.role:
             case "user":
                 if is_new:
-                    _require_readable(blocks, f"{at}.content")
-                said = _user(blocks, known, f"{at}.content", images)
+                    _require_readable(blocks, f"{path}.content")
+                user_messages = _user(blocks, definitions, f"{path}.content", images)
                 messages += [
-                    *said[:-1],
-                    structs.replace(said[-1], images=found_images or said[-1].images),
+                    *user_messages[:-1],
+                    structs.replace(
+                        user_messages[-1], images=found_images or user_messages[-1].images
+                    ),
                 ]
             case "assistant":
                 messages += _assistant(blocks) or (Message(Role.ASSISTANT),)
             case "system":
-                messages += _late_system(blocks, known)
+                messages += _late_system(blocks, definitions)
             case role:
                 raise BadRequest(
-                    f"{at}.role is {role!r}; known are {', '.join(ROLES)}", f"{at}.role"
+                    f"{path}.role is {role!r}; known are {', '.join(ROLES)}", f"{path}.role"
                 )
     return messages
 
@@ -161,11 +169,11 @@ def _is_asked(message: MessageParam) -> bool:
 
 
 def _user(
-    blocks: tuple[Block, ...], known: Definitions, at: str, images: ImageReader
+    blocks: tuple[Block, ...], definitions: Definitions, path: str, images: ImageReader
 ) -> tuple[Message, ...]:
     """Messages of a user turn, tool results first, even if empty."""
     results = [
-        _result(block, known, f"{at}[{i}]", images)
+        _result(block, definitions, f"{path}[{i}]", images)
         for i, block in enumerate(blocks)
         if isinstance(block, ToolResult)
     ]
@@ -201,41 +209,43 @@ def _said(blocks: tuple[Block, ...]) -> Message:
     )
 
 
-def _late_system(blocks: tuple[Block, ...], known: Definitions) -> tuple[Message, ...]:
+def _late_system(blocks: tuple[Block, ...], definitions: Definitions) -> tuple[Message, ...]:
     """System message in its place; tool changes are described in text."""
-    text = "\n".join(line for block in blocks if (line := _instruction(block, known)))
+    text = "\n".join(line for block in blocks if (line := _instruction(block, definitions)))
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _instruction(block: Block, known: Definitions) -> str:
+def _instruction(block: Block, definitions: Definitions) -> str:
     match block:
         case ToolAddition():
             name = _name(block.tool) or _name(block.tool.get("definition"))
-            return known.text([name]) if name else ""
+            return definitions.text([name]) if name else ""
         case ToolRemoval():
             name = _name(block.tool)
             return removal_note(name) if name else ""
     return block_text(block)
 
 
-def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader) -> Message:
+def _result(
+    result: ToolResult, definitions: Definitions, path: str, images: ImageReader
+) -> Message:
     """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
-    at = f"{at}.content"
-    sent = result_content(result.content, tuple(KINDS))
-    content, found_images = with_marks(sent, at, images, is_new=False)
-    for block in read(content, at):
+    path = f"{path}.content"
+    content = result_content(result.content, tuple(KINDS))
+    content, found_images = with_marks(content, path, images, is_new=False)
+    for block in read(content, path):
         if isinstance(block, ToolReference):
             parts.append({"type": "tool_reference", "tool_name": block.tool_name})
         elif text := block_text(block):
             parts.append({"type": "text", "text": text})
-    text = result_text(parts, known)
+    text = result_text(parts, definitions)
     if result.is_error:
         text = error_text(text)
     return Message(Role.TOOL, text, tool_call_id=result.tool_use_id, images=found_images)
 
 
-def _require_readable(blocks: tuple[Block, ...], at: str) -> None:
+def _require_readable(blocks: tuple[Block, ...], path: str) -> None:
     """Raise BadRequest for an image, or for a document without text."""
     for i, block in enumerate(blocks):
         if isinstance(block, ImageInput) or (
@@ -243,7 +253,8 @@ def _require_readable(blocks: tuple[Block, ...], at: str) -> None:
         ):
             kind = block.__struct_config__.tag
             raise BadRequest(
-                f"{at}[{i}]: {kind} input is not supported by this model; send text", f"{at}[{i}]"
+                f"{path}[{i}]: {kind} input is not supported by this model; send text",
+                f"{path}[{i}]",
             )
 
 
@@ -261,15 +272,15 @@ def response_format(body: MessagesBody) -> ResponseConstraint | None:
     return format_constraint(body.output_format, "output_format")
 
 
-def read(content: Content | None, at: str) -> tuple[Block, ...]:
-    """Blocks of a `content` field at the path `at`; strings included.
+def read(content: Content | None, path: str) -> tuple[Block, ...]:
+    """Blocks of a `content` field at the path `path`; strings included.
 
     Unknown kinds become their text, empty if they have none. Raises BadRequest with the path of a
     field that has the wrong type.
     """
     if isinstance(content, str):
         return (TextInput(content),) if content else ()
-    return tuple(_read(content or [], at))
+    return tuple(_read(content or [], path))
 
 
 def block_text(block: Block) -> str:
@@ -287,25 +298,33 @@ def block_text(block: Block) -> str:
     return ""
 
 
-def _read(content: list[Any], at: str) -> Iterator[Block]:
-    for i, sent in enumerate(content):
-        raw = {"type": "text", "text": sent} if isinstance(sent, str) else sent
+def _read(content: list[Any], path: str) -> Iterator[Block]:
+    for i, part in enumerate(content):
+        raw = {"type": "text", "text": part} if isinstance(part, str) else part
         kind = raw.get("type")
         if not isinstance(kind, str):
-            path = f"{at}[{i}].type"
-            raise BadRequest(f"{path}: Field required", path)
-        # What is uploaded to a container of Anthropic's cannot be read here.
-        kind = "document" if kind == "container_upload" else kind
-        # Calls of a server's tools are named after where the tool runs, results after the tool.
-        for ending, known in (("_tool_use", "tool_use"), ("_tool_result", "server_tool_result")):
-            kind = known if kind.endswith(ending) else kind
-        yield _typed(raw, kind, f"{at}[{i}]") if kind in KINDS else TextInput(_text(raw))
+            raise BadRequest(f"{path}[{i}].type: Field required", f"{path}[{i}].type")
+        kind = _plain_kind(kind)
+        yield _typed(raw, kind, f"{path}[{i}]") if kind in KINDS else TextInput(_text(raw))
 
 
-def _typed(raw: dict[str, Any], kind: str, at: str) -> Block:
+def _plain_kind(kind: str) -> str:
+    """Kind of a block, which may be named after a server's tool."""
+    # What is uploaded to a container of Anthropic's cannot be read here.
+    if kind == "container_upload":
+        return "document"
+    # Calls of a server's tools are named after where the tool runs, results after the tool.
+    if kind.endswith("_tool_use"):
+        return "tool_use"
+    if kind.endswith("_tool_result"):
+        return "server_tool_result"
+    return kind
+
+
+def _typed(raw: dict[str, Any], kind: str, path: str) -> Block:
     """Block of a known kind, null fields left out. Raises BadRequest."""
-    given = {key: value for key, value in raw.items() if value is not None}
-    block: Block = request_fields.converted({**given, "type": kind}, cast(Any, Block), at)
+    fields = {key: value for key, value in raw.items() if value is not None}
+    block: Block = request_fields.converted({**fields, "type": kind}, cast(Any, Block), path)
     return block
 
 
@@ -379,15 +398,15 @@ def _joining(body: MessagesBody) -> Iterator[Tool]:
                 yield _defined(definition, f"messages[{i}].content[{j}].tool.definition")
 
 
-def _defined(definition: dict[str, Any], at: str) -> Tool:
-    spec = request_fields.converted(definition, ToolParam, at)
-    return _tool(spec, at, is_deferred=True)
+def _defined(definition: dict[str, Any], path: str) -> Tool:
+    spec = request_fields.converted(definition, ToolParam, path)
+    return _tool(spec, path, is_deferred=True)
 
 
-def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
+def _tool(spec: ToolParam, path: str, is_deferred: bool) -> Tool:
     if not spec.name:
         form = ", and the others beside it, not in `function`" if spec.type == OF_OPENAI else ""
-        raise BadRequest(f"{at}.name: Field required{form}", f"{at}.name")
+        raise BadRequest(f"{path}.name: Field required{form}", f"{path}.name")
     own = Tool(spec.name, spec.description or "", dict(spec.input_schema or {}), is_deferred)
     return client_tool(spec, is_deferred) or own
 

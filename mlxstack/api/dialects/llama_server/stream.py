@@ -43,7 +43,9 @@ class LlamaRenderer(streaming.Renderer):
 
     def whole(self, replies: Sequence[CollectedResponse]) -> Answer:
         """One object for a single prompt, else a list, as llama-server."""
-        answers = [one.whole(reply) for one, reply in zip(self._prompts, replies, strict=True)]
+        answers = [
+            renderer.whole(reply) for renderer, reply in zip(self._prompts, replies, strict=True)
+        ]
         return answers if len(answers) > 1 else answers[0]
 
     def render(self, index: int, part: ResponsePart) -> list[bytes]:
@@ -138,8 +140,8 @@ class PromptRenderer:
         if not self.body.response_fields:
             return answer
         plain = to_builtins(answer)
-        found = {path: _at(plain, path) for path in self.body.response_fields}
-        return {path: value for path, value in found.items() if value is not UNSET}
+        selected = {path: _at(plain, path) for path in self.body.response_fields}
+        return {path: value for path, value in selected.items() if value is not UNSET}
 
     def _probabilities(self, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
         result = logprobs(notes, self.generation.text_processor)

@@ -46,8 +46,8 @@ async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[st
         return {"tokens": tokens, **counts}
     piece = text_processor.prompt_maker.piece
     pieces = await text_processor.run(lambda: [piece(token) for token in tokens])
-    each = [{"id": id_, "piece": piece} for id_, piece in zip(tokens, pieces, strict=True)]
-    return {"tokens": each, **counts}
+    rows = [{"id": id_, "piece": piece} for id_, piece in zip(tokens, pieces, strict=True)]
+    return {"tokens": rows, **counts}
 
 
 @post("/detokenize", status_code=200)

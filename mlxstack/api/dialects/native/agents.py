@@ -75,7 +75,11 @@ class RewindBody(Struct):
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """All agents that the key allows, the last used first."""
     details = await agents.everyone(service)
-    seen = [shown(request, one) for one in details if can_access(request, one.view.id)]
+    seen = [
+        shown(request, agent_details)
+        for agent_details in details
+        if can_access(request, agent_details.view.id)
+    ]
     return {"object": "list", "data": seen}
 
 

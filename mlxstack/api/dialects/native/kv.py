@@ -93,8 +93,8 @@ async def send_file(
         raise BadRequest(f"the file has {about.n_bytes} bytes", "range")
 
     async def parts() -> AsyncIterator[bytes]:
-        for at in range(start, about.n_bytes, kv_transfer.PART):
-            yield await asyncio.to_thread(kv_transfer.read_part, store, identity, key, at)
+        for offset in range(start, about.n_bytes, kv_transfer.PART):
+            yield await asyncio.to_thread(kv_transfer.read_part, store, identity, key, offset)
 
     headers = {"etag": etag, "content-length": str(about.n_bytes - start), "accept-ranges": "bytes"}
     if start:

@@ -60,10 +60,10 @@ async def unload_model(service: TheService) -> dict[str, Any]:
 
 async def _wanted(service: Service, data: LoadBody) -> Preset:
     engine_factory = service.engine_factory
-    given = [x for x in (data.preset, data.model, data.handover) if x is not None]
-    if len(given) != 1:
+    sources = [x for x in (data.preset, data.model, data.handover) if x is not None]
+    if len(sources) != 1:
         raise BadRequest("give either a preset or a model", "preset")
     if data.model is not None:
         return await asyncio.to_thread(engine_factory.with_model, data.model, service.preset)
     find = engine_factory.preset if data.preset is not None else engine_factory.handover
-    return await asyncio.to_thread(find, given[0], service.preset)
+    return await asyncio.to_thread(find, sources[0], service.preset)

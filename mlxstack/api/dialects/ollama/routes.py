@@ -163,7 +163,7 @@ async def pull(
     model = (data.model or data.name or "").removesuffix(LATEST)
     if model not in request_fields.names(service):
         local = await asyncio.to_thread(local_models)
-        if not any(one.name == model and one.is_complete for one in local):
+        if not any(local_model.name == model and local_model.is_complete for local_model in local):
             raise NotFound(
                 f"model {model!r} is not on this machine, and clients download nothing; "
                 "`mlx-stack pull` does"
@@ -183,10 +183,10 @@ def _loaded(renderer: OllamaRenderer, service: Service) -> Response[Any]:
     return Response(renderer.loaded(reason), media_type="application/json")
 
 
-def _keep_alive(service: Service, given: float | str | None) -> None:
+def _keep_alive(service: Service, keep_alive: float | str | None) -> None:
     """Set the time of the idle unload; see `idle_limit_s`."""
-    if given is not None:
-        service.gate.keep_alive(to_conversation.keep_alive_s(given))
+    if keep_alive is not None:
+        service.gate.keep_alive(to_conversation.keep_alive_s(keep_alive))
 
 
 def _model(service: Service, name: str | None) -> str:
@@ -199,10 +199,10 @@ def _options(
     body: OllamaGenerationBody, request: AnyRequest, service: Service
 ) -> GenerationOptions:
     """Generation options; as for Ollama, a `num_predict` below 1 is no limit."""
-    sent = body.options or OllamaOptions()
+    fields = body.options or OllamaOptions()
     n_top = request_fields.n_logprobs(body.logprobs, body.top_logprobs)
-    options = request_fields.options(sent, f"ollama-{uuid4().hex}", n_top, request, service)
-    limit = sent.num_predict
+    options = request_fields.options(fields, f"ollama-{uuid4().hex}", n_top, request, service)
+    limit = fields.num_predict
     return structs.replace(
         options,
         max_tokens=limit if limit is None or limit > 0 else UNLIMITED,

@@ -30,14 +30,14 @@ LEVELS = ("low", "medium", "high", "max")
 
 def chat_conversation(body: OllamaChatBody, images: ImageReader = TEXT_ONLY) -> Conversation:
     """Conversation of a chat. Raises BadRequest with the path of the field."""
-    sent = _messages(body.messages or (), images)
-    return _conversation(ChatBody(messages=sent, tools=body.tools), body, images)
+    messages = _messages(body.messages or (), images)
+    return _conversation(ChatBody(messages=messages, tools=body.tools), body, images)
 
 
 def prompt_conversation(body: OllamaGenerateBody, images: ImageReader = TEXT_ONLY) -> Conversation:
     """Conversation of one prompt. Raises BadRequest for unsupported fields."""
-    why = "; send the messages to /api/chat, or with raw: true the whole prompt"
-    refuse(body, ("suffix", "template", "context"), why)
+    reason = "; send the messages to /api/chat, or with raw: true the whole prompt"
+    refuse(body, ("suffix", "template", "context"), reason)
     system = [ChatMessageParam("system", body.system)] if body.system else []
     sent = [*system, ChatMessageParam("user", _content(body.prompt, body.images, images))]
     return _conversation(ChatBody(messages=sent), body, images)
@@ -57,20 +57,21 @@ def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
     return None
 
 
-def keep_alive_s(given: float | str) -> float:
+def keep_alive_s(keep_alive: float | str) -> float:
     """Seconds of a `keep_alive`: a number, or `1h30m`; negative: for ever.
 
     Raises BadRequest.
     """
-    if isinstance(given, str):
-        sign, text = (-1, given[1:]) if given.startswith("-") else (1, given)
+    if isinstance(keep_alive, str):
+        sign, text = (-1, keep_alive[1:]) if keep_alive.startswith("-") else (1, keep_alive)
         parts = DURATION.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
             raise BadRequest(
-                f"keep_alive is {given!r}; it must be seconds, or such as 5m or 1h30m", "keep_alive"
+                f"keep_alive is {keep_alive!r}; it must be seconds, or such as 5m or 1h30m",
+                "keep_alive",
             )
-        given = sign * sum(float(number) * UNITS_S[unit] for number, unit in parts)
-    return given if given >= 0 else math.inf
+        keep_alive = sign * sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    return keep_alive if keep_alive >= 0 else math.inf
 
 
 def _conversation(chat: ChatBody, body: OllamaGenerationBody, images: ImageReader) -> Conversation:
@@ -102,7 +103,7 @@ def _effort(think: bool | str | None) -> tuple[bool | None, dict[str, Any]]:
     return True, {"reasoning_effort": think}
 
 
-def _messages(sent: Sequence[OllamaMessage], images: ImageReader) -> list[ChatMessageParam]:
+def _messages(messages: Sequence[OllamaMessage], images: ImageReader) -> list[ChatMessageParam]:
     return [
         ChatMessageParam(
             role=message.role,
@@ -112,16 +113,19 @@ def _messages(sent: Sequence[OllamaMessage], images: ImageReader) -> list[ChatMe
             tool_call_id=message.tool_call_id,
             name=message.tool_name,
         )
-        for message in sent
+        for message in messages
     ]
 
 
-def _content(content: AnyContent, sent: Iterable[Any] | None, images: ImageReader) -> AnyContent:
+def _content(
+    content: AnyContent, image_data: Iterable[Any] | None, images: ImageReader
+) -> AnyContent:
     """Content, or parts; a vision model reads images first."""
-    parts: list[Any] = [{"type": "image", "data": data} for data in sent or ()]
+    parts: list[Any] = [{"type": "image", "data": data} for data in image_data or ()]
     if not parts:
         return content
-    said = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    if not isinstance(content, list):
+        content = [{"type": "text", "text": content or ""}]
     if images.accepts_images:
-        return [*parts, *said]
-    return [*said, *parts]
+        return [*parts, *content]
+    return [*content, *parts]

@@ -109,17 +109,17 @@ def _is_offered(spec: ChatToolParam) -> bool:
     return spec.type in ("function", CUSTOM) or spec.function is not None
 
 
-def _tool(spec: ChatToolParam, at: str) -> Tool:
+def _tool(spec: ChatToolParam, path: str) -> Tool:
     if spec.function is not None:
         return _function(spec.function)
     if spec.type == CUSTOM:
         own = spec.custom or spec
         if not own.name:
-            raise BadRequest(f"{at}.custom.name: Field required", f"{at}.custom.name")
+            raise BadRequest(f"{path}.custom.name: Field required", f"{path}.custom.name")
         return custom_tools.tool(own.name, own.description, own.format)
     if not spec.name:
-        at = f"{at}.function"
-        raise BadRequest(f"{at}: Field required, with the name and the parameters", at)
+        path = f"{path}.function"
+        raise BadRequest(f"{path}: Field required, with the name and the parameters", path)
     parameters = spec.parameters or spec.input_schema
     return Tool(spec.name, spec.description or "", dict(parameters or {}))
 
@@ -132,29 +132,33 @@ def _thinking(body: ChatBody) -> Effort:
     """Thinking by the first field that switches it."""
     switches = (body.thinking, body.reasoning, body.enable_thinking, body.think)
     states, levels = zip(*map(_switch, (body.reasoning_effort, *switches)), strict=True)
-    wanted = next((state for state in states if state is not None), None)
-    return effort(body.chat_template_kwargs, next(filter(None, levels), None), wanted)
+    thinking = next((state for state in states if state is not None), None)
+    return effort(body.chat_template_kwargs, next(filter(None, levels), None), thinking)
 
 
 def thinking_budget(body: ChatBody) -> int | None:
     """Most tokens of reasoning, by any of the fields for it."""
-    switches = [one for one in (body.thinking, body.reasoning) if isinstance(one, ThinkingSwitch)]
-    sent = [budget for one in switches for budget in (one.budget_tokens, one.max_tokens)]
-    budgets = (request_fields.thinking_budget(body), *sent)
+    switches = [
+        switch for switch in (body.thinking, body.reasoning) if isinstance(switch, ThinkingSwitch)
+    ]
+    switch_budgets = [
+        budget for switch in switches for budget in (switch.budget_tokens, switch.max_tokens)
+    ]
+    budgets = (request_fields.thinking_budget(body), *switch_budgets)
     return next((budget for budget in budgets if budget is not None and budget >= 0), None)
 
 
-def _switch(sent: bool | str | ThinkingSwitch | None) -> tuple[bool | None, str | None]:
+def _switch(switch: bool | str | ThinkingSwitch | None) -> tuple[bool | None, str | None]:
     """State and level of a switch; a word is a level."""
-    if isinstance(sent, ThinkingSwitch):
-        return SWITCHED.get(sent.type or "", sent.enabled), sent.effort
-    return (None, sent) if isinstance(sent, str) else (sent, None)
+    if isinstance(switch, ThinkingSwitch):
+        return SWITCHED.get(switch.type or "", switch.enabled), switch.effort
+    return (None, switch) if isinstance(switch, str) else (switch, None)
 
 
-def effort(kwargs: dict[str, Any] | None, level: str | None, wanted: bool | None = None) -> Effort:
-    """Thinking and template variables; `kwargs` win over what else is `wanted`."""
+def effort(kwargs: dict[str, Any] | None, level: str | None, switch: bool | None = None) -> Effort:
+    """Thinking and template variables; `kwargs` win over `switch`."""
     template = dict(kwargs or {})
-    thinking = template.pop("enable_thinking", wanted)
+    thinking = template.pop("enable_thinking", switch)
     if thinking is not None and not isinstance(thinking, bool):
         raise BadRequest("enable_thinking must be true or false", "chat_template_kwargs")
     if level == "none":

@@ -40,14 +40,14 @@ class CompletionRenderer(ChunkRenderer):
         """Response to a request that does not stream."""
         choices = tuple(
             CompletionChoice(
-                text=one.content,
+                text=reply.content,
                 index=i,
-                logprobs=legacy(one.notes, self._text_processor, 0),
-                finish_reason=finish_reason(one.ended, has_calls=False),
+                logprobs=legacy(reply.notes, self._text_processor, 0),
+                finish_reason=finish_reason(reply.ended, has_calls=False),
             )
-            for i, one in enumerate(replies)
+            for i, reply in enumerate(replies)
         )
-        totals = self.totals([one.ended for one in replies])
+        totals = self.totals([reply.ended for reply in replies])
         whole: TextCompletion = structs.replace(self.blank, choices=choices, **totals)
         return whole
 

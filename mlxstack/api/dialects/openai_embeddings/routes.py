@@ -78,11 +78,11 @@ async def native_embedding(
     request: AnyRequest, data: JSONBody[LlamaEmbeddingBody], service: TheService
 ) -> tuple[dict[str, Any], ...]:
     """Embed texts, with llama-server's response: a list of vectors per text."""
-    given = data.input if data.content is None else data.content
-    if given is None:
+    texts = data.input if data.content is None else data.content
+    if texts is None:
         raise BadRequest("content is missing: a text, or a list of texts", "content")
     result: EmbeddingResult = await cancel_on_disconnect(
-        request, embed(service, text_prompts(given, "content"), None)
+        request, embed(service, text_prompts(texts, "content"), None)
     )
     return tuple(
         {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(result.vectors)

@@ -80,7 +80,9 @@ async def list_models(service: TheService) -> Models:
     models = tuple(_model(service, name) for name in names(service))
     return Models(
         data=models,
-        models=tuple(LlamaModel(one.id, one.id, capabilities=one.features) for one in models),
+        models=tuple(
+            LlamaModel(model.id, model.id, capabilities=model.features) for model in models
+        ),
         first_id=models[0].id,
         last_id=models[-1].id,
     )
@@ -106,7 +108,7 @@ def _model(service: Service, name: str) -> ModelCard:
         context_length=n_ctx,
         max_model_len=n_ctx,
         meta=ModelMeta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
-        aliases=tuple(other for other in names(service) if other != name),
+        aliases=tuple(alias for alias in names(service) if alias != name),
         features=features,
         input_modalities=("text", "image") if "vision" in features else ("text",),
     )

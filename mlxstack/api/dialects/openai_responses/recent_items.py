@@ -42,7 +42,7 @@ class RecentItems:
         """
         return [self._find(item, f"input[{i}]", salt) for i, item in enumerate(items)]
 
-    def _find(self, item: Item, at: str, salt: str) -> Item:
+    def _find(self, item: Item, path: str, salt: str) -> Item:
         kind = item.get("type")
         # The type of a reference is optional.
         if kind != "item_reference" and (kind is not None or "role" in item or "id" not in item):
@@ -54,7 +54,7 @@ class RecentItems:
         if name.startswith(OPTIONAL):
             return {"type": "item_reference", "id": name}
         raise BadRequest(
-            f"{at}: the item {name!r} is not kept here any more; send the item itself "
+            f"{path}: the item {name!r} is not kept here any more; send the item itself "
             "(AI SDK: providerOptions.openai.store = false)",
-            at,
+            path,
         )

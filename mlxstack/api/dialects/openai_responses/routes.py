@@ -78,8 +78,8 @@ async def input_tokens(
 
 
 def _recent_items(request: AnyRequest) -> RecentItems:
-    kept: RecentItems = request.app.state.setdefault("recent_items", RecentItems())
-    return kept
+    recent: RecentItems = request.app.state.setdefault("recent_items", RecentItems())
+    return recent
 
 
 def _on_item(body: ResponsesBody, request: AnyRequest, salt: str) -> OnItem:

@@ -213,10 +213,10 @@ class ResponseStream(BlockRenderer):
     def whole(self, replies: tuple[CollectedResponse, ...]) -> Response:
         """Response that the same events would have built."""
         (reply,) = replies
-        for spoken in (*reply.spoken, reply.ended):
-            parts = in_pieces(spoken) if isinstance(spoken, ToolCallPart) else (spoken,)
-            for part in parts:
-                deque(self.events(part), maxlen=0)
+        for part in (*reply.spoken, reply.ended):
+            pieces = in_pieces(part) if isinstance(part, ToolCallPart) else (part,)
+            for piece in pieces:
+                deque(self.events(piece), maxlen=0)
         return self.response
 
     def failure(self, error: StackError) -> bytes:
@@ -259,8 +259,8 @@ class ResponseStream(BlockRenderer):
     def add(self, part: NotedPart) -> Iterator[StreamEvent]:
         """Events of a piece of the item."""
         is_text = isinstance(part, ContentPart)
-        found = logprobs(part.notes, self._text_processor) if is_text else None
-        yield from self._item.add(part.text, found.content if found else ())
+        token_logprobs = logprobs(part.notes, self._text_processor) if is_text else None
+        yield from self._item.add(part.text, token_logprobs.content if token_logprobs else ())
 
     def end(self, *, is_cut: bool) -> Iterator[StreamEvent]:
         """End of the item, which becomes part of the response."""

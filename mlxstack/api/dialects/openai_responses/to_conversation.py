@@ -84,9 +84,9 @@ class ToolNames(Struct, frozen=True):
 
     def spoken(self, name: str, namespace: str | None) -> str:
         """Name in the prompt of a tool of the client."""
-        for spoken, offer in self.offers.items():
+        for tool_name, offer in self.offers.items():
             if (offer.name, offer.namespace) == (name, namespace):
-                return spoken
+                return tool_name
         return name
 
 
@@ -98,25 +98,25 @@ def toolbox(body: ResponsesBody) -> ToolNames:
     """
     tools: list[Tool] = []
     offers: dict[str, ClientTool] = {}
-    for sent, at, is_found in _tool_lists(body):
-        for offer, spec in _offered(sent, at, None):
+    for raw_tools, path, is_found in _tool_lists(body):
+        for offer, spec in _offered(raw_tools, path, None):
             name = offer.name
             if name in offers and offer.namespace:
                 name = f"{offer.namespace}__{offer.name}"
             if name not in offers:
                 offers[name] = offer
                 tools.append(_tool(name, offer.kind, spec, is_found))
-    require_offered([str(sent.get("type")) for sent in body.tools or ()], len(tools))
+    require_offered([str(tool.get("type")) for tool in body.tools or ()], len(tools))
     return ToolNames(tuple(tools), offers)
 
 
 def omitted_tools(body: ResponsesBody) -> tuple[str, ...]:
     """Types of the tools that are not offered to the model."""
-    return tuple(str(sent.get("type")) for sent in body.tools or () if not _is_offered(sent))
+    return tuple(str(tool.get("type")) for tool in body.tools or () if not _is_offered(tool))
 
 
-def _is_offered(sent: Item) -> bool:
-    return next(_offered([sent], "tools", None), None) is not None
+def _is_offered(tool: Item) -> bool:
+    return next(_offered([tool], "tools", None), None) is not None
 
 
 def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
@@ -124,24 +124,24 @@ def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
     yield body.tools or [], "tools", False
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
         if item.get("type") in (ADDED, FOUND):
-            sent = request_fields.converted(item, InputItem, f"input[{i}]")
-            yield sent.tools or [], f"input[{i}].tools", item["type"] == FOUND
+            item_fields = request_fields.converted(item, InputItem, f"input[{i}]")
+            yield item_fields.tools or [], f"input[{i}].tools", item["type"] == FOUND
 
 
 def _offered(
-    sent: list[Any], at: str, namespace: str | None
+    raw_tools: list[Any], path: str, namespace: str | None
 ) -> Iterator[tuple[ClientTool, ResponsesToolParam]]:
-    for i, raw in enumerate(sent):
-        spec = request_fields.converted(raw, ResponsesToolParam, f"{at}[{i}]")
+    for i, raw in enumerate(raw_tools):
+        spec = request_fields.converted(raw, ResponsesToolParam, f"{path}[{i}]")
         match spec.type:
             case "function" | "custom" if spec.name:
                 yield ClientTool(spec.name, ToolKind(spec.type), namespace), spec
             case ToolKind.SEARCH if spec.execution == "client":
                 yield ClientTool(spec.type, ToolKind.SEARCH), spec
             case "function" | "custom" | "namespace" if not spec.name:
-                raise BadRequest(f"{at}[{i}].name: Field required", f"{at}[{i}].name")
+                raise BadRequest(f"{path}[{i}].name: Field required", f"{path}[{i}].name")
             case "namespace":
-                yield from _offered(spec.tools or [], f"{at}[{i}].tools", spec.name)
+                yield from _offered(spec.tools or [], f"{path}[{i}].tools", spec.name)
 
 
 def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam, is_found: bool) -> Tool:
@@ -159,8 +159,8 @@ def conversation(
     body: ResponsesBody, box: ToolNames, images: ImageReader = TEXT_ONLY
 ) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field."""
-    why = ": no responses are stored here; send the whole input"
-    request_fields.refuse(body, STATEFUL, why)
+    reason = ": no responses are stored here; send the whole input"
+    request_fields.refuse(body, STATEFUL, reason)
     n_items = request_fields.n_parts([body.input])
     request_fields.bound(
         n_items, request_fields.MAX_MESSAGES + request_fields.MAX_CALLS, "input", "items"
@@ -171,8 +171,8 @@ def conversation(
     if not messages:
         items = body.input if isinstance(body.input, list) else []
         kinds = ", ".join(dict.fromkeys(str(item.get("type")) for item in items))
-        what = f"has items of the type {kinds} only" if kinds else "is empty"
-        raise BadRequest(f"input {what}; at least one message is needed", "input")
+        problem = f"has items of the type {kinds} only" if kinds else "is empty"
+        raise BadRequest(f"input {problem}; at least one message is needed", "input")
     level = (body.reasoning or {}).get("effort")
     thinking, template = effort(
         body.chat_template_kwargs, level if isinstance(level, str) else None
@@ -197,11 +197,11 @@ def response_format(body: ResponsesBody) -> ResponseConstraint | None:
 
 def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
     """Instructions as the first system message, or as their own items."""
-    given = body.instructions
-    if isinstance(given, list):
-        return messages(given, ToolNames(), field="instructions")
-    if given:
-        return (Message(Role.SYSTEM, read_system(given, "instructions")),)
+    instructions = body.instructions
+    if isinstance(instructions, list):
+        return messages(instructions, ToolNames(), field="instructions")
+    if instructions:
+        return (Message(Role.SYSTEM, read_system(instructions, "instructions")),)
     return ()
 
 
@@ -238,41 +238,43 @@ def messages(
             read.append(_asked_in_parts(places, field, reader, images, is_new=is_new))
             continue
         for i, item in places:
-            at = f"{field}[{i}]"
-            kind = _type(item, at)
+            path = f"{field}[{i}]"
+            kind = _type(item, path)
             if kind in APPROVALS and str(item.get(APPROVALS[kind])) in ran:
                 continue
             if i == last:
                 is_new = last > answered
-                read.append(_with_images(_new_question, item, kind, at, box, images, is_new=is_new))
+                read.append(
+                    _with_images(_new_question, item, kind, path, box, images, is_new=is_new)
+                )
             else:
-                read += _read(item, kind, at, box, images)
+                read += _read(item, kind, path, box, images)
     return tuple(_turns(read))
 
 
 def _read(
-    item: Item, kind: str, at: str, box: ToolNames, images: ImageReader
+    item: Item, kind: str, path: str, box: ToolNames, images: ImageReader
 ) -> tuple[Message, ...]:
     """Messages of an item that is not the newest question."""
     if kind in READERS:
-        return (_with_images(READERS[kind], item, kind, at, box, images, is_new=False),)
+        return (_with_images(READERS[kind], item, kind, path, box, images, is_new=False),)
     if kind in HOSTED:
-        return _hosted_call(request_fields.converted(item, InputItem, at))
+        return _hosted_call(request_fields.converted(item, InputItem, path))
     if kind in ANSWER_PARTS:
-        return (Message(Role.ASSISTANT, read_history([_whole_part(item, at)], at)),)
+        return (Message(Role.ASSISTANT, read_history([_whole_part(item, path)], path)),)
     if kind in READ_ELSEWHERE:
         return ()
     if kind in SEALED:
         raise BadRequest(
-            f"{at}.type: {kind} is not supported, only OpenAI's servers can read it; "
+            f"{path}.type: {kind} is not supported, only OpenAI's servers can read it; "
             "send the items that it stands for, or a summary of them in a message",
-            f"{at}.type",
+            f"{path}.type",
         )
     if kind in INNER_PARTS:
         raise BadRequest(
-            f"{at}.type: {kind} is a part of another item and not an item; "
+            f"{path}.type: {kind} is a part of another item and not an item; "
             "send it in an item of the type reasoning",
-            f"{at}.type",
+            f"{path}.type",
         )
     return (Message(Role.USER, _json(request_fields.readable(item))),)
 
@@ -281,7 +283,7 @@ def _with_images(
     reader: Reader,
     item: Item,
     kind: str,
-    at: str,
+    path: str,
     box: ToolNames,
     images: ImageReader,
     *,
@@ -289,11 +291,11 @@ def _with_images(
 ) -> Message:
     """Message of an item with the images that it shows."""
     name = "content" if _is_asked(item) else "output"
-    shown = _with_parts(item)
+    fields = _with_parts(item)
     seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
-    content = shown.get(name) if name == "content" else result_content(shown.get(name))
-    shown[name], found_images = with_marks(content, f"{at}.{name}", seen, is_new=is_new)
-    message = reader(request_fields.converted({**shown, "type": kind}, InputItem, at), at, box)
+    content = fields.get(name) if name == "content" else result_content(fields.get(name))
+    fields[name], found_images = with_marks(content, f"{path}.{name}", seen, is_new=is_new)
+    message = reader(request_fields.converted({**fields, "type": kind}, InputItem, path), path, box)
     if found_images:
         return structs.replace(message, images=found_images)
     return message
@@ -315,24 +317,24 @@ def _asked_in_parts(
     texts: list[str] = []
     shown_images: list[ImagePart] = []
     for i, part in places:
-        at = f"{field}[{i}]"
+        path = f"{field}[{i}]"
         if images.accepts_images and part["type"] in KINDS:
-            image = images.new(part, at) if is_new else images.earlier(part)
+            image = images.new(part, path) if is_new else images.earlier(part)
             if isinstance(image, ImagePart):
                 shown_images.append(image)
                 texts.append(mark_of(image))
             else:
                 texts.append(image)
         else:
-            texts.append(read([_whole_part(part, at)], at))
+            texts.append(read([_whole_part(part, path)], path))
     return Message(Role.USER, "\n".join(texts), images=tuple(shown_images))
 
 
-def _whole_part(part: Item, at: str) -> Item:
+def _whole_part(part: Item, path: str) -> Item:
     """A part that has its text. Raises BadRequest."""
     name = "refusal" if part["type"] == "refusal" else "text"
     if part["type"] in (*TEXT_PARTS, "refusal") and not isinstance(part.get(name), str):
-        raise BadRequest(f"{at}.{name}: Field required", f"{at}.{name}")
+        raise BadRequest(f"{path}.{name}: Field required", f"{path}.{name}")
     return part
 
 
@@ -342,18 +344,18 @@ def configured(body: ResponsesBody) -> ResponsesBody:
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
         if item.get("type") != UPDATE:
             continue
-        for name, known in settings.items():
+        for name, setting in settings.items():
             changed = item.get(name) or {}
             if not isinstance(changed, dict):
                 raise BadRequest(f"input[{i}].{name} must be an object", f"input[{i}].{name}")
-            settings[name] = {**(known or {}), **changed} or known
+            settings[name] = {**(setting or {}), **changed} or setting
     return structs.replace(body, **settings)
 
 
-def _type(item: Item, at: str) -> str:
+def _type(item: Item, path: str) -> str:
     kind = item.get("type") or ("message" if "role" in item else None)
     if not isinstance(kind, str):
-        raise BadRequest(f"{at}.type must name the type of the item", f"{at}.type")
+        raise BadRequest(f"{path}.type must name the type of the item", f"{path}.type")
     return kind
 
 
@@ -372,103 +374,105 @@ def _is_answer(item: Item) -> bool:
 
 def _with_parts(item: Item) -> Item:
     """Copy of an item, its one screenshot as a list of parts."""
-    shown = item.get("output")
-    if item.get("type") != "computer_call_output" or not isinstance(shown, dict):
+    output = item.get("output")
+    if item.get("type") != "computer_call_output" or not isinstance(output, dict):
         return {**item}
-    return {**item, "output": [{**shown, "type": "input_image"}]}
+    return {**item, "output": [{**output, "type": "input_image"}]}
 
 
-def _new_question(sent: InputItem, at: str, _: ToolNames) -> Message:
-    return Message(Role.USER, read_latest_user(sent.content, f"{at}.content"))
+def _new_question(item: InputItem, path: str, _: ToolNames) -> Message:
+    return Message(Role.USER, read_latest_user(item.content, f"{path}.content"))
 
 
-def _message(sent: InputItem, at: str, _: ToolNames) -> Message:
-    role = read_known(ROLES, sent.role or "", f"{at}.role")
+def _message(item: InputItem, path: str, _: ToolNames) -> Message:
+    role = read_known(ROLES, item.role or "", f"{path}.role")
     read = read_system if role is Role.SYSTEM else read_history
     return Message(
         role,
-        read(sent.content, f"{at}.content"),
-        tool_calls=tuple(map(read_call, sent.tool_calls or ())),
-        tool_call_id=sent.tool_call_id,
+        read(item.content, f"{path}.content"),
+        tool_calls=tuple(map(read_call, item.tool_calls or ())),
+        tool_call_id=item.tool_call_id,
     )
 
 
-def _reasoning(sent: InputItem, at: str, _: ToolNames) -> Message:
+def _reasoning(item: InputItem, path: str, _: ToolNames) -> Message:
     thoughts = (
-        read_history(sent.content, f"{at}.content")
-        or decode_reasoning(sent.encrypted_content)
-        or read_history(sent.summary, f"{at}.summary")
+        read_history(item.content, f"{path}.content")
+        or decode_reasoning(item.encrypted_content)
+        or read_history(item.summary, f"{path}.summary")
     )
     return Message(Role.ASSISTANT, reasoning=thoughts or None)
 
 
-def _named_call(sent: InputItem, at: str, box: ToolNames) -> Message:
-    name = _given(sent, "name", at)
-    is_custom = sent.type == "custom_tool_call"
-    given = {custom_tools.INPUT: sent.input or ""} if is_custom else parse_arguments(sent.arguments)
-    return _calling(ToolCall(_call_id(sent), box.spoken(name, sent.namespace), given))
+def _named_call(item: InputItem, path: str, box: ToolNames) -> Message:
+    name = _given(item, "name", path)
+    is_custom = item.type == "custom_tool_call"
+    arguments = (
+        {custom_tools.INPUT: item.input or ""} if is_custom else parse_arguments(item.arguments)
+    )
+    return _calling(ToolCall(_call_id(item), box.spoken(name, item.namespace), arguments))
 
 
-def _built_in_call(sent: InputItem, at: str, _: ToolNames) -> Message:
-    given = _given(sent, CALL_FIELDS.get(sent.type, "action"), at)
-    name = sent.type.removesuffix("_call")
-    return _calling(ToolCall(_call_id(sent), name, parse_arguments(given)))
+def _built_in_call(item: InputItem, path: str, _: ToolNames) -> Message:
+    arguments = _given(item, CALL_FIELDS.get(item.type, "action"), path)
+    name = item.type.removesuffix("_call")
+    return _calling(ToolCall(_call_id(item), name, parse_arguments(arguments)))
 
 
-def _computer_call(sent: InputItem, _: str, __: ToolNames) -> Message:
-    given = {"actions": sent.actions or []} if sent.action is None else sent.action
-    return _calling(ToolCall(_call_id(sent), "computer", parse_arguments(given)))
+def _computer_call(item: InputItem, _: str, __: ToolNames) -> Message:
+    arguments = {"actions": item.actions or []} if item.action is None else item.action
+    return _calling(ToolCall(_call_id(item), "computer", parse_arguments(arguments)))
 
 
-def _hosted_call(sent: InputItem) -> tuple[Message, Message]:
+def _hosted_call(item: InputItem) -> tuple[Message, Message]:
     """Call that OpenAI's servers ran and its result, of one item."""
-    known = {"queries": sent.queries, "code": sent.code}
-    given = {name: value for name, value in known.items() if value is not None}
-    arguments = parse_arguments(sent.arguments or sent.action or given)
-    name = sent.name or sent.type.removesuffix("_call")
-    call_id = sent.id or ""
-    results = (sent.output, sent.outputs, sent.results, sent.error, sent.status, "completed")
-    result = next(one for one in results if one is not None)
+    fields = {"queries": item.queries, "code": item.code}
+    present_fields = {name: value for name, value in fields.items() if value is not None}
+    arguments = parse_arguments(item.arguments or item.action or present_fields)
+    name = item.name or item.type.removesuffix("_call")
+    call_id = item.id or ""
+    results = (item.output, item.outputs, item.results, item.error, item.status, "completed")
+    result = next(candidate for candidate in results if candidate is not None)
     text = result if isinstance(result, str) else _json(result)
     return _calling(ToolCall(call_id, name, arguments)), _result(text, call_id)
 
 
-def _output(sent: InputItem, at: str, _: ToolNames) -> Message:
-    return _result(read_history(sent.output, f"{at}.output"), _call_id(sent))
+def _output(item: InputItem, path: str, _: ToolNames) -> Message:
+    return _result(read_history(item.output, f"{path}.output"), _call_id(item))
 
 
-def _found_tools(sent: InputItem, _: str, __: ToolNames) -> Message:
+def _found_tools(item: InputItem, _: str, __: ToolNames) -> Message:
     """Tools that a search found, as they were sent.
 
     The item of a search by OpenAI's servers has an id of its own and not that of its call.
     """
-    return _result(_json(sent.tools or []), sent.call_id)
+    return _result(_json(item.tools or []), item.call_id)
 
 
-def _agent_message(sent: InputItem, at: str, _: ToolNames) -> Message:
+def _agent_message(item: InputItem, path: str, _: ToolNames) -> Message:
     """Message of another agent of Codex, whose role no template has."""
-    text = read_history(sent.content, f"{at}.content")
-    return Message(Role.USER, f"Message from {sent.author or 'another agent'}:\n{text}")
+    text = read_history(item.content, f"{path}.content")
+    return Message(Role.USER, f"Message from {item.author or 'another agent'}:\n{text}")
 
 
-def _patch_output(sent: InputItem, at: str, _: ToolNames) -> Message:
+def _patch_output(item: InputItem, path: str, _: ToolNames) -> Message:
     """Log of a patch after its status."""
-    lines = (sent.status, read_history(sent.output, f"{at}.output"))
-    return _result("\n".join(filter(None, lines)), _call_id(sent))
+    lines = (item.status, read_history(item.output, f"{path}.output"))
+    return _result("\n".join(filter(None, lines)), _call_id(item))
 
 
-def _approval(sent: InputItem, at: str, _: ToolNames) -> Message:
+def _approval(item: InputItem, path: str, _: ToolNames) -> Message:
     """Approval or refusal of the user, as the result of the call."""
-    is_approved = _given(sent, "approve", at)
+    is_approved = _given(item, "approve", path)
     text = "approved, but not run here" if is_approved else "denied by the user"
-    answer = ": ".join(filter(None, (text, sent.reason)))
-    return _result(answer, _given(sent, REQUEST, at))
+    answer = ": ".join(filter(None, (text, item.reason)))
+    return _result(answer, _given(item, REQUEST, path))
 
 
-def _given(sent: InputItem, field: str, at: str) -> Any:
+def _given(item: InputItem, field: str, path: str) -> Any:
     """Value of a field. Raises BadRequest without one."""
-    if (value := getattr(sent, field)) is None:
-        raise BadRequest(f"{at}.{field}: Field required", f"{at}.{field}")
+    if (value := getattr(item, field)) is None:
+        raise BadRequest(f"{path}.{field}: Field required", f"{path}.{field}")
     return value
 
 
@@ -480,8 +484,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _call_id(sent: InputItem) -> str:
-    return sent.call_id or sent.id or ""
+def _call_id(item: InputItem) -> str:
+    return item.call_id or item.id or ""
 
 
 def _calling(call: ToolCall) -> Message:
@@ -545,7 +549,7 @@ The tools of an MCP server are offered by OpenAI's servers only.
 
 def _turns(read: list[Message]) -> Iterator[Message]:
     """Join neighbors of the assistant; reasoning on its own is dropped."""
-    for is_assistant, neighbors in groupby(read, lambda one: one.role is Role.ASSISTANT):
+    for is_assistant, neighbors in groupby(read, lambda message: message.role is Role.ASSISTANT):
         if not is_assistant:
             yield from neighbors
         elif (turn := _joined(list(neighbors))).text or turn.tool_calls:
@@ -555,9 +559,9 @@ def _turns(read: list[Message]) -> Iterator[Message]:
 def _joined(parts: Sequence[Message]) -> Message:
     return structs.replace(
         parts[0],
-        text=JOINT.join(one.text for one in parts if one.text),
-        reasoning=JOINT.join(one.reasoning for one in parts if one.reasoning) or None,
-        tool_calls=tuple(chain.from_iterable(one.tool_calls for one in parts)),
+        text=JOINT.join(message.text for message in parts if message.text),
+        reasoning=JOINT.join(message.reasoning for message in parts if message.reasoning) or None,
+        tool_calls=tuple(chain.from_iterable(message.tool_calls for message in parts)),
     )
 
 
