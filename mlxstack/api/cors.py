@@ -11,7 +11,7 @@ from litestar.types import HTTPScope
 
 from mlxstack.api.guards import host_rules, name_response, request_id
 from mlxstack.api.protocols import dialect_of
-from mlxstack.api.streaming import CACHE_HEADERS
+from mlxstack.api.response_headers import CACHE_HEADERS
 from mlxstack.api.swap_middleware import App, Message, Receive, Scope, Send
 from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ServerSpec

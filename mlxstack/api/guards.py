@@ -89,7 +89,7 @@ def host_rules(server: ServerSpec) -> HostRules:
         origin = headers.get("origin")
         if origin is not None and not _is_friend(origin, host, allowed):
             raise Forbidden(
-                f"pages of {origin!r} may not use this service; "
+                f"origin {origin!r} is not allowed; "
                 "add its host to server.allowed_hosts of the preset"
             )
 
@@ -250,7 +250,7 @@ def require_unscoped(key: ApiKey) -> None:
         )
     if key.agents:
         raise Forbidden(
-            "this path concerns all agents, and this API key speaks only as "
+            "this path concerns all agents, and this API key is limited to agents "
             f"{', '.join(key.agents)}; use a key without agents (server.api_keys of the preset)"
         )
 

@@ -17,12 +17,12 @@ from mlxstack.api.disconnect import cancel, wait_for
 from mlxstack.api.errors import to_stack_error
 from mlxstack.api.guards import Connection, request_id
 from mlxstack.api.protocols import dialect_of
+from mlxstack.api.response_headers import answer_headers
 from mlxstack.api.streaming import (
     BEAT_S,
     BLANK,
     EARLY_S,
     LOOKUP_S,
-    PREFIX,
     NumberedParts,
     Parts,
     Renderer,
@@ -31,17 +31,13 @@ from mlxstack.api.streaming import (
     streamed,
 )
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.prompt_tokens import n_computed
-from mlxstack.core.response_parts import CollectedResponse, ResponsePart, gather
+from mlxstack.core.response_parts import CollectedResponse, gather
 from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.service import Service
 from mlxstack.text.images.reader import ImageReader
 
 T = TypeVar("T")
-
-MAX_HEADER = 1000
 
 # Parameters of handlers.
 AnyRequest = Request[Any, Any, Any]
@@ -102,11 +98,11 @@ async def _answer_whole(
     finally:
         await cancel(heading)
     if not working.done():
-        headers = _headers(orders[0], orders[0].assigned)
+        headers = answer_headers(orders[0], orders[0].assigned)
         return streamed(_early(request, working, renderer), headers, "application/json")
     replies = working.result()
     first = replies[0]
-    headers = _headers(orders[0], first.started, first.ended.work)
+    headers = answer_headers(orders[0], first.started, first.ended.work)
     return Response(renderer.whole(replies), headers=headers, media_type="application/json")
 
 
@@ -152,14 +148,16 @@ async def _answer_stream(service: Service, groups: Groups, renderer: Renderer) -
     parts = stream_response(service, generation, LOOKUP_S, BEAT_S)
     first = await anext(parts)
     chunks = frames(first, _numbered(service, parts, groups), renderer)
-    return streamed(chunks, _headers(generation, first), renderer.media_type)
+    return streamed(chunks, answer_headers(generation, first), renderer.media_type)
 
 
 async def _numbered(service: Service, begun: Parts, groups: Groups) -> NumberedParts:
     """Parts with the index of their reply; `begun` is the first reply."""
     n_before = 0
     for group in groups:
-        replies = [begun] if n_before == 0 else []
+        replies = []
+        if n_before == 0:
+            replies.append(begun)
         generations = group[len(replies) :]
         replies += [
             stream_response(service, generation, BEAT_S, BEAT_S) for generation in generations
@@ -213,63 +211,3 @@ def check_all(n_prompts: int, n: int, service: Service) -> None:
 def copies(generation: Generation, n: int) -> tuple[Generation, ...]:
     """The generation, and copies with other seeds, which have no agent."""
     return (generation, *(generation.copy(i) for i in range(1, n)))
-
-
-def _headers(
-    generation: Generation, first: ResponsePart | None, work: RequestTimings | None = None
-) -> dict[str, str]:
-    """Headers of the cache, of unenforced schemas and of omitted tools."""
-    omitted = generation.options.omitted_tools
-    lists = {"loose-schemas": generation.loose_schemas, "omitted-tools": omitted}
-    headers = {
-        PREFIX + key: _line(", ".join(names))[:MAX_HEADER] for key, names in lists.items() if names
-    }
-    return cache_headers(generation, first, work) | headers
-
-
-def cache_headers(
-    generation: Generation, first: ResponsePart | None, work: RequestTimings | None = None
-) -> dict[str, str]:
-    """Cache headers of a response whose first part is SlotAssigned.
-
-    While its `work` is under way they give the expected seconds.
-    """
-    values = {"agent": generation.request.display_name}
-    if isinstance(first, SlotAssigned):
-        expected = RequestTimings(prefill_s=first.expected_s, saved_s=first.saved_s)
-        values |= _of_cache(generation, first, work or expected)
-    return {PREFIX + name: value for name, value in values.items() if value}
-
-
-def _of_cache(
-    generation: Generation, first: SlotAssigned, work: RequestTimings
-) -> dict[str, str | None]:
-    """Values of the cache headers, None for those that are left out."""
-    images = generation.request.images
-    n_replayed = generation.prompt.n_replayed
-    early = first.early
-    miss = first.miss
-    n_new = first.n_prompt - first.n_cached
-    values = {
-        "cache-hit": "true" if first.n_cached else "false",
-        "cache-prefix-tokens": str(first.n_cached),
-        "cache-new-tokens": str(n_new),
-        "ttft-saved-ms": str(round(work.saved_s * 1000)) if first.n_cached else "0",
-        "slot": str(first.slot),
-        "begun-early": f"{early.n_begun} tokens, used {early.n_used}" if early else None,
-        "replayed": str(n_replayed) if n_replayed else None,
-    }
-    if images:
-        values["images"] = f"{len(images)}, computed {n_computed(images, first.n_cached)}"
-    if miss is not None:
-        place = "" if miss.at is None else f" at token {miss.at}"
-        lost_s = work.prefill_s * miss.n_lost / max(1, n_new)
-        values["cache-miss-reason"] = _line(miss.reason + place)
-        values["cache-lost-tokens"] = str(miss.n_lost)
-        values["cache-lost-ms"] = str(round(lost_s * 1000))
-    return values
-
-
-def _line(text: str) -> str:
-    """Header values are one line of Latin-1."""
-    return " ".join(text.split()).encode("latin-1", "replace").decode("latin-1")

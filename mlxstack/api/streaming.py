@@ -25,27 +25,6 @@ KEEPALIVE = b": keepalive 0/0\n"
 BLANK = b" "
 """Heartbeat of a whole answer in JSON, which white space may precede (RFC 8259, 2)."""
 
-PREFIX = "x-mlx-stack-"
-CACHE_HEADERS = tuple(
-    PREFIX + name
-    for name in (
-        "cache-hit",
-        "cache-prefix-tokens",
-        "cache-new-tokens",
-        "ttft-saved-ms",
-        "cache-miss-reason",
-        "cache-lost-tokens",
-        "cache-lost-ms",
-        "begun-early",
-        "replayed",
-        "images",
-        "slot",
-        "agent",
-        "loose-schemas",
-        "omitted-tools",
-    )
-)
-
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 FIRST_S = 1.0

@@ -10,8 +10,8 @@ SETTINGS = "tests/tui/test_settings.py::"
 EXPLANATIONS = (
     Mutant(
         "a late answer has the figures of the cache", "api/run_generation.py",
-        "headers = _headers(orders[0], orders[0].assigned)",
-        "headers = _headers(orders[0], None)",
+        "headers = answer_headers(orders[0], orders[0].assigned)",
+        "headers = answer_headers(orders[0], None)",
         LATE + "test_the_head_of_a_late_answer_has_the_figures_of_the_cache",
     ),
     Mutant(

@@ -135,4 +135,4 @@ async def _relieve(service: Service, level: Callable[[], PressureLevel]) -> None
         return
     freed = await asyncio.wrap_future(service.cache.reclaim(now))
     if freed.n_bytes:
-        log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
+        log.warning("memory pressure %s: evicted %d bytes of KV", now.name.lower(), freed.n_bytes)

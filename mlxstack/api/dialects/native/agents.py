@@ -24,8 +24,9 @@ from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import read_known, resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers
-from mlxstack.api.streaming import BEAT_S, LOOKUP_S, PREFIX, frames, interleaved, streamed
+from mlxstack.api.response_headers import AGENT, cache_headers
+from mlxstack.api.run_generation import AnyRequest, TheService
+from mlxstack.api.streaming import BEAT_S, LOOKUP_S, frames, interleaved, streamed
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
@@ -38,8 +39,7 @@ from mlxstack.service.parts.stored_messages import write_message
 from mlxstack.service.service import Service
 from mlxstack.text.images.reader import ImageReader
 
-AGENT = PREFIX + "agent"
-PRIORITIES = {one.name.lower(): one for one in Priority}
+PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 NO = (None, "", "0", "false")
 T = TypeVar("T")
 
