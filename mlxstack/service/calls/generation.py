@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import structs
@@ -74,8 +74,9 @@ async def stream_response(
                 due = clock() + beat_s
 
 
-def assistant_message(parts: Sequence[SpokenPart]) -> Message:
+def assistant_message(spoken_parts: Iterable[SpokenPart]) -> Message:
     """The parts of a reply as a message, without cut calls."""
+    parts = tuple(spoken_parts)
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
     calls = (part for part in parts if isinstance(part, ToolCallPart) and not part.is_cut)
     return Message(
