@@ -141,7 +141,9 @@ def faulty_restart(home: Path, fault: str | None) -> list[str]:
     with demo_engine(home) as engine:
         before = Verifier(engine, EXACT, lambda _: None)
         prompt = before.prompt()
-        prompt += engine.ask(prompt, slot=0, caller=Caller(agent="verify"), display_name="verify").tokens
+        prompt += engine.ask(
+            prompt, slot=0, caller=Caller(agent="verify"), display_name="verify"
+        ).tokens
         later = prompt + before.random_tokens(N_NEW)
     with Patch.context() as patch:
         if fault is not None:
