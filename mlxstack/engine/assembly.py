@@ -88,22 +88,22 @@ class EngineAssembly:
         if model.check.can_group:
             grouper = RowStacker(slot_kv.has_room)
         proposer = model.drafts.proposer(runner, costs, limits.prefill)
-        remote = None
-        if self._remote is not None:
-            remote = RemotePrefill(self._remote, thread.post)
         loop = EngineLoop(
             Batch(runner, proposer, model.loaded.inputs, grouper),
             slot_kv,
             preset.slots.n_ctx,
             limits,
             plan.max_cached_bytes,
-            remote=remote,
         )
         loop.facts = Snapshot(
             is_batching=model.check.is_batching and preset.batch.enabled,
             why_not_batching=model.check.why_not,
         )
         loop.transforms.append(model.loaded.inputs.with_checkpoints)
+        if self._remote is not None:
+            token_bytes = slot_kv.bytes_per_token
+            remote = RemotePrefill(self._remote, thread.post, token_bytes, loop.batch, loop.stats)
+            loop.kv_providers.insert(0, remote)
         if model.n_fixed_rope is not None:
             loop.transforms.append(partial(keyed_by_length, fixed=model.n_fixed_rope))
         if model.check.why_not:

@@ -31,15 +31,15 @@ from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.slots.kv_provider import KVProvider
 from mlxstack.engine.slots.prefix_lookup import PrefixOverlapCache
-from mlxstack.engine.slots.remote_prefill import RemotePrefill
 from mlxstack.engine.slots.request_state import PhaseClocks, RequestState
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import stall_left
-from mlxstack.policy.scheduling.scheduler import Action, AssignSlot, EarlyChunk, Expire
+from mlxstack.policy.scheduling.scheduler import COMPUTING, Action, AssignSlot, EarlyChunk, Expire
 from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, SlotState
 
 log = logging.getLogger(__name__)
@@ -74,15 +74,14 @@ class EngineLoop:
         n_ctx: int,
         limits: scheduler.SchedulerLimits,
         max_cached_bytes: int = device.MIN_BOUND,
-        *,
-        remote: RemotePrefill | None = None,
     ) -> None:
         self.slots = slot_kv.slots
         self._state = scheduler_state.initial_state(len(self.slots))
         self._works: dict[str, tuple[Work, OnLost | None]] = {}
         self.n_ctx = n_ctx
         self._limits = limits
-        self._remote = remote
+        self.kv_providers: list[KVProvider] = [slot_kv]
+        """Asked in this order for KV that a prompt lacks."""
         self.transforms: list[Callable[[Request], Request]] = []
         """Applied to each request before anything else."""
         self.facts = Snapshot()
@@ -336,11 +335,11 @@ class EngineLoop:
         self._prepare_slot(live, slot)
 
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
-        """Reuse known KV; disk reads come first, beside other slots."""
+        """Reuse known KV; what a provider brings comes first, beside other slots."""
         may_read = live.n_loads < MAX_LOADS
         lookup = self.slot_kv.lookup
         plan, miss = lookup.find(live.request, self.slots, slot, may_read=may_read)
-        if self._is_fetching(live, slot, plan.position) or self._is_loading(live, slot, plan):
+        if self._awaits_kv(live, slot, plan):
             return
         live.is_assigned = True
         self.slot_kv.prepare_slot(live.request, slot, plan)
@@ -358,55 +357,36 @@ class EngineLoop:
         self._events.append(live.assigned(early, expected_s))
         self._advance(live, plan.position)
 
-    def _is_loading(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
-        """Whether the slot waits for the disk from now on."""
-        ready = partial(self._slot_prepared, live.request.id, slot)
-        if not self.slot_kv.load(live.request, plan, ready):
-            return False
-        live.n_loads += 1
-        self._state = scheduler_state.start_loading(self._state, slot)
-        return True
-
-    def _is_fetching(self, live: RequestState, slot: int, n_here: int) -> bool:
-        """Whether the slot now waits for a peer, asked once."""
-        if self._remote is None or live.is_fetched:
-            return False
-        live.is_fetched = True
-        local_s = self.stats.expected_s(n_here, len(live.request.tokens) - 1 - n_here)
-        ready = partial(self._kv_fetched, live.request.id, slot)
-        token_bytes = self.slot_kv.bytes_per_token
-        n_decoding = len(self.batch.rows)
-        if not self._remote.begin(live.request, n_here, local_s, n_decoding, token_bytes, ready):
+    def _awaits_kv(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
+        """Whether the slot waits from now on for KV that the plan lacks."""
+        ready = partial(self._resume, live.request.id, slot)
+        if not any(provider.bring(live, plan, ready) for provider in self.kv_providers):
             return False
         self._state = scheduler_state.start_loading(self._state, slot)
         return True
 
-    def _slot_prepared(self, request_id: str, slot: int) -> None:
+    def _resume(self, request_id: str, slot: int) -> None:
+        """Go on with a prompt whose KV has come, or does not come."""
         live = self._live.get(request_id)
-        if live is not None and self._state.slot(slot).state is SlotState.LOADING:
+        state = self._state.slot(slot).state
+        if live is None or state not in COMPUTING:
+            return
+        if state is SlotState.LOADING:
             self._state = scheduler_state.finish_loading(self._state, slot)
-            go_on = self._switch if live.is_assigned else self._prepare_slot
-            self._guard(request_id, partial(go_on, live, slot))
-
-    def _kv_fetched(self, request_id: str, slot: int) -> None:
-        """Handle KV of a peer, or its absence while waiting."""
-        live = self._live.get(request_id)
-        if live is not None and self._state.slot(slot).state is SlotState.PREFILLING:
-            self._guard(request_id, partial(self._switch, live, slot))
-        else:
-            self._slot_prepared(request_id, slot)
+        go_on = self._switch if live.is_assigned else self._prepare_slot
+        self._guard(request_id, partial(go_on, live, slot))
 
     def _end_prefill(self, live: RequestState) -> None:
-        if self._remote is not None:
-            self._remote.end(live.request.id)
+        for provider in self.kv_providers:
+            provider.stop(live.request.id)
         self.batch.inputs.release(live.request.id)
 
     def _switch(self, live: RequestState, slot: int) -> None:
-        """Continue from fetched KV where it is a block ahead."""
+        """Continue from other KV where it is a block ahead."""
         may_read = live.n_loads < MAX_LOADS
         plan, _ = self.slot_kv.lookup.find(live.request, self.slots, slot, may_read=may_read)
         n_gained = plan.position - len(self.slots[slot])
-        if n_gained < self._limits.prefill.block or self._is_loading(live, slot, plan):
+        if n_gained < self._limits.prefill.block or self._awaits_kv(live, slot, plan):
             return
         self.slot_kv.prepare_slot(live.request, slot, plan)
         live.n_cached += n_gained

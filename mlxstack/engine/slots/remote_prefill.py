@@ -5,55 +5,58 @@ from functools import partial
 
 from mlxstack.core.interfaces import CallSoon
 from mlxstack.core.kv_transfer import RemoteKV, RemotePrompt
-from mlxstack.core.request import Request
+from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.slots.kv_provider import Ready
+from mlxstack.engine.slots.request_state import RequestState
+from mlxstack.engine.stats import EngineStats
+from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.remote_prefill import MIN_TOKENS
-
-Ready = Callable[[], None]
 
 
 class RemotePrefill:
-    """Fetches KV of prompts through `remote`. MLX thread only, by `post`."""
+    """Brings KV of prompts from `remote`, which is asked once for each request.
 
-    def __init__(self, remote: RemoteKV, post: CallSoon) -> None:
+    MLX thread only, by `post`. A token has `token_bytes` of KV.
+    """
+
+    def __init__(
+        self, remote: RemoteKV, post: CallSoon, token_bytes: int, batch: Batch, stats: EngineStats
+    ) -> None:
         self._remote = remote
         self._post = post
-        self._cancels: dict[str, Callable[[], object]] = {}
+        self._token_bytes = token_bytes
+        self._batch = batch
+        self._stats = stats
+        self._cancels: dict[str, Callable[[], object] | None] = {}
+        """Ends of the pending fetches, by request; None where no peer is asked."""
 
-    def begin(
-        self,
-        request: Request,
-        n_here: int,
-        local_s: float,
-        n_decoding: int,
-        token_bytes: int,
-        ready: Ready,
-    ) -> bool:
-        """Ask a peer; False if none is asked. `ready` ends the wait.
-
-        It is called again when fetched KV is here while the prompt is computed.
-        """
+    def bring(self, request_state: RequestState, plan: ReusePlan, ready: Ready) -> bool:
+        """Ask a peer for the tokens after the plan, once; False if none is asked."""
+        request = request_state.request
+        if request.id in self._cancels:
+            return False
+        self._cancels[request.id] = None
         # The last token is computed here, for its logits.
         tokens = request.tokens[:-1]
+        n_left = len(tokens) - plan.position
         # A peer gets token ids only, and cannot compute those of an image.
         is_own = request.is_for_peer or not request.use_cache or bool(request.images)
-        if is_own or len(tokens) - n_here < MIN_TOKENS:
+        if is_own or n_left < MIN_TOKENS:
             return False
         prompt = RemotePrompt(
             tokens=tokens,
             salt=request.salt,
             checkpoint_positions=request.checkpoint_positions,
-            n_here=n_here,
-            local_s=local_s,
-            n_decoding=n_decoding,
-            token_bytes=token_bytes,
+            n_here=plan.position,
+            local_s=self._stats.expected_s(plan.position, n_left),
+            n_decoding=len(self._batch.rows),
+            token_bytes=self._token_bytes,
         )
         wake = partial(self._post, ready)
-        cancel = self._remote.fetch(prompt, wake, wake)
-        if cancel is not None:
-            self._cancels[request.id] = cancel
-        return cancel is not None
+        self._cancels[request.id] = self._remote.fetch(prompt, wake, wake)
+        return self._cancels[request.id] is not None
 
-    def end(self, request_id: str) -> None:
+    def stop(self, request_id: str) -> None:
         """Cancel the pending fetch of a request, if any."""
         cancel = self._cancels.pop(request_id, None)
         if cancel is not None:

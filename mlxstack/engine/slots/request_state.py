@@ -61,7 +61,6 @@ class RequestState:
         self.miss: CacheMiss | None = None
         self.n_generated = 0
         self.n_loads = 0
-        self.is_fetched = False
         self.is_assigned = False
         self.ended_step = -1
         self.seated_at = request.arrived

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -19,7 +19,9 @@ from mlxstack.engine.kv.park import BackgroundSteps, IncrementalPack, IndexedCon
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
+from mlxstack.engine.slots.kv_provider import Ready
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
+from mlxstack.engine.slots.request_state import RequestState
 from mlxstack.policy.kv.parking import ContextFacts, is_stored, is_worth_parking
 from mlxstack.policy.kv.prefix_index import common_tokens
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -114,14 +116,19 @@ class SlotKVManager:
             "prefix_cache.memory_budget_pct, or use fewer kv.bits where the model can"
         )
 
-    def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
-        """Start the plan's disk reads, if any; `then` follows."""
+    def bring(self, request_state: RequestState, plan: ReusePlan, ready: Ready) -> bool:
+        """Start the plan's disk reads, if any; `ready` follows."""
         missing = self.prefix_cache.missing(plan)
-        if missing:
-            nodes = self.prefix_cache.index.nodes
-            self._make_way(plan, sum(nodes[key].record.n_bytes for key in missing))
-            self.disk_tier.load(missing, then)
-        return bool(missing)
+        if not missing:
+            return False
+        nodes = self.prefix_cache.index.nodes
+        self._make_way(plan, sum(nodes[key].record.n_bytes for key in missing))
+        self.disk_tier.load(missing, ready)
+        request_state.n_loads += 1
+        return True
+
+    def stop(self, request_id: str) -> None:
+        """Let reads go on: what they bring is of use for others."""
 
     def prepare_slot(
         self, request: Request, slot: int, plan: ReusePlan, *, is_expected: bool = False
