@@ -102,9 +102,9 @@ class PrefixCacheAdmin:
 
 
 def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
-    """Evict by pressure and end early turns, on the MLX thread."""
+    """Evict by pressure and end idle work, on the MLX thread."""
     if pressure is not MemoryPressure.CALM:
-        loop.end_early()
+        loop.end_idle_work()
         loop.slot_kv.drop_copies()
     freed = FreedBytes(loop.slot_kv.prefix_cache.make_room(loop.slot_kv.live_bytes, pressure))
     loop.release_buffers()

@@ -19,7 +19,9 @@ from mlxstack.engine.decode.row_stack import RowStacker, stack_fully
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.draft_loading import LoadedDrafts, load_drafts
-from mlxstack.engine.idle_work import idle_work
+from mlxstack.engine.draft_prefill import DraftPrefill
+from mlxstack.engine.early_prefill import EarlyPrefill
+from mlxstack.engine.idle_wait import idle_wait
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.loading import loader
@@ -104,6 +106,8 @@ class EngineAssembly:
             token_bytes = slot_kv.bytes_per_token
             remote = RemotePrefill(self._remote, thread.post, token_bytes, loop.batch, loop.stats)
             loop.kv_providers.insert(0, remote)
+        if proposer.is_active:
+            loop.idle_works.append(DraftPrefill(loop))
         if model.n_fixed_rope is not None:
             loop.transforms.append(partial(keyed_by_length, fixed=model.n_fixed_rope))
         if model.check.why_not:
@@ -113,10 +117,11 @@ class EngineAssembly:
             facts=model.facts,
             tokenizer=model.loaded.tokenizer,
             loop=loop,
-            idle=idle_work(loop, preset, thread.publish, is_alone=self._parts.is_alone),
+            idle=idle_wait(loop, preset, thread.publish, is_alone=self._parts.is_alone),
             disk_tier=slot_kv.disk_tier,
             actions=SlotActionRunner(loop, thread.publish),
             reporters=self._parts.reporters,
+            features={EarlyPrefill: EarlyPrefill(loop)},
         )
 
     def _load_model(self, thread: EngineThread) -> PreparedModel:

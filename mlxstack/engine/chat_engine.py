@@ -19,6 +19,7 @@ from mlxstack.core.request import Request
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.assembly import EngineAssembly
 from mlxstack.engine.device_memory import DeviceMemory
+from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.loop import Deliver
 from mlxstack.engine.parts import EngineParts
 from mlxstack.engine.slots.kv_transfer import KVExchange
@@ -51,11 +52,11 @@ class ChatEngine(EngineThread):
         self.cache = PrefixCacheAdmin(self.run)
 
     def begin_early(self, request: Request, after: str) -> None:
-        """Compute the expected next prompt after a request; see `EngineLoop.begin_early`."""
+        """Compute the expected next prompt after a request; see `EarlyPrefill.begin`."""
 
         def begin() -> None:
             if not self.is_stopping:
-                self.loaded.loop.begin_early(request, after)
+                self.loaded.features[EarlyPrefill].begin(request, after)
 
         self.post(begin)
 

@@ -22,14 +22,14 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
-from mlxstack.core.errors import Broken, Busy, DeviceError, OutOfMemory, StackError, describe_error
+from mlxstack.core.errors import Broken, Busy, DeviceError, StackError, describe_error
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.kernel_choice import KERNEL_FAULTS, without_forced
 from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
-from mlxstack.engine.early_prefill import EarlyPrefill
+from mlxstack.engine.idle_work import IdleWork
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.kv_provider import KVProvider
 from mlxstack.engine.slots.prefix_lookup import PrefixOverlapCache
@@ -38,9 +38,9 @@ from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.scheduling import scheduler, scheduler_state
-from mlxstack.policy.scheduling.chunked_prefill import stall_left
-from mlxstack.policy.scheduling.scheduler import COMPUTING, Action, AssignSlot, EarlyChunk, Expire
-from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, SlotState
+from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy, stall_left
+from mlxstack.policy.scheduling.scheduler import COMPUTING, Action, AssignSlot, Expire
+from mlxstack.policy.scheduling.scheduler_state import ACTIVE, SchedulerState, SlotState
 
 log = logging.getLogger(__name__)
 
@@ -96,25 +96,31 @@ class EngineLoop:
             self._matches.shared, self._matches.promised, self.slot_kv.need
         )
         self.stats = EngineStats()
-        self._early = EarlyPrefill(slot_kv, batch, self.stats)
+        self.idle_works: list[IdleWork] = []
+        """Work for steps without a prompt, in this order."""
         self._events: list[Event] = []
         self._n_steps = 0
         self.max_cached_bytes = max_cached_bytes
 
     @property
     def has_work(self) -> bool:
-        """Whether another turn would do anything."""
+        """Whether a request or a slot action is to be done."""
         return bool(self._live or self._state.actions)
 
     @property
-    def has_early_turn(self) -> bool:
-        """Whether an early turn can begin now, without other work."""
-        return scheduler.may_compute_early(self._state)
+    def is_busy(self) -> bool:
+        """Whether a step has work to do, idle work included."""
+        return self.has_work or any(work.is_pending for work in self.idle_works)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a step has work to do."""
-        return self.has_work or self.has_early_turn
+    def state(self) -> SchedulerState:
+        """State of the scheduler."""
+        return self._state
+
+    @property
+    def prefill_policy(self) -> PrefillPolicy:
+        """Bounds of prefill chunks."""
+        return self._limits.prefill
 
     @property
     def is_only_loading(self) -> bool:
@@ -135,7 +141,7 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         """Queue a request, or refuse it when the queue is full."""
-        request = self._prepared(request)
+        request = self.prepared(request)
         if self.slot_kv.need(request) > self.slot_kv.prefix_cache.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
@@ -149,29 +155,16 @@ class EngineLoop:
         self.stats.count(n_asks=1)
         self._state = scheduler_state.enqueue(self._state, request)
 
-    def _prepared(self, request: Request) -> Request:
+    def prepared(self, request: Request) -> Request:
+        """The request with what the engine adds to it."""
         for transform in self.transforms:
             request = transform(request)
         return request
 
-    def begin_early(self, request: Request, after: str) -> None:
-        """Begin an early turn after the request `after`, in its idle slot.
-
-        Nothing happens when the slot has been used since.
-        """
-        assert request.slot is not None
-        slot = self._state.slot(request.slot)
-        last = self._last.get(request.slot)
-        is_own = slot.state is SlotState.IDLE and last is not None and last.request.id == after
-        if is_own and len(self.slots[slot.id]) and self.slot_kv.prefix_cache.spec.enabled:
-            turn = EarlyTurn(request.id, slot.id, len(request.tokens))
-            self._state = scheduler_state.begin_early(self._state, turn)
-            self._early.expect(self._prepared(request), slot.id)
-
-    def end_early(self) -> None:
-        """End all early turns; their KV stays."""
-        for turn in self._state.early:
-            self._state = scheduler_state.end_early(self._state, turn.slot)
+    def end_idle_work(self) -> None:
+        """End all work that no request has asked for; its KV stays."""
+        for work in self.idle_works:
+            work.end()
 
     def cancel(self, request_id: str) -> None:
         """Stop a request in any phase; its KV stays in the slot."""
@@ -196,11 +189,20 @@ class EngineLoop:
         now = time.monotonic()
         self._state = scheduler_state.release_slot(self._state, slot, len(self.slots[slot]), now)
 
+    def set_context(self, slot: int, n_tokens: int, n_kept: int) -> None:
+        """Note another context of an idle slot, with `n_kept` tokens of the last."""
+        self._state = scheduler_state.set_context(self._state, slot, n_tokens, n_kept)
+
     def renew(self, slot: int) -> None:
         """Make a held slot idle again, with a context from elsewhere."""
         self._last.pop(slot, None)
         now = time.monotonic()
         self._state = scheduler_state.reset_slot(self._state, slot, len(self.slots[slot]), now)
+
+    def last_request(self, slot: int) -> Request | None:
+        """The last request that this slot has served."""
+        last = self._last.get(slot)
+        return last.request if last else None
 
     def agent_in(self, slot: int) -> str | None:
         """Name of the last agent in this slot, as in the snapshot."""
@@ -218,24 +220,19 @@ class EngineLoop:
         policy = self._limits.prefill
         stalled = self.batch.inputs.stalled
         self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy, stalled)
-        self._state, early = scheduler.next_early_chunk(self._state, speed, policy)
         is_proposing = self.batch.proposer.is_active
         if self._n_steps % (GROWTH_EVERY_PROPOSING if is_proposing else GROWTH_EVERY) == 0:
             self._admit_growth()
-        is_prefilling = chunk is not None or early is not None
-        decode = partial(self.batch.step, is_prefilling=is_prefilling)
+        decode = partial(self.batch.step, is_prefilling=chunk is not None)
         self._decode(self.batch.sync if chunk and chunk.is_awaited else decode, deliver)
-        if is_prefilling:
+        if chunk is not None:
             # Before the chunk, so that it does not delay these tokens.
             self.flush(deliver)
-        if chunk is not None:
             self._phases.note(self._state.slots, chunk.slot)
             self._prefill(chunk.slot, chunk.n_tokens)
             self._phases.note(self._state.slots)
-        elif early is not None:
-            self._compute_early(early)
         else:
-            self._catch_up_proposer(deliver)
+            self._run_idle_work(deliver)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
@@ -266,20 +263,25 @@ class EngineLoop:
 
     def fail_all(self, error: StackError) -> None:
         """Fail every request with an error; other slots stay."""
-        self.end_early()
+        self.end_idle_work()
         self._fail_these(list(self._live), error)
 
     def lose_kv(self, error: DeviceError) -> None:
         """Fail requests in slots; drop KV that failed kernels may have written."""
         # An error surfaces a step late: a request that ended in the last step counts too.
         recent = {slot for slot, x in self._last.items() if x.ended_step >= self._n_steps - 1}
-        suspects = {turn.slot for turn in self._state.early}
+        suspects = {slot for work in self.idle_works for slot in work.slots}
         suspects |= recent.intersection(self.idle_slots)
-        self.end_early()
+        self.end_idle_work()
         self._fail_these([one.request.id for one in self._live.values() if one.is_assigned], error)
         for slot in suspects:
-            self._clear(slot, error)
+            self._end_work_in(slot)
+            self.clear_slot(slot, error)
             self.renew(slot)
+
+    def _end_work_in(self, slot: int) -> None:
+        for work in self.idle_works:
+            work.end(slot)
 
     def _fail_these(self, request_ids: list[str], error: StackError) -> None:
         self.batch.reset()
@@ -289,7 +291,7 @@ class EngineLoop:
         for slot in self._state.slots:
             # A request whose end raised still occupies its slot.
             if slot.state in ACTIVE and not (slot.request and slot.request.id in self._live):
-                self._clear(slot.id, error)
+                self.clear_slot(slot.id, error)
                 self.release(slot.id)
         device.settle()
 
@@ -304,7 +306,10 @@ class EngineLoop:
             is_drafting=self.batch.proposer.is_active,
             draft_model=self.batch.proposer.model_name,
         )
-        return build_snapshot(facts, self._state, self.slots, shown, counters, self.n_ctx)
+        snapshot = build_snapshot(facts, self._state, self.slots, shown, counters, self.n_ctx)
+        for work in self.idle_works:
+            snapshot = work.report(snapshot)
+        return snapshot
 
     def _schedule(self) -> None:
         now = time.monotonic()
@@ -318,6 +323,7 @@ class EngineLoop:
 
     def _execute(self, action: Action) -> None:
         if isinstance(action, AssignSlot):
+            self._end_work_in(action.slot)
             request_id = action.request.id
             self._guard(request_id, partial(self._assign_slot, request_id, action.slot))
         elif isinstance(action, Expire):
@@ -325,6 +331,7 @@ class EngineLoop:
             request_id = action.request.id
             self._end(self._live[request_id], RequestFailed(request_id, late))
         else:
+            self._end_work_in(action.slot)
             work, _ = self._works.pop(action.id)
             work(self.slots[action.slot])
 
@@ -349,12 +356,11 @@ class EngineLoop:
         live.miss = miss
         live.saved_s = self.stats.saved_s(live.n_cached)
         self.stats.count(n_cached_tokens=live.n_cached)
-        early = self._early.settle(live.request, plan.position) if self._early.begun else None
-        if early is not None and early.n_used == early.n_begun:
-            # The prompt differs from the last one as it was expected to.
-            live.miss = None
-        expected_s = self.stats.expected_s(live.n_cached, live.n_new)
-        self._events.append(live.assigned(early, expected_s))
+        event = live.assigned(self.stats.expected_s(live.n_cached, live.n_new))
+        for work in self.idle_works:
+            event = work.observe(live.request, plan.position, event)
+        live.miss = event.miss
+        self._events.append(event)
         self._advance(live, plan.position)
 
     def _awaits_kv(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
@@ -420,39 +426,13 @@ class EngineLoop:
         )
         self._advance(live, len(context))
 
-    def _catch_up_proposer(self, deliver: Deliver) -> None:
-        """Compute a chunk of a proposer's context within the stall bound."""
-        proposer = self.batch.proposer
-        row = proposer.late_row(self.batch.rows, self.slot_kv.has_room)
-        if row is None:
-            return
-        self._decode(self.batch.sync)
-        self.flush(deliver)
-        if row in self.batch.rows:
-            speed = replace(self.stats.speed, decode_s=self.stats.step_s)
-            proposer.catch_up(row, stall_left(speed, self._limits.prefill))
-            self.slot_kv.note_growth()
-
-    def _compute_early(self, chunk: EarlyChunk) -> None:
-        """Prefill a chunk of an early turn; exceptions end only it."""
-        turn = chunk.turn
-        if self.slot_kv.is_storing(turn.slot):
-            return
-        if not self._early.is_current(turn.slot):
-            self._state = scheduler_state.end_early(self._state, turn.slot)
-            return
-        try:
-            self._state = self._early.advance(self._state, turn, chunk.n_tokens)
-        except OutOfMemory as error:
-            log.info("early prefill skipped: %s", error)
-            self._state = scheduler_state.end_early(self._state, turn.slot)
-            self.release(turn.slot)
-        except Exception as error:  # any error concerns this early turn only
-            raise_device_error(error)
-            log.exception("a turn could not be begun early")
-            self._state = scheduler_state.end_early(self._state, turn.slot)
-            self._clear(turn.slot, describe_error(error, "an early turn"))
-            self.renew(turn.slot)
+    def _run_idle_work(self, deliver: Deliver) -> None:
+        """Compute a chunk of the first work that has one, with no step in flight."""
+        work = next((work for work in self.idle_works if work.has_chunk()), None)
+        if work is not None:
+            self._decode(self.batch.sync)
+            self.flush(deliver)
+            work.run_chunk()
 
     def _advance(self, live: RequestState, position: int) -> None:
         """Record the prefill position; the last token joins the batch."""
@@ -553,7 +533,7 @@ class EngineLoop:
         except Exception as error:
             raise_device_error(error)
             log.exception("the context of slot %d could not be stored after a request", slot)
-            self._clear(slot, describe_error(error, "keeping this slot"))
+            self.clear_slot(slot, describe_error(error, "keeping this slot"))
             self.release(slot)
 
     def _guard(self, request_id: str, work: Callable[[], None]) -> None:
@@ -580,10 +560,10 @@ class EngineLoop:
         live = self._live[request_id]
         plain = describe_error(error, "this request")
         if live.slot is not None and live.is_assigned:
-            self._clear(live.slot, plain)
+            self.clear_slot(live.slot, plain)
         self._end(live, RequestFailed(request_id, plain))
 
-    def _clear(self, slot: int, error: StackError) -> None:
+    def clear_slot(self, slot: int, error: StackError) -> None:
         """Empty a broken context, and notify slot actions that need it."""
         self.slots[slot].clear()
         for pending in self._state.actions:

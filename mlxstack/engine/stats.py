@@ -138,13 +138,8 @@ class EngineStats:
 
     def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
         """Record a prefill chunk from position `start` on."""
-        self._observe(start, n_tokens, seconds)
+        self.observe_chunk(start, n_tokens, seconds)
         self.count(n_prompt_tokens=n_tokens, prompt_s=seconds, n_model_calls=1)
-
-    def begun_early(self, start: int, n_tokens: int, seconds: float) -> None:
-        """Record a chunk of an early turn, which is of no request."""
-        self._observe(start, n_tokens, seconds)
-        self.count(n_early_tokens=n_tokens, n_model_calls=1)
 
     def decoded(self, seconds: float, n_tokens: int, plain_share: float = 1.0) -> None:
         """Time decode steps, scheduled or read; one ends with its tokens.
@@ -189,7 +184,8 @@ class EngineStats:
             self.count(n_completed=1)
         return RequestPhase.COMPLETED
 
-    def _observe(self, start: int, n_tokens: int, seconds: float) -> None:
+    def observe_chunk(self, start: int, n_tokens: int, seconds: float) -> None:
+        """Learn the seconds of a prefill chunk from position `start` on."""
         self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
         if n_tokens >= BULK:
             self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
@@ -231,12 +227,9 @@ def build_snapshot(
 ) -> Snapshot:
     """The present on `facts`; `requests` are current or last ones of slots."""
     now = time.monotonic()
-    left = {e.slot: e.n_prompt - 1 - e.position for e in state.early if e.position is not None}
     views = tuple(
         replace(
             _slot(slot, slots[slot.id], requests.get(slot.id), n_ctx, now),
-            n_early=slot.n_early,
-            n_early_left=left.get(slot.id, 0),
             is_reading=slot.state is SlotState.LOADING,
         )
         for slot in state.slots

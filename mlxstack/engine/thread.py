@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.device_errors import MAX_DEVICE_ERRORS, device_error, raise_device_error
 from mlxstack.engine.device_memory import DeviceMemory
-from mlxstack.engine.idle_work import IdleWork
+from mlxstack.engine.idle_wait import IdleWait
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.loop import Deliver, EngineLoop, Events
@@ -48,12 +48,14 @@ class LoadedEngine(Struct, frozen=True):
     facts: ModelFacts
     tokenizer: Any
     loop: EngineLoop
-    idle: IdleWork
+    idle: IdleWait
     """Waits for messages."""
     disk_tier: DiskTier
     actions: SlotActionRunner
     reporters: tuple[Callable[[Snapshot], Snapshot], ...] = ()
     """Add to each snapshot what the loop does not have."""
+    features: Mapping[type, Any] = {}
+    """Objects that calls of the service need, by their class."""
 
 
 class EngineThread:
@@ -145,7 +147,7 @@ class EngineThread:
 
         def begin() -> None:
             self._drain_until = until
-            self.loaded.loop.end_early()
+            self.loaded.loop.end_idle_work()
 
         self.post(begin)
         return self._stopped

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from mlxstack.client.types import PropsResponse
 from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, ServerSpec
-from mlxstack.engine import idle_work
-from mlxstack.engine.idle_work import IdleWork, Message
+from mlxstack.engine import idle_wait
+from mlxstack.engine.idle_wait import IdleWait, Message
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy import keep_warm
 from mlxstack.policy.keep_warm import INTERVAL_S
@@ -63,7 +63,7 @@ class Scene:
         self.published: list[int] = []
         self.error: Exception | None = None
         self._loop = driver.engine.loaded.loop
-        self.work = IdleWork(
+        self.work = IdleWait(
             self._loop,
             self._compute,
             keep_warm_s,
@@ -207,8 +207,8 @@ def test_a_service_shows_its_passes(tmp_path: Path, eager: None) -> None:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on mains whose passes come far more often than in service."""
-    monkeypatch.setattr(idle_work, "has_gpu", lambda: True)
-    monkeypatch.setattr(idle_work, "has_calm_mains", lambda: True)
+    monkeypatch.setattr(idle_wait, "has_gpu", lambda: True)
+    monkeypatch.setattr(idle_wait, "has_calm_mains", lambda: True)
     monkeypatch.setattr(keep_warm, "INTERVAL_S", 0.001)
 
 
@@ -251,7 +251,7 @@ def test_a_pass_changes_no_kv_no_index_and_no_random_state(
         driver.catch_up()
         loop = driver.engine.loaded.loop
 
-        work = idle_work.idle_work(loop, driver.engine.preset, lambda: None, is_alone=True)
+        work = idle_wait.idle_wait(loop, driver.engine.preset, lambda: None, is_alone=True)
 
         def state() -> tuple[list[bytes], int]:
             arrays = [kv_bytes(slot) for slot in loop.slots]
@@ -276,13 +276,13 @@ def test_a_cpu_and_ranks_make_none(driver: Driver, monkeypatch: pytest.MonkeyPat
     preset = replace(driver.engine.preset, device=DeviceSpec())
 
     def keep_warm_s(*, has_ranks: bool) -> float:
-        work = idle_work.idle_work(
+        work = idle_wait.idle_wait(
             driver.engine.loaded.loop, preset, lambda: None, is_alone=not has_ranks
         )
         return work._keep_warm_s
 
-    monkeypatch.setattr(idle_work, "has_gpu", lambda: False)
+    monkeypatch.setattr(idle_wait, "has_gpu", lambda: False)
     assert keep_warm_s(has_ranks=False) == 0
-    monkeypatch.setattr(idle_work, "has_gpu", lambda: True)
+    monkeypatch.setattr(idle_wait, "has_gpu", lambda: True)
     assert keep_warm_s(has_ranks=True) == 0
     assert keep_warm_s(has_ranks=False) == preset.device.keep_warm_s == 60

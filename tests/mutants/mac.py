@@ -425,12 +425,12 @@ MAC = (
         KEEP_WARM + "test_passes_of_any_time_line_are_powered_spaced_and_end",
     ),
     Mutant(
-        "a message is read before a keep-warm pass", "engine/idle_work.py",
+        "a message is read before a keep-warm pass", "engine/idle_wait.py",
         "is_asked=not inbox.empty()", "is_asked=False",
         "tests/mac/test_idle_work.py::test_a_message_is_read_before_a_pass_that_is_due",
     ),
     Mutant(
-        "ranks make no keep-warm pass", "engine/idle_work.py",
+        "ranks make no keep-warm pass", "engine/idle_wait.py",
         "if has_gpu() and is_alone else", "if has_gpu() else",
         "tests/mac/test_idle_work.py::test_a_cpu_and_ranks_make_none",
     ),

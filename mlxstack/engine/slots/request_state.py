@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mlxstack.core.engine_events import (
     CacheMiss,
-    EarlyUse,
     FinishReason,
     KVSource,
     RequestFinished,
@@ -91,7 +90,7 @@ class RequestState:
         self.state = RequestPhase.PREFILLING
         self.phases.enter(TTFTPhase.RESTORE, self.seated_at)
 
-    def assigned(self, early: EarlyUse | None, expected_s: float) -> SlotAssigned:
+    def assigned(self, expected_s: float) -> SlotAssigned:
         """Event of its prepared slot; the rest of the prompt takes `expected_s`."""
         assert self.slot is not None
         return SlotAssigned(
@@ -101,7 +100,6 @@ class RequestState:
             n_cached=self.n_cached,
             source=self.source,
             miss=self.miss,
-            early=early,
             expected_s=expected_s,
             saved_s=self.saved_s,
         )

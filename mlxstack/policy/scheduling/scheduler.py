@@ -8,7 +8,7 @@ then least recent use; a request may wait for a prefix that another one computes
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Annotated
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
 from mlxstack.core.request import Request
@@ -22,7 +22,6 @@ from mlxstack.policy.scheduling.chunked_prefill import (
 )
 from mlxstack.policy.scheduling.scheduler_state import (
     ACTIVE,
-    EarlyTurn,
     SchedulerState,
     Slot,
     SlotAction,
@@ -35,12 +34,6 @@ from mlxstack.policy.scheduling.scheduler_state import (
 )
 
 COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
-
-REST_STEPS = 200
-"""Decode steps between two chunks of early turns.
-
-Their stalls are half a percent of the gaps, so that the 99th percentile hardly moves.
-"""
 
 KEEP = 0.5
 """Minimum kept share of a context to overwrite it, without empty slots."""
@@ -206,13 +199,6 @@ class PrefillChunk(Struct, frozen=True):
     is_awaited: bool = False
 
 
-class EarlyChunk(Struct, frozen=True):
-    """Compute `n_tokens` of an early turn; 0: look up cached ones."""
-
-    turn: EarlyTurn
-    n_tokens: int
-
-
 Action = AssignSlot | Expire | SlotAction
 """A `SlotAction` runs now; its slot is reserved."""
 
@@ -279,30 +265,10 @@ def next_prefill_chunk(
     return skip(state, slot.id), PrefillChunk(slot.id, n_tokens, is_awaited=bool(first))
 
 
-def may_compute_early(state: SchedulerState) -> bool:
-    """Whether no other work waits, prefills or uses a slot, but decoding."""
-    is_quiet = all(s.state in (SlotState.IDLE, SlotState.RUNNING) for s in state.slots)
-    return bool(state.early) and is_quiet and not (state.waiting or state.actions)
-
-
-def next_early_chunk(
-    state: SchedulerState, speed: ThroughputModel, policy: PrefillPolicy
-) -> tuple[SchedulerState, EarlyChunk | None]:
-    """Early-turn chunk of this step, or None while other work waits.
-
-    It delays a request by one chunk within `max_stall_s` at most. Beside decoding requests there
-    are long rests.
-    """
-    if not may_compute_early(state):
-        return state, None
-    if state.n_active and state.n_rested < REST_STEPS:
-        return structs.replace(state, n_rested=state.n_rested + 1), None
-    turn = state.early[0]
-    if turn.position is None:
-        return state, EarlyChunk(turn, 0)
-    slot = Slot(turn.slot, position=turn.position, n_prompt=turn.n_prompt)
-    # An arrival waits as shortly as a decoding request, also while none decodes.
-    return state, EarlyChunk(turn, chunk_size(slot, max(1, state.n_active), speed, policy))
+def is_quiet(state: SchedulerState) -> bool:
+    """Whether nothing waits, prefills or uses a slot, but decoding."""
+    is_free = all(s.state in (SlotState.IDLE, SlotState.RUNNING) for s in state.slots)
+    return is_free and not (state.waiting or state.actions)
 
 
 def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:

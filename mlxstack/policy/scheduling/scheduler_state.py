@@ -36,8 +36,7 @@ class Slot(Struct, frozen=True):
     """Slot: `position` of `n_prompt` tokens prefilled, `n_tokens` while idle.
 
     An idle slot remembers `n_prompt`: the length of the last prompt in tokens, 0 if unknown,
-    and `name`: the agent or conversation whose context it holds, None if unknown. `n_early`
-    tokens of it are of an early turn.
+    and `name`: the agent or conversation whose context it holds, None if unknown.
     `n_passed` counts chunks of other slots since its assignment or its own last chunk;
     `has_token` says whether the request has sampled a token.
     """
@@ -51,7 +50,6 @@ class Slot(Struct, frozen=True):
     n_passed: int = 0
     last_used: float = 0.0
     name: str | None = None
-    n_early: int = 0
     has_token: bool = False
 
     @property
@@ -60,30 +58,12 @@ class Slot(Struct, frozen=True):
         return max(0, self.n_prompt - 1 - self.position)
 
 
-class EarlyTurn(Struct, frozen=True):
-    """Early turn: the expected next prompt of a conversation, in its slot.
-
-    `position` of `n_prompt` tokens are in KV; None until the cached ones were looked up. It has
-    no output, and its slot stays idle: a request or an action that takes the slot ends it.
-    """
-
-    request: str
-    slot: int
-    n_prompt: int
-    position: int | None = None
-
-
 class SchedulerState(Struct, frozen=True):
-    """State of the scheduler.
-
-    `n_rested` is the number of steps with decoding since the last chunk of an early turn.
-    """
+    """State of the scheduler."""
 
     slots: tuple[Slot, ...]
     waiting: tuple[Request, ...] = ()
     actions: tuple[SlotAction, ...] = ()
-    early: tuple[EarlyTurn, ...] = ()
-    n_rested: int = 0
 
     def slot(self, slot: int) -> Slot:
         """The slot of this id."""
@@ -128,39 +108,6 @@ def dequeue(state: SchedulerState, request_id: str) -> SchedulerState:
     return msgspec.structs.replace(state, waiting=rest)
 
 
-def begin_early(state: SchedulerState, turn: EarlyTurn) -> SchedulerState:
-    """Add an early turn, replacing an older one of its slot."""
-    _slot_in(state, turn.slot, SlotState.IDLE)
-    state = end_early(state, turn.slot)
-    return msgspec.structs.replace(state, early=(*state.early, turn))
-
-
-def advance_early(
-    state: SchedulerState, turn: EarlyTurn, position: int, n_kept: int
-) -> SchedulerState:
-    """Move an early turn to `position`; one token left ends it.
-
-    Of the last prompt in the slot the context has at least `n_kept` tokens.
-    """
-    slot = state.slot(turn.slot)
-    n_new = 0 if turn.position is None else position - turn.position
-    slot = msgspec.structs.replace(
-        slot, n_tokens=position, n_prompt=min(slot.n_prompt, n_kept), n_early=slot.n_early + n_new
-    )
-    moved = msgspec.structs.replace(turn, position=position)
-    rest = (moved if e.slot == turn.slot else e for e in state.early)
-    state = msgspec.structs.replace(_with_slot(state, slot), early=tuple(rest), n_rested=0)
-    if position >= turn.n_prompt - 1:
-        return end_early(state, turn.slot)
-    return state
-
-
-def end_early(state: SchedulerState, slot: int) -> SchedulerState:
-    """End the early turn in a slot; its KV stays there."""
-    rest = tuple(e for e in state.early if e.slot != slot)
-    return msgspec.structs.replace(state, early=rest)
-
-
 def assign_slot(state: SchedulerState, request: Request, slot: int) -> SchedulerState:
     """Give an idle slot to the request; prefill begins at position 0."""
     taken = msgspec.structs.replace(
@@ -169,9 +116,8 @@ def assign_slot(state: SchedulerState, request: Request, slot: int) -> Scheduler
         request=request,
         position=0,
         n_prompt=len(request.tokens),
-        n_early=0,
     )
-    return dequeue(_with_slot(end_early(state, slot), taken), request.id)
+    return dequeue(_with_slot(state, taken), request.id)
 
 
 def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
@@ -218,7 +164,7 @@ def reserve_slot(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     """Start a slot action in its idle slot."""
     slot = _slot_in(state, pending.slot, SlotState.IDLE)
     held = msgspec.structs.replace(slot, state=SlotState.HELD)
-    return _with_slot(drop_action(end_early(state, pending.slot), pending), held)
+    return _with_slot(drop_action(state, pending), held)
 
 
 def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
@@ -240,6 +186,13 @@ def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) ->
 def reset_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
     """Make the slot idle with another context of `n_tokens`, of unknown origin."""
     return _with_slot(state, Slot(slot, n_tokens=n_tokens, last_used=now))
+
+
+def set_context(state: SchedulerState, slot: int, n_tokens: int, n_kept: int) -> SchedulerState:
+    """Note another context of an idle slot, with `n_kept` tokens of the last."""
+    idle = _slot_in(state, slot, SlotState.IDLE)
+    n_prompt = min(idle.n_prompt, n_kept)
+    return _with_slot(state, msgspec.structs.replace(idle, n_tokens=n_tokens, n_prompt=n_prompt))
 
 
 def _slot_in(state: SchedulerState, slot: int, expected: SlotState) -> Slot:
