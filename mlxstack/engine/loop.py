@@ -220,6 +220,9 @@ class EngineLoop:
         policy = self._limits.prefill
         stalled = self.batch.inputs.stalled
         self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, policy, stalled)
+        work = None
+        if chunk is None:
+            work = next((work for work in self.idle_works if work.has_chunk()), None)
         is_proposing = self.batch.proposer.is_active
         if self._n_steps % (GROWTH_EVERY_PROPOSING if is_proposing else GROWTH_EVERY) == 0:
             self._admit_growth()
@@ -231,8 +234,11 @@ class EngineLoop:
             self._phases.note(self._state.slots, chunk.slot)
             self._prefill(chunk.slot, chunk.n_tokens)
             self._phases.note(self._state.slots)
-        else:
-            self._run_idle_work(deliver)
+        elif work is not None:
+            # No step may be in flight, whose tokens the chunk would delay.
+            self._decode(self.batch.sync)
+            self.flush(deliver)
+            work.run_chunk()
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
@@ -425,14 +431,6 @@ class EngineLoop:
             PrefillProgress(live.request.id, len(context), len(live.request.tokens))
         )
         self._advance(live, len(context))
-
-    def _run_idle_work(self, deliver: Deliver) -> None:
-        """Compute a chunk of the first work that has one, with no step in flight."""
-        work = next((work for work in self.idle_works if work.has_chunk()), None)
-        if work is not None:
-            self._decode(self.batch.sync)
-            self.flush(deliver)
-            work.run_chunk()
 
     def _advance(self, live: RequestState, position: int) -> None:
         """Record the prefill position; the last token joins the batch."""

@@ -179,7 +179,7 @@ class Driver:
 
 def is_busy(engine: ChatEngine) -> bool:
     """Whether what was posted before this call is still being worked on."""
-    return engine.run(lambda loop: loop.has_work or loop.has_early_turn).result(timeout=WAIT_S)
+    return engine.run(lambda loop: loop.is_busy).result(timeout=WAIT_S)
 
 
 def draft_freely(driver: Driver) -> None:

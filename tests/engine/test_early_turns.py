@@ -13,10 +13,11 @@ from mlxstack.core.preset import DiskSpec, KVSpec, PrefillSpec, PrefixCacheSpec,
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
+from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.loop import EngineLoop
 from mlxstack.policy.kv import eviction
 from mlxstack.policy.kv.eviction import MemoryPressure
-from mlxstack.policy.scheduling.scheduler import REST_STEPS
+from mlxstack.policy.scheduling.early_turns import REST_STEPS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.engine.test_every_kind import PRECISIONS
@@ -127,10 +128,12 @@ def stepped(driver: Driver, scene: Callable[[EngineLoop, list[Event]], Any]) -> 
 def test_a_newcomer_waits_for_no_second_chunk(driver: Driver, slot: int) -> None:
     ask = answered(driver, f"quiet {slot}")
     expected = HEAD + prompt(700, seed=8 + slot)
+    early: EarlyPrefill = driver.engine.loaded.features[EarlyPrefill]
     newcomer = Request("new", PromptTokens(prompt(300, seed=7)), 4, slot=slot)
 
     def scene(loop: EngineLoop, events: list[Event]) -> tuple[int, list[int]]:
-        loop.begin_early(Request("e", PromptTokens(expected), 0, slot=0, display_name="quiet"), ask)
+        request = Request("e", PromptTokens(expected), 0, slot=0, display_name="quiet")
+        early.begin(request, ask)
         loop.step(events.extend)
         loop.step(events.extend)
         n_begun = loop.stats.counters.n_early_tokens
@@ -156,15 +159,15 @@ def test_rows_decode_on_between_two_chunks(driver: Driver) -> None:
     n_answer = 2 * REST_STEPS + 10
     alone = driver.cold(prompt(30, seed=9), n_answer, slot=1)
     expected = HEAD + prompt(800, seed=10)
+    early: EarlyPrefill = driver.engine.loaded.features[EarlyPrefill]
 
     def scene(loop: EngineLoop, events: list[Event]) -> tuple[list[int], list[int]]:
         loop.submit(
             Request("row", PromptTokens(prompt(30, seed=9)), n_answer, slot=1, use_cache=False)
         )
         loop.step(events.extend)
-        loop.begin_early(
-            Request("e", PromptTokens(expected), 0, slot=0, display_name="beside"), ask
-        )
+        request = Request("e", PromptTokens(expected), 0, slot=0, display_name="beside")
+        early.begin(request, ask)
         counts = [loop.stats.counters.n_early_tokens]
         while not any(isinstance(event, RequestFinished) for event in events):
             loop.step(events.extend)
@@ -214,14 +217,15 @@ def test_a_slot_can_be_saved_in_the_midst_of_it(driver: Driver) -> None:
 
 def test_it_ends_under_memory_pressure(driver: Driver) -> None:
     ask = answered(driver, "pressed", ASKED[3:])
+    early: EarlyPrefill = driver.engine.loaded.features[EarlyPrefill]
 
     def scene(loop: EngineLoop, events: list[Event]) -> list[bool]:
         request = Request("e", PromptTokens(ASKED[3:100] + NEXT), 0, slot=0, display_name="pressed")
         seen = []
         for pressure in MemoryPressure:
-            loop.begin_early(request, ask)
+            early.begin(request, ask)
             reclaim(loop, pressure)
-            seen.append(loop.has_early_turn)
+            seen.append(early.is_pending)
         return seen
 
     assert stepped(driver, scene) == [True, False, False]

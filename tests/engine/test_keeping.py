@@ -11,7 +11,7 @@ import pytest
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow
 from mlxstack.core.status import PrefixView
-from mlxstack.engine import idle_work
+from mlxstack.engine import idle_wait
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -109,7 +109,7 @@ def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
 def test_the_memory_checks_itself_when_nothing_is_to_be_done(
     one: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(idle_work, "QUIET_S", 0.05)
+    monkeypatch.setattr(idle_wait, "QUIET_S", 0.05)
     caplog.set_level(logging.ERROR)
     teach(one, HEAD)
     time.sleep(0.5)

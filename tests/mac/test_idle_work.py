@@ -112,7 +112,7 @@ def test_a_message_is_read_before_a_pass_that_is_due(driver: Driver) -> None:
     assert scene.inbox.now == INTERVAL_S
 
 
-@pytest.mark.parametrize("busy", ["has_work", "has_early_turn", "is_holding"])
+@pytest.mark.parametrize("busy", ["has_work", "is_busy", "is_holding"])
 def test_no_pass_is_made_beside_other_work(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, busy: str
 ) -> None:

@@ -9,8 +9,8 @@ FEATURES = (
         "tests/policy/test_early_turns.py::test_whatever_waits_goes_first",
     ),
     Mutant(
-        "an early turn rests beside decoding requests", "policy/scheduling/scheduler.py",
-        "state.n_rested < REST_STEPS", "False",
+        "an early turn rests beside decoding requests", "policy/scheduling/early_turns.py",
+        "queue.n_rested < REST_STEPS", "False",
         "tests/policy/test_early_turns.py::"
         "test_decoding_requests_are_stalled_in_one_step_of_a_hundred",
     ),

@@ -15,112 +15,106 @@ from mlxstack.policy.scheduling.early_history import (
     note_begun,
     note_used,
 )
-from mlxstack.policy.scheduling.scheduler import (
+from mlxstack.policy.scheduling.early_turns import (
     REST_STEPS,
     EarlyChunk,
-    SchedulerLimits,
-    next_early_chunk,
-    next_prefill_chunk,
-)
-from mlxstack.policy.scheduling.scheduler_state import (
+    EarlyQueue,
     EarlyTurn,
+    advance,
+    begin,
+    next_chunk,
+)
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunk
+from mlxstack.policy.scheduling.scheduler_state import (
     SchedulerState,
     SlotAction,
     SlotState,
-    advance,
-    advance_early,
-    begin_early,
     enqueue,
     enqueue_action,
+    set_context,
 )
-from tests.policy.desk_states import begun, desk_of, ticket, turn, used
+from mlxstack.policy.scheduling.scheduler_state import advance as prefilled
+from tests.policy.desk_states import desk_of, ticket, turn, used
 from tests.policy.desk_states import given as seated
 
 PACE = SchedulerLimits().prefill
 SPEED = ThroughputModel(1000.0)
+N_PROMPT = 2000
+START = 500
+QUEUE = EarlyQueue((EarlyTurn(0, N_PROMPT, START),))
+"""Slot 0 has served 600 tokens, and 1,500 of the next prompt are not in KV."""
 
 
-def resting(n_slots: int = 2, n_prompt: int = 2000, position: int = 500) -> SchedulerState:
-    """Slot 0 has served 600 tokens, and 1,500 of the next prompt are not in KV."""
+def resting(n_slots: int = 2) -> SchedulerState:
     desk = used(desk_of(n_slots), 0, 500, 600, name="a")
-    desk = begin_early(desk, EarlyTurn("early", 0, n_prompt))
-    desk, chunk = next_early_chunk(desk, SPEED, PACE)
-    assert chunk == EarlyChunk(desk.early[0], 0), "first it is looked up"
-    return advance_early(desk, chunk.turn, position, position)
+    return set_context(desk, 0, START, START)
 
 
-def computed(desk: SchedulerState) -> tuple[SchedulerState, int]:
-    """The desk after the early chunk of a step, and its tokens."""
-    desk, chunk = next_early_chunk(desk, SPEED, PACE)
+def computed(queue: EarlyQueue, desk: SchedulerState) -> tuple[EarlyQueue, int]:
+    """The queue after the early chunk of a step, and its tokens."""
+    queue, chunk = next_chunk(queue, desk, SPEED, PACE)
     if chunk is None:
-        return desk, 0
+        return queue, 0
     start = chunk.turn.position or 0
-    return advance_early(desk, chunk.turn, start + chunk.n_tokens, 500), chunk.n_tokens
+    return advance(queue, chunk.turn, start + chunk.n_tokens), chunk.n_tokens
+
+
+def test_the_cached_prefix_is_looked_up_first() -> None:
+    queue = begin(EarlyQueue(), EarlyTurn(0, N_PROMPT))
+    queue, chunk = next_chunk(queue, resting(), SPEED, PACE)
+    assert chunk == EarlyChunk(queue.turns[0], 0)
+    assert advance(queue, chunk.turn, START) == QUEUE
 
 
 def test_an_idle_service_computes_the_whole_of_it() -> None:
-    desk = resting()
+    queue = QUEUE
     n_tokens = 0
-    while desk.early:
-        desk, n = computed(desk)
+    while queue.turns:
+        queue, n = computed(queue, resting())
         n_tokens += n
-    assert n_tokens == 2000 - 1 - 500
-    slot = desk.slot(0)
-    assert (slot.state, slot.n_tokens, slot.n_early) == (SlotState.IDLE, 1999, 1499)
-    assert slot.n_prompt == 500, "only this much is surely of the conversation"
+    assert n_tokens == N_PROMPT - 1 - START
+
+
+def test_of_another_context_only_the_kept_tokens_are_of_the_conversation() -> None:
+    slot = set_context(resting(), 0, 1999, 450).slot(0)
+    assert (slot.state, slot.n_tokens, slot.n_prompt) == (SlotState.IDLE, 1999, 450)
 
 
 def test_a_newcomer_is_never_behind_more_than_one_chunk() -> None:
     """It comes while a chunk is computed: the next step is its own, to the end."""
-    desk, n = computed(resting())
+    queue, n = computed(QUEUE, resting())
     assert n
-    desk, actions = turn(enqueue(desk, ticket("new", n_prompt=3000)))
+    desk, actions = turn(enqueue(resting(), ticket("new", n_prompt=3000)))
     assert seated(actions) == [("new", 1)]
-    assert desk.early, "in another slot"
     while desk.slot(1).state is SlotState.PREFILLING:
-        assert next_early_chunk(desk, SPEED, PACE)[1] is None
+        assert next_chunk(queue, desk, SPEED, PACE)[1] is None
         desk, chunk = next_prefill_chunk(desk, SPEED, PACE)
         assert chunk is not None
-        desk = advance(desk, 1, desk.slot(1).position + chunk.n_tokens)
+        desk = prefilled(desk, 1, desk.slot(1).position + chunk.n_tokens)
 
 
 def test_whatever_waits_goes_first() -> None:
-    desk, _ = computed(resting())
+    desk = resting()
     for waiting in (enqueue(desk, ticket("new")), enqueue_action(desk, SlotAction("save", 1, 1.0))):
-        assert next_early_chunk(waiting, SPEED, PACE)[1] is None
-    assert next_early_chunk(desk, SPEED, PACE)[1] is not None
-
-
-def test_a_request_takes_the_slot_of_an_early_turn_at_once() -> None:
-    desk, _ = computed(resting(n_slots=1))
-    desk, actions = turn(enqueue(desk, ticket("new", name="b")))
-    assert seated(actions) == [("new", 0)]
-    assert not desk.early
-    assert desk.slot(0).n_early == 0
-
-
-def test_an_action_takes_the_slot_of_an_early_turn_at_once() -> None:
-    desk, _ = computed(resting())
-    desk, actions = turn(enqueue_action(desk, SlotAction("save", 0, 1.0)))
-    assert begun(actions) == ["save"]
-    assert not desk.early
+        assert next_chunk(QUEUE, waiting, SPEED, PACE)[1] is None
+    assert next_chunk(QUEUE, desk, SPEED, PACE)[1] is not None
 
 
 def test_decoding_requests_are_stalled_in_one_step_of_a_hundred() -> None:
     desk, _ = turn(enqueue(resting(), ticket("new", n_prompt=1)))
-    desk = advance(desk, 1, 0)
+    desk = prefilled(desk, 1, 0)
     assert desk.slot(1).state is SlotState.RUNNING
+    queue = QUEUE
     chunks = []
     for _ in range(3 * (REST_STEPS + 1)):
-        desk, n = computed(desk)
+        queue, n = computed(queue, desk)
         chunks.append(n > 0)
     assert sum(chunks) == 3
     assert sum(chunks) / len(chunks) < 0.01
 
 
 def test_a_new_answer_replaces_the_early_turn_of_its_slot() -> None:
-    desk = begin_early(resting(), EarlyTurn("later", 0, 900))
-    assert [turn.request for turn in desk.early] == ["later"]
+    assert begin(QUEUE, EarlyTurn(0, 900)).turns == (EarlyTurn(0, 900),)
 
 
 def test_few_tokens_are_not_worth_it() -> None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Caller, Priority, Request
+from mlxstack.policy.scheduling import early_turns
 from mlxstack.policy.scheduling import scheduler_state as desks
 from mlxstack.policy.scheduling.chunked_prefill import (
     FINEST,
@@ -23,8 +24,8 @@ from mlxstack.policy.scheduling.chunked_prefill import (
     observe_prefill,
     prefill_s,
 )
+from mlxstack.policy.scheduling.early_turns import REST_STEPS, EarlyQueue, EarlyTurn
 from mlxstack.policy.scheduling.scheduler import (
-    REST_STEPS,
     Action,
     AssignSlot,
     Expire,
@@ -32,13 +33,11 @@ from mlxstack.policy.scheduling.scheduler import (
     SchedulerLimits,
     effective_priority,
     is_full,
-    next_early_chunk,
     next_prefill_chunk,
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
     ACTIVE,
-    EarlyTurn,
     SchedulerState,
     Slot,
     SlotAction,
@@ -76,6 +75,7 @@ class Histories(RuleBasedStateMachine):
         self.requested: set[str] = set()
         self.done: set[str] = set()
         self.n_ids = 0
+        self.early = EarlyQueue()
 
     # What happens
 
@@ -135,8 +135,8 @@ class Histories(RuleBasedStateMachine):
     @rule(n_prompt=st.sampled_from((1, 40, 3000)), n_rested=st.sampled_from((0, REST_STEPS)))
     def a_next_turn_is_expected(self, n_prompt: int, n_rested: int) -> None:
         slot = next(s.id for s in self.desk.slots if s.state is SlotState.IDLE)
-        turn = EarlyTurn(self.new_id(), slot, n_prompt)
-        self.desk = replace(desks.begin_early(self.desk, turn), n_rested=n_rested)
+        self.early = early_turns.begin(self.early, EarlyTurn(slot, n_prompt))
+        self.early = replace(self.early, n_rested=n_rested)
 
     @rule(slot=st.integers(0, 3))
     def an_errand_is_requested(self, slot: int) -> None:
@@ -178,7 +178,6 @@ class Histories(RuleBasedStateMachine):
         before = self.desk
         self.desk, actions = schedule(before, self.now, self.limits, self.lookup)
         self.check_order(before, actions)
-        self.check_early_turns_decide_nothing(before, actions)
         self.check_nothing_is_left_undone()
         for action in actions:
             match action:
@@ -187,8 +186,10 @@ class Histories(RuleBasedStateMachine):
                     assert ticket.deadline <= self.now
                     self.end(ticket.id, "expired")
                 case SlotAction() as errand:
+                    self.early = early_turns.end(self.early, errand.slot)
                     self.done.add(errand.id)
                 case AssignSlot(ticket, slot):
+                    self.early = early_turns.end(self.early, slot)
                     self.take(ticket, before.slot(slot))
         self.bite()
         self.early_bite()
@@ -197,7 +198,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def early_turns_are_in_idle_slots(self) -> None:
-        slots = [turn.slot for turn in self.desk.early]
+        slots = [turn.slot for turn in self.early.turns]
         assert len(slots) == len(set(slots))
         assert all(self.desk.slot(slot).state is SlotState.IDLE for slot in slots)
 
@@ -241,13 +242,6 @@ class Histories(RuleBasedStateMachine):
                     )
                     desk = put(desks.dequeue(desk, ticket.id), taken)
 
-    def check_early_turns_decide_nothing(
-        self, before: SchedulerState, actions: list[Action]
-    ) -> None:
-        """Without them the same requests get the same slots, and the same actions run."""
-        without = replace(before, early=())
-        assert schedule(without, self.now, self.limits, self.lookup)[1] == actions
-
     def check_nothing_is_left_undone(self) -> None:
         """Work conserving; errands run; deadlines hold; deciding again changes nothing."""
         desk = self.desk
@@ -283,9 +277,9 @@ class Histories(RuleBasedStateMachine):
         for seat in self.desk.slots:
             if seat.state is SlotState.HELD:
                 self.desk = desks.release_slot(self.desk, seat.id, seat.n_tokens, self.now)
-        for _ in range(1 + 200 * len(self.desk.early)):
+        for _ in range(1 + 200 * len(self.early.turns)):
             self.early_bite()
-        assert not self.desk.early, "early turns end when there is nothing else"
+        assert not self.early.turns, "early turns end when there is nothing else"
 
     # How the fake engine does it
 
@@ -332,25 +326,32 @@ class Histories(RuleBasedStateMachine):
     def early_bite(self) -> None:
         """At most one chunk a step, behind all other work and inside the stall bound."""
         before = self.desk
-        self.desk, chunk = next_early_chunk(before, self.speed, self.limits.prefill)
+        n_rested = self.early.n_rested
+        self.early, chunk = early_turns.next_chunk(
+            self.early, before, self.speed, self.limits.prefill
+        )
         if chunk is None:
             return
         assert not before.waiting
         assert not before.actions
         states = {slot.state for slot in before.slots}
         assert states <= {SlotState.IDLE, SlotState.RUNNING}
-        assert SlotState.RUNNING not in states or before.n_rested >= REST_STEPS
+        assert SlotState.RUNNING not in states or n_rested >= REST_STEPS
         turn = chunk.turn
         start = chunk.turn.position
         if start is None:
-            self.desk = desks.advance_early(self.desk, turn, turn.n_prompt // 2, turn.n_prompt // 2)
+            self.compute_early(turn, turn.n_prompt // 2, turn.n_prompt // 2)
             return
         assert 1 <= chunk.n_tokens <= turn.n_prompt - 1 - start
         policy = self.limits.prefill
         is_short = chunk.n_tokens <= max(FINEST, policy.block)
         stall_s = prefill_s(self.speed, start, chunk.n_tokens)
         assert is_short or stall_s <= HEADROOM * policy.max_stall_s + 1e-9
-        self.desk = desks.advance_early(self.desk, turn, start + chunk.n_tokens, start)
+        self.compute_early(turn, start + chunk.n_tokens, start)
+
+    def compute_early(self, turn: EarlyTurn, position: int, n_kept: int) -> None:
+        self.desk = desks.set_context(self.desk, turn.slot, position, n_kept)
+        self.early = early_turns.advance(self.early, turn, position)
 
     def end(self, ask: str, how: str) -> None:
         seat = next((s for s in self.desk.slots if s.request and s.request.id == ask), None)
