@@ -1,4 +1,4 @@
-"""Assembly of an engine: loads the model and builds all that serves it."""
+"""Assembly of an engine: the model, and all that serves it."""
 
 import logging
 from functools import partial

@@ -94,7 +94,7 @@ class EarlyPrefill(IdleWork):
         return [turn.slot for turn in self._queue.turns]
 
     def has_chunk(self) -> bool:
-        """Whether a chunk is due; a turn whose slot was used since ends."""
+        """Whether a chunk is due. A turn of a used slot ends."""
         loop = self._loop
         speed = loop.stats.speed
         policy = loop.prefill_policy
@@ -128,7 +128,7 @@ class EarlyPrefill(IdleWork):
             loop.renew(slot)
 
     def end(self, slot: int | None = None) -> None:
-        """End the turn in a slot that is used otherwise, or all turns; KV stays."""
+        """End the turn of a slot, or all turns; KV stays."""
         if slot is None:
             self._queue = replace(self._queue, turns=())
         else:
@@ -136,7 +136,7 @@ class EarlyPrefill(IdleWork):
             self._n_early.pop(slot, None)
 
     def observe(self, request: Request, position: int, event: SlotAssigned) -> SlotAssigned:
-        """Compare a prompt with the expected one; where all was used, nothing was missed."""
+        """Compare a prompt with the expected one; full use is no miss."""
         use = self._settle(request, position)
         if use is None:
             return event

@@ -1,4 +1,4 @@
-"""Wait of an idle engine, with keep-warm passes and a check of the index.
+"""Idle wait: keep-warm passes, and a check of the index.
 
 A keep-warm pass computes one token on caches of its own, so that a GPU uses all weights. It reads
 no KV, samples nothing and stores nothing. Of an engine on several machines a pass would wait for

@@ -1,4 +1,4 @@
-"""Idle work: what the engine computes in steps without a prompt, a chunk at a time."""
+"""Idle work: chunks that are computed in steps without a prompt."""
 
 from collections.abc import Collection
 
@@ -32,10 +32,10 @@ class IdleWork:
         """Compute the chunk that was due. Raises DeviceError."""
 
     def end(self, slot: int | None = None) -> None:
-        """End the work in a slot that is used otherwise, or in all; computed KV stays."""
+        """End the work in a slot, or in all; its KV stays."""
 
     def observe(self, request: Request, position: int, event: SlotAssigned) -> SlotAssigned:
-        """Learn that a request reuses `position` tokens; its event, which may say more."""
+        """The event of a request that reuses `position` tokens, completed."""
         return event
 
     def report(self, snapshot: Snapshot) -> Snapshot:

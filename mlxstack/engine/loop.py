@@ -190,7 +190,7 @@ class EngineLoop:
         self._state = scheduler_state.release_slot(self._state, slot, len(self.slots[slot]), now)
 
     def set_context(self, slot: int, n_tokens: int, n_kept: int) -> None:
-        """Note another context of an idle slot, with `n_kept` tokens of the last."""
+        """Note a changed context of an idle slot; `n_kept` tokens stayed."""
         self._state = scheduler_state.set_context(self._state, slot, n_tokens, n_kept)
 
     def renew(self, slot: int) -> None:
@@ -370,7 +370,7 @@ class EngineLoop:
         self._advance(live, plan.position)
 
     def _awaits_kv(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
-        """Whether the slot waits from now on for KV that the plan lacks."""
+        """Whether the slot now waits for KV that the plan lacks."""
         ready = partial(self._resume, live.request.id, slot)
         if not any(provider.bring(live, plan, ready) for provider in self.kv_providers):
             return False
@@ -378,7 +378,7 @@ class EngineLoop:
         return True
 
     def _resume(self, request_id: str, slot: int) -> None:
-        """Go on with a prompt whose KV has come, or does not come."""
+        """Resume a prompt whose KV has come, or is not coming."""
         live = self._live.get(request_id)
         state = self._state.slot(slot).state
         if live is None or state not in COMPUTING:

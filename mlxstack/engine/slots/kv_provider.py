@@ -1,4 +1,4 @@
-"""Providers of KV: what may bring more KV of a prompt later, while other slots go on."""
+"""Providers of KV, which may bring more of a prompt later."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,7 +13,7 @@ class KVProvider(Protocol):
     """Brings KV of prompts from somewhere. MLX thread only."""
 
     def bring(self, request_state: RequestState, plan: ReusePlan, ready: Ready) -> bool:
-        """Begin to bring KV of the prompt that is not in memory; False if none may come.
+        """Begin to bring missing KV of the prompt; False if none comes.
 
         `ready` ends the wait, with KV or without. It may come again, while the prompt is computed,
         when more KV has come.

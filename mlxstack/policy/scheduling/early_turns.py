@@ -1,4 +1,4 @@
-"""Early turns: expected next prompts, computed in short chunks in their idle slots."""
+"""Early turns: expected next prompts, computed in chunks in idle slots."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ Their stalls are half a percent of the gaps, so that the 99th percentile hardly 
 
 
 class EarlyTurn(Struct, frozen=True):
-    """Expected next prompt of the conversation in an idle slot. It has no output."""
+    """Expected next prompt, without output, of an idle slot's conversation."""
 
     slot: int
     n_prompt: int

@@ -189,7 +189,7 @@ def reset_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> S
 
 
 def set_context(state: SchedulerState, slot: int, n_tokens: int, n_kept: int) -> SchedulerState:
-    """Note another context of an idle slot, with `n_kept` tokens of the last."""
+    """Note a changed context of an idle slot; `n_kept` tokens stayed."""
     idle = _slot_in(state, slot, SlotState.IDLE)
     n_prompt = min(idle.n_prompt, n_kept)
     return _with_slot(state, msgspec.structs.replace(idle, n_tokens=n_tokens, n_prompt=n_prompt))
