@@ -103,8 +103,13 @@ class EngineAssembly:
         )
         loop.transforms.append(model.loaded.inputs.with_checkpoints)
         if self._remote is not None:
-            token_bytes = slot_kv.bytes_per_token
-            remote = RemotePrefill(self._remote, thread.post, token_bytes, loop.batch, loop.stats)
+            remote = RemotePrefill(
+                self._remote,
+                thread.post,
+                slot_kv.bytes_per_token,
+                loop.stats.expected_s,
+                lambda: len(loop.batch.rows),
+            )
             loop.kv_providers.insert(0, remote)
         if proposer.is_active:
             loop.idle_works.append(DraftPrefill(loop))

@@ -20,4 +20,4 @@ class KVProvider(Protocol):
         """
 
     def stop(self, request_id: str) -> None:
-        """Bring no more for this request, whose prompt is computed or given up."""
+        """Bring no more for this request: its prompt is over."""

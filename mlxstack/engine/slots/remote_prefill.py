@@ -5,33 +5,37 @@ from functools import partial
 
 from mlxstack.core.interfaces import CallSoon
 from mlxstack.core.kv_transfer import RemoteKV, RemotePrompt
-from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.slots.kv_provider import Ready
 from mlxstack.engine.slots.request_state import RequestState
-from mlxstack.engine.stats import EngineStats
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.remote_prefill import MIN_TOKENS
 
 
 class RemotePrefill:
-    """Brings KV of prompts from `remote`, which is asked once for each request.
+    """Brings KV of prompts from `remote`, asked once for each.
 
-    MLX thread only, by `post`. A token has `token_bytes` of KV.
+    MLX thread only, by `post`. A token has `token_bytes` of KV; prefill of n tokens from a
+    position takes `expected_s`, beside `n_decoding` rows.
     """
 
     def __init__(
-        self, remote: RemoteKV, post: CallSoon, token_bytes: int, batch: Batch, stats: EngineStats
+        self,
+        remote: RemoteKV,
+        post: CallSoon,
+        token_bytes: int,
+        expected_s: Callable[[int, int], float],
+        n_decoding: Callable[[], int],
     ) -> None:
         self._remote = remote
         self._post = post
         self._token_bytes = token_bytes
-        self._batch = batch
-        self._stats = stats
+        self._expected_s = expected_s
+        self._n_decoding = n_decoding
         self._cancels: dict[str, Callable[[], object] | None] = {}
         """Ends of the pending fetches, by request; None where no peer is asked."""
 
     def bring(self, request_state: RequestState, plan: ReusePlan, ready: Ready) -> bool:
-        """Ask a peer for the tokens after the plan, once; False if none is asked."""
+        """Ask a peer once for what the plan lacks; False otherwise."""
         request = request_state.request
         if request.id in self._cancels:
             return False
@@ -48,8 +52,8 @@ class RemotePrefill:
             salt=request.salt,
             checkpoint_positions=request.checkpoint_positions,
             n_here=plan.position,
-            local_s=self._stats.expected_s(plan.position, n_left),
-            n_decoding=len(self._batch.rows),
+            local_s=self._expected_s(plan.position, n_left),
+            n_decoding=self._n_decoding(),
             token_bytes=self._token_bytes,
         )
         wake = partial(self._post, ready)
