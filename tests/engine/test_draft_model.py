@@ -14,7 +14,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
-from mlxstack.engine.decode.draft_model import READY
+from mlxstack.engine.decode.draft_model import MAX_LACKING
 from mlxstack.engine.draft_loading import load_drafts
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
@@ -84,7 +84,7 @@ def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> N
     slot_kv = driver.engine.loaded.loop.slot_kv
     context = contexts(driver)[1]
     assert context.draft.tokens == context.tokens[: len(context.draft)]
-    assert len(context) - len(context.draft) <= READY
+    assert len(context) - len(context.draft) <= MAX_LACKING
     assert context.n_bytes - context.draft_bytes < slot_kv.live_bytes
     assert 0 < context.draft_bytes == context.draft.n_bytes
     with_drafts = slot_kv.live_bytes

@@ -139,7 +139,7 @@ IMAGES = (
     ),
     Mutant(
         "tokens of an image of Gemma 4 attend within windows only", "engine/model/row_views.py",
-        "return self.pairs & (at[:, None] - at < window)", "return self.pairs",
+        "return self.pairs & (indices[:, None] - indices < window)", "return self.pairs",
         "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
     ),
     Mutant(

@@ -339,7 +339,7 @@ MAC = (
     ),
     Mutant(
         "a fault in half precision is found", "engine/decode/batching_check.py",
-        "return self.is_half and is_small and self.agreement >= AGREEMENT",
+        "return self.is_half and is_small and self.agreement >= MIN_AGREEMENT",
         "return self.is_half",
         CHECK + "test_a_fault_is_found_beneath_the_rounding",
     ),

@@ -33,7 +33,7 @@ SHARING = (
     ),
     Mutant(
         "masked scores have no exponentials", "engine/model/cpu_attention.py",
-        "whole = mx.maximum(exponents, SMALLEST)", "whole = exponents",
+        "whole = mx.maximum(exponents, MIN_EXPONENT)", "whole = exponents",
         "tests/engine/test_attention_on_a_cpu.py::test_exponentials_are_those_of_numpy",
     ),
     Mutant(

@@ -47,8 +47,10 @@ def attend(
     caches = cache.caches if isinstance(cache, KVView | PaddedKVView) else [None] * len(keys)
     outputs = []
     for i, n in enumerate(keys.counts):
-        one = queries[i : i + 1, :, :n]
-        out = _attend_alone(one, keys[i], values[i], caches[i], scale, row_of(mask, i), sinks)
+        row_queries = queries[i : i + 1, :, :n]
+        out = _attend_alone(
+            row_queries, keys[i], values[i], caches[i], scale, row_of(mask, i), sinks
+        )
         padding = queries.shape[2] - n
         outputs.append(mx.pad(out, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else out)
     return mx.concatenate(outputs, axis=0)
@@ -110,7 +112,7 @@ def _is_forced(queries: mx.array, values: mx.array, mask: Any) -> bool:
 def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
     """Whether rows have one query over ordinary arrays, on a CPU."""
     is_free = mask is None or isinstance(mask, str)
-    return is_free and not has_gpu() and all(isinstance(one, mx.array) for one in keys)
+    return is_free and not has_gpu() and all(isinstance(array, mx.array) for array in keys)
 
 
 def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:

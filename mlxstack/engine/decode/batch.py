@@ -141,7 +141,7 @@ class Batch:
         positions = [len(row.context) + len(row.replay) for row in rows]
         plan = [SlotTokens(row.context.own_caches, row.tokens, row.shift) for row in rows]
         logits, states = self._forward(rows, plan)
-        kept = [] if self.proposer.needs_states else _keep_logits(rows, positions, logits)
+        prompt_logits = [] if self.proposer.needs_states else _keep_logits(rows, positions, logits)
         for row in rows:
             if not row.proposed and row.known:
                 row.extend(row.known)
@@ -151,7 +151,7 @@ class Batch:
                 rows[i].choose(choices[0])
             step.append(RowStep(rows[i], choices, positions[i], plan[i].n_tokens, states[i]))
         arrays = [array for taken in step for choice in taken.choices for array in choice.arrays]
-        self._unsubmitted = arrays + kept
+        self._unsubmitted = arrays + prompt_logits
         return step
 
     def _propose(self) -> list[BatchRow]:
@@ -247,16 +247,16 @@ def _keep_logits(
     rows: Sequence[BatchRow], positions: Sequence[int], logits: mx.array
 ) -> list[mx.array]:
     """Keep the logits after each prompt, for the same prompt again."""
-    kept: list[mx.array] = []
+    prompt_logits: list[mx.array] = []
     start = 0
     for row, position in zip(rows, positions, strict=True):
         if row.is_at_prompt:
             row.is_at_prompt = False
             # A slice would hold the buffer of all rows.
-            kept.append(mx.take(logits, mx.array([start]), axis=0))
-            row.context.keep_logits(position + 1, kept[-1])
+            prompt_logits.append(mx.take(logits, mx.array([start]), axis=0))
+            row.context.keep_logits(position + 1, prompt_logits[-1])
         start += 1 + len(row.proposed)
-    return kept
+    return prompt_logits
 
 
 def _new_lines(rows: Sequence[BatchRow]) -> list[int]:

@@ -64,14 +64,14 @@ MAX_WITH_AGREEMENT = 0.5
 """Beyond this no agreement of the likely tokens excuses a difference."""
 
 N_LIKELY = 10
-AGREEMENT = 0.6
+MIN_AGREEMENT = 0.6
 """Minimum common share of the likeliest tokens, alone and batched.
 
 0.7 was measured when an expert flips; mixed-up rows are near 0.
 """
 
 MAX_WINDOW = 8192
-SPARSE = 2048
+MIN_SPARSE = 2048
 """Length beyond which indexed (CacheList) layers attend sparsely."""
 
 Logits = list[mx.array]
@@ -143,7 +143,7 @@ class Comparison(Struct, frozen=True):
         if self.distance <= self.allowed:
             return True
         is_small = self.distance <= MAX_WITH_AGREEMENT
-        return self.is_half and is_small and self.agreement >= AGREEMENT
+        return self.is_half and is_small and self.agreement >= MIN_AGREEMENT
 
 
 class CheckTrial:
@@ -168,7 +168,7 @@ class CheckTrial:
 
         The last one is lengthened, and quantized where KV is from a position on.
         """
-        contexts = [self.prefilled(at) for at in range(len(self._prompts))]
+        contexts = [self.prefilled(index) for index in range(len(self._prompts))]
         long = contexts[-1]
         n_more = _reach(long)
         for seed, leaf in enumerate(long.leaves):
@@ -178,10 +178,10 @@ class CheckTrial:
         long.evaluate()
         return contexts
 
-    def prefilled(self, at: int, n_rows: int = 1) -> SlotContext:
+    def prefilled(self, index: int, n_rows: int = 1) -> SlotContext:
         """Context of a prompt without its last token, in equal rows."""
         context = SlotContext(self._cache_factory)
-        tokens = self._prompts[at][:-1]
+        tokens = self._prompts[index][:-1]
         self._runner.forward(mx.array([tokens] * n_rows), context.caches)
         context.tokens = tokens
         context.evaluate()
@@ -261,8 +261,8 @@ def _checked_rows(
             together = _together(runner, contexts, trial.fed)
         except Exception as error:
             raise_device_error(error)
-            why = f"the row view cannot serve it: {_message(error)}"
-            return BatchingCheck(False, why, kv)
+            reason = f"the row view cannot serve it: {_message(error)}"
+            return BatchingCheck(False, reason, kv)
         compared = trial.compare(together)
         if compared.is_same:
             can_group = (
@@ -273,8 +273,8 @@ def _checked_rows(
             return BatchingCheck(True, None, kv, can_group=can_group)
         distances.append(compared.distance)
     least = min(distances)
-    why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
-    return BatchingCheck(False, why, kv)
+    reason = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
+    return BatchingCheck(False, reason, kv)
 
 
 def _with_drafts(
@@ -342,13 +342,13 @@ def _drafted(
     starts = [PassStart.of(context.caches, STEPS) for context in contexts]
     first = _execute(runner, contexts, wrong)
     left = [start.roll_back(i + 1) for i, start in enumerate(starts)]
-    rest = [tokens[n:] for tokens, n in zip(fed, left, strict=True)]
-    again: list[Logits] = [[] for _ in rest]
+    remaining = [tokens[n:] for tokens, n in zip(fed, left, strict=True)]
+    again: list[Logits] = [[] for _ in remaining]
     for begins in (True, False):
-        pieces = [t[: i + 1] if begins else t[i + 1 :] for i, t in enumerate(rest)]
+        pieces = [t[: i + 1] if begins else t[i + 1 :] for i, t in enumerate(remaining)]
         rows = [i for i, tokens in enumerate(pieces) if tokens]
-        each = _execute(runner, [contexts[i] for i in rows], [pieces[i] for i in rows])
-        for i, logits in zip(rows, each, strict=True):
+        outputs = _execute(runner, [contexts[i] for i in rows], [pieces[i] for i in rows])
+        for i, logits in zip(rows, outputs, strict=True):
             again[i] += logits
     return [
         [*logits[: i + 1], *again[i][i + 1 - n :]]
@@ -363,8 +363,8 @@ def _execute(
     views: Sequence[Any] | None = None,
 ) -> list[Logits]:
     """Logits of every row's tokens, computed in one pass."""
-    each = zip(contexts, tokens, strict=True)
-    logits = runner.execute([SlotTokens(c.own_caches, mx.array(row)) for c, row in each], views)
+    pairs = zip(contexts, tokens, strict=True)
+    logits = runner.execute([SlotTokens(c.own_caches, mx.array(row)) for c, row in pairs], views)
     logits = logits.astype(mx.float32)
     mx.eval(logits)
     ends = [*accumulate(map(len, tokens))]
@@ -384,7 +384,7 @@ def _reach(context: SlotContext) -> int:
     lists = [
         len(list(cache_adapters.leaves([c]))) for c in context.caches if isinstance(c, CacheList)
     ]
-    sparse = SPARSE if max(lists, default=0) > 1 else 0
+    sparse = MIN_SPARSE if max(lists, default=0) > 1 else 0
     return min(max(*windows, sparse, 0), MAX_WINDOW) + LENGTHS[0]
 
 
@@ -397,26 +397,26 @@ def _together(
     outputs: list[Logits] = [[] for _ in fed]
     for step in range(STEPS):
         views = group.views() if group is not None else None
-        each = _execute(runner, contexts, [[tokens[step]] for tokens in fed], views)
-        for output, logits in zip(outputs, each, strict=True):
+        rows = _execute(runner, contexts, [[tokens[step]] for tokens in fed], views)
+        for output, logits in zip(outputs, rows, strict=True):
             output.extend(logits)
     return outputs
 
 
-def _agreement(one: mx.array, other: mx.array) -> float:
+def _agreement(alone: mx.array, batched: mx.array) -> float:
     """Common share of the likeliest tokens of two logits, 0 to 1."""
-    n = min(N_LIKELY, one.size)
-    likely: list[Any] = [mx.argpartition(-a, kth=n - 1)[:n].tolist() for a in (one, other)]
+    n = min(N_LIKELY, alone.size)
+    likely: list[Any] = [mx.argpartition(-a, kth=n - 1)[:n].tolist() for a in (alone, batched)]
     return len(set(likely[0]) & set(likely[1])) / n
 
 
-def _distance(one: Logits, other: Logits) -> float:
+def _distance(alone: Logits, batched: Logits) -> float:
     """Largest relative difference of logits; infinite for NaN.
 
     Equal infinities do not differ.
     """
     ratios = []
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(alone, batched, strict=True):
         scale = mx.where(mx.isinf(a), 0, mx.abs(a)).max()
         ratios.append(mx.where(a == b, 0, mx.abs(a - b)).max() / mx.maximum(scale, 1e-6))
     largest = float(mx.stack(ratios).max().item().real)

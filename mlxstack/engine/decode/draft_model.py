@@ -27,7 +27,7 @@ from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts, observe_pass
 
 log = logging.getLogger(__name__)
 
-READY = 16
+MAX_LACKING = 16
 """Tokens that the draft model may lack of a row it drafts for; more are computed in chunks."""
 
 MAX_CHUNK = 512
@@ -99,8 +99,8 @@ class DraftModel:
         for n in range(n_tokens):
             if n:
                 widths.append(len(rows))
-            each = zip(contexts, feeds, strict=True)
-            logits = self._runner.execute([SlotTokens(c.caches, fed) for c, fed in each])
+            pairs = zip(contexts, feeds, strict=True)
+            logits = self._runner.execute([SlotTokens(c.caches, fed) for c, fed in pairs])
             if not n:
                 logits = logits[mx.array(_ends(behind))]
                 self._hold(contexts, behind)
@@ -133,7 +133,7 @@ class DraftModel:
         self, rows: Sequence[BatchRow], costs: WidthCosts, has_room: Callable[[int], bool]
     ) -> BatchRow | None:
         """Row whose draft context is to be computed further, if any."""
-        late = [row for row in rows if drafter_of(row) is not None and _n_behind(row) > READY]
+        late = [row for row in rows if drafter_of(row) is not None and _n_behind(row) > MAX_LACKING]
         if self.is_broken or self.target is not None or not late:
             return None
         row = min(late, key=_n_behind)
@@ -172,7 +172,7 @@ class DraftModel:
         return [token if token < self._n_vocab else self.placeholder for token in tokens]
 
     def _is_ready(self, row: BatchRow) -> bool:
-        return _n_behind(row) <= READY
+        return _n_behind(row) <= MAX_LACKING
 
     def _context(self, row: BatchRow) -> SlotContext:
         draft = _context_of(row)

@@ -112,8 +112,8 @@ def _measured(leaf: KVCache, n_heads: int) -> tuple[float, float] | None:
                 began = time.perf_counter()
                 mx.eval(attend(*arrays, force_fused=is_forced))
                 taken.append(time.perf_counter() - began)
-    except KERNEL_FAULTS as why:
-        raise_device_error(why)
-        log.info("no fused attention kernel: %s", why)
+    except KERNEL_FAULTS as error:
+        raise_device_error(error)
+        log.info("no fused attention kernel: %s", error)
         return None
     return min(times[False]), min(times[True])

@@ -135,17 +135,19 @@ class MTPDrafter(DraftModel):
         return isinstance(pairs, MTPContext) and bool(pairs.behind) and pairs.end == n_known - 1
 
     def _draft(self, rows: Sequence[BatchRow], n_tokens: int) -> tuple[list[list[int]], list[int]]:
-        each = [cast(MTPContext, row.context.draft) for row in rows]
-        feeds = [self._features(pairs) for pairs in each]
-        ends = [end - 1 for end in accumulate(len(pairs.behind) for pairs in each)]
+        contexts = [cast(MTPContext, row.context.draft) for row in rows]
+        feeds = [self._features(pairs) for pairs in contexts]
+        ends = [end - 1 for end in accumulate(len(pairs.behind) for pairs in contexts)]
         widths = [ends[-1] + 1]
         chosen = []
         for n in range(n_tokens):
-            plan = [SlotTokens(pairs.caches, fed) for pairs, fed in zip(each, feeds, strict=True)]
+            plan = [
+                SlotTokens(pairs.caches, fed) for pairs, fed in zip(contexts, feeds, strict=True)
+            ]
             states = self._runner.states(plan)
             if not n:
                 states = states[mx.array(ends)]
-                for pairs in each:
+                for pairs in contexts:
                     pairs.note_held()
             else:
                 widths.append(len(rows))
@@ -153,7 +155,7 @@ class MTPDrafter(DraftModel):
             chosen.append(mx.argmax(logits[:, : self._n_vocab], axis=-1))
             feeds = [*mx.split(self._head.features(chosen[-1], states), len(rows))]
         drafts: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
-        for pairs in each:
+        for pairs in contexts:
             # Of the head's own states; the model's replace them once tokens are chosen.
             pairs.trim(n_tokens - 1)
         return drafts, widths

@@ -27,10 +27,10 @@ MAX_MATCH = 32
 
 
 class Place(Struct, frozen=True):
-    """Continuation of a text after an n-gram: at `tokens[at]`."""
+    """Continuation of a text after an n-gram: at `tokens[offset]`."""
 
     tokens: Sequence[int]
-    at: int
+    offset: int
 
 
 class IndexedText:
@@ -79,9 +79,9 @@ class NgramIndex:
         self._tokens.append(token)
         self._gram = extended(self._gram, token)
         place = self._next
-        if place is not None and place.tokens[place.at] == token:
-            after = Place(place.tokens, place.at + 1)
-            self._next = after if after.at < len(after.tokens) else self._find()
+        if place is not None and place.tokens[place.offset] == token:
+            after = Place(place.tokens, place.offset + 1)
+            self._next = after if after.offset < len(after.tokens) else self._find()
         else:
             self._next = self._find()
 
@@ -89,7 +89,7 @@ class NgramIndex:
         """At most `n` tokens that followed the longest match."""
         if self._next is None:
             return []
-        span = list(self._next.tokens[self._next.at : self._next.at + n])
+        span = list(self._next.tokens[self._next.offset : self._next.offset + n])
         while self._next.tokens is self._tokens and len(span) < n:
             span += span[: n - len(span)]
         return span
@@ -106,16 +106,16 @@ class NgramIndex:
             places.append(Place(self._tokens, answered))
         if len(places) < 2:
             return places[0] if places else None
-        return max(enumerate(places), key=lambda one: (self._match(one[1]), one[0]))[1]
+        return max(enumerate(places), key=lambda ranked: (self._match(ranked[1]), ranked[0]))[1]
 
     def _match(self, place: Place) -> int:
         """Number of tokens before `place` that agree with the last ones."""
         own = self._tokens
-        other = place.tokens
-        at = place.at
+        text = place.tokens
+        offset = place.offset
         n = ORDER
-        most = min(at, MAX_MATCH, len(own))
-        while n < most and other[at - 1 - n] == own[-1 - n]:
+        most = min(offset, MAX_MATCH, len(own))
+        while n < most and text[offset - 1 - n] == own[-1 - n]:
             n += 1
         return n
 

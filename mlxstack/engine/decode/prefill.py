@@ -38,8 +38,8 @@ def prefill_chunk(
     plan = [inputs.slot_tokens(context.caches, request, start, end)]
     if batch.proposer.needs_states:
         states = batch.runner.states(plan)
-        known = inputs.vocabulary_ids(request.tokens[start : end + 1])
-        batch.proposer.observe_prefill(context, start, states, known)
+        ids = inputs.vocabulary_ids(request.tokens[start : end + 1])
+        batch.proposer.observe_prefill(context, start, states, ids)
     else:
         batch.runner.execute(plan)
     context.evaluate()

@@ -320,8 +320,8 @@ def _freeze_chunk(leaf: Any) -> LayerState:
     numbers = (leaf.offset, leaf.chunk_size, leaf.offset - n_kept)
     if leaf.keys is None:
         return LayerState((None, None), numbers)
-    kept = [a[..., n_held - n_kept : n_held, :] for a in (leaf.keys, leaf.values)]
-    return LayerState((_detach(kept[0]), _detach(kept[1])), numbers)
+    arrays = [a[..., n_held - n_kept : n_held, :] for a in (leaf.keys, leaf.values)]
+    return LayerState((_detach(arrays[0]), _detach(arrays[1])), numbers)
 
 
 def _window(leaf: Any, array: mx.array) -> mx.array:

@@ -134,8 +134,10 @@ def compile_experts(
             gains[inputs[0].x.dtype, shape] = gain
     for block in blocks:
         block.compile_for(frozenset(gains))
-    each = [f"{_describe(shape)} ({gain:.0%} faster)" for (_, shape), gain in gains.items()]
-    log.info("experts are compiled for passes of %s", ", ".join(each) or "no shape")
+    shapes_gained = [
+        f"{_describe(shape)} ({gain:.0%} faster)" for (_, shape), gain in gains.items()
+    ]
+    log.info("experts are compiled for passes of %s", ", ".join(shapes_gained) or "no shape")
 
 
 def expert_blocks(model: nn.Module) -> list[ExpertBlock]:
@@ -182,11 +184,13 @@ def _inputs(
     finally:
         for block in blocks:
             block.restore_call()
-    if {id(each.block) for each in inputs} != set(map(id, blocks)):
+    if {id(block_input.block) for block_input in inputs} != set(map(id, blocks)):
         raise RuntimeError("a pass of the model does not run all of them")
-    if {(each.x.dtype, each.x.shape[:-1]) for each in inputs} != {(inputs[0].x.dtype, shape)}:
+    if {(block_input.x.dtype, block_input.x.shape[:-1]) for block_input in inputs} != {
+        (inputs[0].x.dtype, shape)
+    }:
         raise RuntimeError("their states have another shape than the tokens")
-    mx.eval([each.x for each in inputs])
+    mx.eval([block_input.x for block_input in inputs])
     return inputs
 
 
@@ -207,10 +211,10 @@ def _gain(inputs: Sequence[BlockInput], clock: Clock, until: float) -> float:
 
 def _check_bits(inputs: Sequence[BlockInput]) -> None:
     """Trace each block, and compare all numbers. Raises RuntimeError where they differ."""
-    for each in inputs:
-        with each.block.unchanged():
-            compiled = each.block.compiled(each.x)
-        plain = each.block.plain(each.x)
+    for block_input in inputs:
+        with block_input.block.unchanged():
+            compiled = block_input.block.compiled(block_input.x)
+        plain = block_input.block.plain(block_input.x)
         if plain.dtype != compiled.dtype or not mx.array_equal(_bits(plain), _bits(compiled)):
             raise RuntimeError("the compiled function gives other numbers")
 
@@ -223,8 +227,8 @@ def _seconds(inputs: Sequence[BlockInput], is_compiled: bool, clock: Clock) -> f
     """Seconds of all blocks, one after the other as in a pass."""
     began = clock()
     output = inputs[0].x
-    for each in inputs:
-        (x,) = mx.depends([each.x], [output])
-        output = each.block.compiled(x) if is_compiled else each.block.plain(x)
+    for block_input in inputs:
+        (x,) = mx.depends([block_input.x], [output])
+        output = block_input.block.compiled(x) if is_compiled else block_input.block.plain(x)
     mx.eval(output)
     return clock() - began

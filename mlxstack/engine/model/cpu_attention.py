@@ -18,7 +18,7 @@ N_MANY = 32768
 
 E = mx.array(2.718281828459045)
 LOG2_E = 1.4426950408889634
-SMALLEST = -100.0
+MIN_EXPONENT = -100.0
 """Base-2 exponent that replaces all below it: 1e-30 is nothing beside 1, and not subnormal."""
 
 ROUNDING = 1.5 * 2.0**23
@@ -36,7 +36,7 @@ MASKED = -1e30
 N_TILE = 1 << 18
 """Scores of a tile: 1 MiB, which stay in a core's cache from one operation to the next."""
 
-FEWEST = 8
+MIN_TILE_QUERIES = 8
 """Queries of a tile, however many keys there are."""
 
 
@@ -55,7 +55,7 @@ def exp2(exponents: mx.array) -> mx.array:
     The integer part becomes exponent bits, the fraction goes into a polynomial.
     MLX compiles sums and products to vector instructions, but `exp` to one call per number.
     """
-    whole = mx.maximum(exponents, SMALLEST)
+    whole = mx.maximum(exponents, MIN_EXPONENT)
     rounded = whole + ROUNDING
     fraction = whole - (rounded - ROUNDING)
     power = fraction * EXP2[-1] + EXP2[-2]
@@ -74,7 +74,7 @@ def sums(weights: mx.array) -> mx.array:
 
 def are_even(scores: Sequence[mx.array]) -> bool:
     """Whether the scores of several rows have one length."""
-    return len(scores) > 1 and len({one.shape[-1] for one in scores}) == 1
+    return len(scores) > 1 and len({row_scores.shape[-1] for row_scores in scores}) == 1
 
 
 def joined(rows: Sequence[mx.array]) -> mx.array:
@@ -109,16 +109,18 @@ def attend_single(
     """
     rows, heads, _, dim = queries.shape
     grouped = queries.reshape(rows, -1, heads // keys[0].shape[1], dim)
-    each = mx.split(grouped, len(keys)) if len(keys) > 1 else [grouped]
+    row_queries = mx.split(grouped, len(keys)) if len(keys) > 1 else [grouped]
     if sinks is not None:
         sinks = sinks.astype(queries.dtype).reshape(1, *grouped.shape[1:3], 1)
-    scores = [products(query, k) for query, k in zip(each, keys, strict=True)]
+    scores = [products(query, k) for query, k in zip(row_queries, keys, strict=True)]
     if mask is not None:
         scores = [_masked(scores[0], mask)]
     if are_even(scores):
         mixed = _mixed(scores, values, sinks)
     else:
-        mixed = joined([_mixed([one], [v], sinks) for one, v in zip(scores, values, strict=True)])
+        mixed = joined(
+            [_mixed([row_scores], [v], sinks) for row_scores, v in zip(scores, values, strict=True)]
+        )
     return mixed.reshape(rows, heads, 1, -1)
 
 
@@ -142,8 +144,8 @@ def _mixed(
     total = sums(weights)
     if sinks is not None:
         total = total + mx.exp(sinks - most)
-    each = mx.split(weights.astype(values[0].dtype), len(scores))
-    mixed = joined([one @ v for one, v in zip(each, values, strict=True)])
+    row_weights = mx.split(weights.astype(values[0].dtype), len(scores))
+    mixed = joined([weight @ v for weight, v in zip(row_weights, values, strict=True)])
     return (mixed.astype(mx.float32) / total).astype(mixed.dtype)
 
 
@@ -186,8 +188,8 @@ def attend_tiled(
     if sinks is not None:
         sinks = (sinks * LOG2_E).reshape(1, n_kv, heads // n_kv, 1, 1)
     is_one = heads * n * n_keys <= N_TILE
-    each = [slice(None)] if is_one else [slice(i, i + 1) for i in range(n_kv)]
-    step = n if is_one else max(FEWEST, N_TILE // (n_keys * heads // n_kv))
+    kv_heads = [slice(None)] if is_one else [slice(i, i + 1) for i in range(n_kv)]
+    step = n if is_one else max(MIN_TILE_QUERIES, N_TILE // (n_keys * heads // n_kv))
     tiles = []
     for start in range(0, n, step):
         stop = min(start + step, n)
@@ -195,13 +197,13 @@ def attend_tiled(
         bias = _bias(mask, start, stop, n_seen)
         parts = [
             _tile(
-                grouped[:, one, :, start:stop],
-                keys[:, one, :n_seen],
-                values[:, one, :n_seen],
+                grouped[:, head, :, start:stop],
+                keys[:, head, :n_seen],
+                values[:, head, :n_seen],
                 bias,
-                None if sinks is None else sinks[:, one],
+                None if sinks is None else sinks[:, head],
             )
-            for one in each
+            for head in kv_heads
         ]
         tiles.append(mx.concatenate(parts, axis=1))
     return mx.concatenate(tiles, axis=3).reshape(1, heads, n, -1)

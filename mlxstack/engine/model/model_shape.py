@@ -65,17 +65,17 @@ def shape_of_config(config: Config) -> ModelShape:
             f"config.json of type '{kind}' lacks {missing}, which mlx-lm needs", "config.json"
         ) from None
     # Some model files end the program when a package of theirs is missing.
-    except (Exception, SystemExit) as why:
-        if argument := MISSING.search(str(why)):
+    except (Exception, SystemExit) as error:
+        if argument := MISSING.search(str(error)):
             raise Unsupported(
                 f"config.json of type '{kind}' lacks {argument[1]}, which mlx-lm needs",
                 "config.json",
-            ) from why
-        reason = str(why).partition("__init__() ")[2] or str(why) or type(why).__name__
+            ) from error
+        reason = str(error).partition("__init__() ")[2] or str(error) or type(error).__name__
         raise Unsupported(
             f"mlx-lm cannot build a model of type '{kind}' from this config.json: {reason}",
             "config.json",
-        ) from why
+        ) from error
 
 
 def division_of(model: Any) -> Division:
@@ -144,8 +144,8 @@ def _module_name(config: Config) -> str:
     """The file in `mlx_lm/models`, chosen as mlx-lm's loader does."""
     kind = str(config.get("model_type", ""))
     by_type, by_architecture = _remappings()
-    given = config.get("architectures") or ()
-    names = (given,) if isinstance(given, str) else given
+    architectures = config.get("architectures") or ()
+    names = (architectures,) if isinstance(architectures, str) else architectures
     module = next((by_architecture[kind, n] for n in names if (kind, n) in by_architecture), None)
     return str(module or by_type.get(kind, kind))
 
@@ -190,15 +190,15 @@ def _layers(model: Any, config: Config) -> tuple[tuple[Layer, ...], int]:
 
 
 def _leaves(caches: Any) -> Iterator[Any]:
-    for one in caches:
-        yield from _leaves(one.caches) if type(one).__name__ == "CacheList" else (one,)
+    for cache in caches:
+        yield from _leaves(cache.caches) if type(cache).__name__ == "CacheList" else (cache,)
 
 
 def _layer(leaf: Any, rank: int | None) -> Layer:
     match type(leaf).__name__:
         case "ArraysCache":
-            arrays = [one for one in leaf.cache if one is not None]
-            return Layer(LayerKind.RECURRENT, state_bytes=sum(one.nbytes for one in arrays))
+            arrays = [state for state in leaf.cache if state is not None]
+            return Layer(LayerKind.RECURRENT, state_bytes=sum(state.nbytes for state in arrays))
         case "RotatingKVCache":
             kind = LayerKind.SLIDING
             window = int(leaf.max_size)
@@ -268,7 +268,7 @@ def _precision(
 def _is_repacked(config: Config) -> bool:
     """Whether the loader repacks weights in ways that config omits."""
     text = config.get("text_config") or {}
-    tables = [one.get("quantization_config") for one in (config, text)]
+    tables = [section.get("quantization_config") for section in (config, text)]
     return "quantization" not in config and tables != [None, None]
 
 
@@ -290,8 +290,8 @@ def _widths(args: Any, config: Config) -> list[int]:
     """Widths by `WIDTHS`, with mlx-lm's defaults; 0 without one."""
     inner = getattr(args, "text_config", None)
     inner = inner if isinstance(inner, Mapping) else getattr(inner, "__dict__", {})
-    given = {**vars(args), **_flat(config), **inner}
-    widths = [next((given[key] for key in keys if given.get(key)), 0) for keys in WIDTHS]
+    settings = {**vars(args), **_flat(config), **inner}
+    widths = [next((settings[key] for key in keys if settings.get(key)), 0) for keys in WIDTHS]
     return [max(value) if isinstance(value, list) else int(value) for value in widths]
 
 
@@ -306,8 +306,8 @@ def _answer() -> None:
     for config in configs:
         try:
             replies.append(ShapeReply(shape=shape_of_config(config)))
-        except Unsupported as why:
-            replies.append(ShapeReply(refusal=why.message, param=why.param or ""))
+        except Unsupported as error:
+            replies.append(ShapeReply(refusal=error.message, param=error.param or ""))
     sys.stdout.buffer.write(msgspec.json.encode(replies))
 
 

@@ -63,19 +63,19 @@ def pad_linear_layers(model: Any) -> None:
     if not large:
         return
     layers = list(large.values())
-    fit = [one for one in layers if one.weight.size <= MAX_MEASURED]
-    measured = max(fit or layers[:1], key=lambda one: one.weight.size).weight.shape
+    fit = [layer for layer in layers if layer.weight.size <= MAX_MEASURED]
+    measured = max(fit or layers[:1], key=lambda layer: layer.weight.size).weight.shape
     counts = padded_counts(
-        measured_seconds([one for one in layers if one.weight.shape == measured])
+        measured_seconds([layer for layer in layers if layer.weight.shape == measured])
     )
     n_missing = max((count - n for n, count in enumerate(counts)), default=0)
     if n_missing:
-        widths = {one.weight.shape[1]: one.weight.dtype for one in layers}
+        widths = {layer.weight.shape[1]: layer.weight.dtype for layer in layers}
         zeros = {width: mx.zeros((n_missing, width), dtype) for width, dtype in widths.items()}
         mx.eval(zeros)
         padded = [
-            (name, PaddedLinear(one, counts, zeros[one.weight.shape[1]]))
-            for name, one in large.items()
+            (name, PaddedLinear(layer, counts, zeros[layer.weight.shape[1]]))
+            for name, layer in large.items()
         ]
         model.update_modules(tree_unflatten(padded))
 

@@ -46,9 +46,9 @@ class RaggedArray(mx.array):
     def __getitem__(self, index: Any) -> Any:
         return self.arrays[index]
 
-    def swapaxes(self, one: int, other: int) -> "RaggedArray":  # type: ignore[override]
+    def swapaxes(self, first_axis: int, second_axis: int) -> "RaggedArray":  # type: ignore[override]
         """As `mx.array.swapaxes`."""
-        return RaggedArray([array.swapaxes(one, other) for array in self.arrays])
+        return RaggedArray([array.swapaxes(first_axis, second_axis) for array in self.arrays])
 
     def astype(self, dtype: mx.Dtype) -> "RaggedArray":  # type: ignore[override]
         """As `mx.array.astype`."""
@@ -78,13 +78,13 @@ class KVView:
     def __init__(
         self, slots: Sequence[Any], counts: Sequence[int], shifts: Sequence[int] = ()
     ) -> None:
-        each = list(zip(slots, counts, shifts or [0] * len(slots), strict=True))
+        entries = list(zip(slots, counts, shifts or [0] * len(slots), strict=True))
         self._slots = list(slots)
         self._counts = counts
         self.caches = [slot for slot, n in zip(slots, counts, strict=True) for _ in range(n)]
         """The cache of each row."""
         self.offset = mx.array(
-            [slot.offset + shift + j for slot, n, shift in each for j in range(n)]
+            [slot.offset + shift + j for slot, n, shift in entries for j in range(n)]
         )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
@@ -114,8 +114,10 @@ class KVView:
 
     def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
         """One mask per row, or None when no row needs one."""
-        each = [_masks(s, n, **options) for s, n in zip(self._slots, self._counts, strict=True)]
-        masks = [mask for slot in each for mask in slot]
+        slot_masks = [
+            _masks(s, n, **options) for s, n in zip(self._slots, self._counts, strict=True)
+        ]
+        masks = [mask for slot in slot_masks for mask in slot]
         if all(mask is None for mask in masks):
             return None
         return RaggedArray(masks)
@@ -129,8 +131,8 @@ class PaddedKVView:
     ) -> None:
         self.caches = list(caches)
         self._counts = counts
-        each = zip(caches, shifts or [0] * len(caches), strict=True)
-        self.offset = mx.array([cache.offset + shift for cache, shift in each])
+        pairs = zip(caches, shifts or [0] * len(caches), strict=True)
+        self.offset = mx.array([cache.offset + shift for cache, shift in pairs])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
         """Append (slots, heads, longest, dim) without padding; returns each row's KV."""
@@ -145,8 +147,8 @@ class PaddedKVView:
 
     def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
         """One mask per row, or None when no row needs one."""
-        each = zip(self.caches, self._counts, strict=True)
-        masks = [cache.make_mask(n, **options) for cache, n in each]
+        pairs = zip(self.caches, self._counts, strict=True)
+        masks = [cache.make_mask(n, **options) for cache, n in pairs]
         if all(mask is None for mask in masks):
             return None
         return RaggedArray(masks)
@@ -206,10 +208,10 @@ class RecurrentStateView(ArraysCache):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> mx.array | None:
         states = [cache[index] for cache in self.caches]
-        known = next((state for state in states if state is not None), None)
-        if known is None:
+        first = next((state for state in states if state is not None), None)
+        if first is None:
             return None
-        filled = [mx.zeros_like(known) if state is None else state for state in states]
+        filled = [mx.zeros_like(first) if state is None else state for state in states]
         return STACKED_STATES.join(filled)
 
     def __setitem__(self, index: int, value: mx.array) -> None:
@@ -250,8 +252,8 @@ class ExtraPairs(Struct, frozen=True):
             return self.pairs
         if window is None:
             return None
-        at = mx.arange(self.pairs.shape[0])
-        return self.pairs & (at[:, None] - at < window)
+        indices = mx.arange(self.pairs.shape[0])
+        return self.pairs & (indices[:, None] - indices < window)
 
 
 class MaskedKV(ShiftedKV):
@@ -310,7 +312,7 @@ def view(
     if isinstance(first, CacheList):
         # A layer with several caches, such as attention beside a state space model.
         inner = zip(*(cache.caches for cache in caches), strict=True)
-        return [view(each, counts, is_padded, shifts) for each in inner]
+        return [view(layers, counts, is_padded, shifts) for layers in inner]
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")
 
 

@@ -172,7 +172,7 @@ class ModelRunner:
         outputs = {i: self._alone(slot, compute) for i, slot in enumerate(plan) if i not in single}
         if single:
             together = self._run([plan[i] for i in single], compute)
-            outputs |= {i: together[at : at + 1] for at, i in enumerate(single)}
+            outputs |= {i: together[position : position + 1] for position, i in enumerate(single)}
         return joined([outputs[i] for i in range(len(plan))])
 
 
@@ -226,8 +226,8 @@ def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
         return compute(slot.tokens[None], caches)[0]
     if images.positions is not None:
         added = [*images.added, *[None] * len(caches)]
-        each = zip(caches, added, strict=False)
-        caches = [shifted(cache, images.positions, more) for cache, more in each]
+        pairs = zip(caches, added, strict=False)
+        caches = [shifted(cache, images.positions, more) for cache, more in pairs]
     elif images.together is not None:
         caches = [masked(cache, images.together) for cache in caches]
     return compute(slot.tokens[None], caches, input_embeddings=images.embeddings[None])[0]

@@ -53,8 +53,10 @@ class ImageEncoder:
     @property
     def n_bytes(self) -> int:
         """Bytes of pixels, encodings and features."""
-        pixels = sum(int(one.result().nbytes) for one in self._pixels.values() if _is_ready(one))
-        encodings = sum(one.n_bytes for one in self._encodings.values())
+        pixels = sum(
+            int(future.result().nbytes) for future in self._pixels.values() if _is_ready(future)
+        )
+        encodings = sum(encoding.n_bytes for encoding in self._encodings.values())
         return pixels + encodings + self._n_feature_bytes
 
     @property
@@ -75,7 +77,7 @@ class ImageEncoder:
 
     @property
     def _n_feature_bytes(self) -> int:
-        return sum(one.n_bytes for one in self._features.values())
+        return sum(features.n_bytes for features in self._features.values())
 
     def with_checkpoints(self, request: Request) -> Request:
         """The request with a checkpoint at the end of each image."""
@@ -204,8 +206,8 @@ class ImageEncoder:
     def _decode(self, image: ImageSpan) -> Any:
         try:
             return pixels_of(self._processor, image.data, image.size)
-        except RefusedImage as why:
-            raise BadRequest(f"messages: an image is refused: {why}", "messages") from why
+        except RefusedImage as error:
+            raise BadRequest(f"messages: an image is refused: {error}", "messages") from error
 
 
 def image_encoder(model: Any, folder: Path, config: dict[str, Any]) -> ImageEncoder | None:

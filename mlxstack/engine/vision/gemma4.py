@@ -156,7 +156,7 @@ class Gemma4Tower(VisionTower):
         rows, columns = np.indices((size.rows * pool, size.columns * pool)).reshape(2, -1)
         exponents = np.arange(0, half, 2, dtype=np.float32) / half
         steps = self.config.rope_parameters.rope_theta**-exponents
-        angles = [np.outer(at, steps) for at in (columns, columns, rows, rows)]
+        angles = [np.outer(coordinates, steps) for coordinates in (columns, columns, rows, rows)]
         matrix, (by_column, by_row) = self.patch_embedder.values()
         patches = matrix(pixels.astype(by_row.dtype))
         return patches + by_column[mx.array(columns)] + by_row[mx.array(rows)], rotation(angles)

@@ -41,8 +41,8 @@ def load_tower(folder: Path) -> VisionTower | None:
         weights = tower.arranged(_read(files))
         _quantize(tower, weights, files.config)
         tower.load_weights(list(weights.items()))
-    except (msgspec.ValidationError, ValueError, RuntimeError) as why:
-        raise SetupError(f"the vision tower in {folder} cannot be loaded: {why}") from why
+    except (msgspec.ValidationError, ValueError, RuntimeError) as error:
+        raise SetupError(f"the vision tower in {folder} cannot be loaded: {error}") from error
     if not has_gpu():
         tower.set_dtype(mx.float32)
     tower.eval()
@@ -64,12 +64,12 @@ def _quantize(tower: VisionTower, weights: dict[str, mx.array], config: dict[str
     settings = config.get("quantization") or config.get("quantization_config")
     if not isinstance(settings, dict):
         return
-    own = {name: one for name, one in settings.items() if isinstance(one, dict)}
+    own = {name: entry for name, entry in settings.items() if isinstance(entry, dict)}
     shared = {key: settings[key] for key in ("group_size", "bits", "mode") if key in settings}
 
     def chosen(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if f"{path}.scales" not in weights:
             return False
-        return next((one for name, one in own.items() if name.endswith(f".{path}")), shared)
+        return next((entry for name, entry in own.items() if name.endswith(f".{path}")), shared)
 
     nn.quantize(tower, class_predicate=chosen)

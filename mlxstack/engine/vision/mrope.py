@@ -24,14 +24,14 @@ def positions(spans: Sequence[ImageSpan], start: int, end: int) -> np.ndarray:
     across an end of the range.
     """
     indices = np.arange(start, end, dtype=np.int32)
-    found = np.stack([indices] * 3)
+    axes = np.stack([indices] * 3)
     for span in spans:
         shift = max(span.size.rows, span.size.columns) - span.size.n_features
-        found[:, indices >= span.end] += shift
+        axes[:, indices >= span.end] += shift
     for span in spans:
         inside = (span.start <= indices) & (indices < span.end)
-        at = indices[inside] - span.start
+        offsets = indices[inside] - span.start
         first = span.start + delta(spans, span.start)
-        rows, columns = np.divmod(at, span.size.columns)
-        found[:, inside] = first + np.stack([np.zeros_like(at), rows, columns])
-    return found
+        rows, columns = np.divmod(offsets, span.size.columns)
+        axes[:, inside] = first + np.stack([np.zeros_like(offsets), rows, columns])
+    return axes

@@ -121,8 +121,8 @@ class QwenTower(VisionTower):
         """Features after the blocks that the configuration names."""
         if index not in self.config.deepstack_visual_indexes:
             return None
-        at = self.config.deepstack_visual_indexes.index(index)
-        merged: mx.array = self.deepstack_merger_list[at](hidden)
+        level = self.config.deepstack_visual_indexes.index(index)
+        merged: mx.array = self.deepstack_merger_list[level](hidden)
         return merged
 
     def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:

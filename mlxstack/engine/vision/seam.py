@@ -56,16 +56,16 @@ class ImageModel(Struct, frozen=True):
         # Embeddings per layer are those of these ids; all others are replaced below.
         feature = self.placeholder if self.per_layer_token is None else self.per_layer_token
         ids = mx.array(without_virtual(tokens, feature))
-        at = mx.array(places)
+        indices = mx.array(places)
         text_model = getattr(self.model, "language_model", self.model)
         embeddings = text_model.model.embed_tokens(ids)
-        embeddings[at] = mx.concatenate([part.embeddings for part in parts]).astype(
+        embeddings[indices] = mx.concatenate([part.embeddings for part in parts]).astype(
             embeddings.dtype
         )
         added = []
         for level in zip(*(part.deepstack for part in parts), strict=True):
             whole = mx.zeros_like(embeddings)
-            whole[at] = mx.concatenate(list(level)).astype(whole.dtype)
+            whole[indices] = mx.concatenate(list(level)).astype(whole.dtype)
             added.append(whole)
         if not self.has_mrope:
             chunk = ImageChunk(embeddings, together=self._together(tokens))

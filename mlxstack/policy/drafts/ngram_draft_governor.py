@@ -77,6 +77,16 @@ class DraftOffer(Struct, frozen=True):
     n_known: int = 1
 
 
+class TokenChance(Struct, frozen=True):
+    """Chance of a draft token."""
+
+    row: int
+    n: int
+    """Its place in the draft, from 1 on."""
+    chance: float
+    """That it and all before it are accepted."""
+
+
 class StepBounds(Struct, frozen=True):
     """Bounds of a step with drafts, and of its delay per row.
 
@@ -218,33 +228,33 @@ def widths(
     may fall with the width: kernels work in bands of rows.
     """
     chances = [
-        (i, n, offer.rate**n)
+        TokenChance(i, n, offer.rate**n)
         for i, offer in enumerate(offers)
         for n in range(1, offer.n_tokens + 1)
     ]
     if layout is PassLayout.RAGGED:
-        chances.sort(key=lambda one: (-one[2], one[1]))
+        chances.sort(key=lambda token: (-token.chance, token.n))
     elif layout is PassLayout.PADDED:
-        chances.sort(key=lambda one: offers[one[0]].n_known + one[1])
+        chances.sort(key=lambda token: offers[token.row].n_known + token.n)
     else:
-        chances.sort(key=lambda one: (-offers[one[0]].rate, one[0]))
+        chances.sort(key=lambda token: (-offers[token.row].rate, token.row))
     counts = [offer.n_known for offer in offers]
     tokens = float(len(offers))
     plain_s = step_seconds([1] * len(offers), costs, layout)
     allowed = allowed_seconds(offers, plain_s, bounds)
     best = MIN_GAIN * tokens / step_seconds(counts, costs, layout)
     n_best = 0
-    for n, (i, _, chance) in enumerate(chances, 1):
-        counts[i] += 1
-        tokens += chance
-        allowed[i] += chance * plain_s
+    for n, token in enumerate(chances, 1):
+        counts[token.row] += 1
+        tokens += token.chance
+        allowed[token.row] += token.chance * plain_s
         seconds = step_seconds(counts, costs, layout)
         if tokens / seconds > best and seconds <= min(bounds.most_s, *allowed):
             best = tokens / seconds
             n_best = n
     brought = [0] * len(offers)
-    for i, _, _ in chances[:n_best]:
-        brought[i] += 1
+    for token in chances[:n_best]:
+        brought[token.row] += 1
     return brought
 
 
