@@ -36,7 +36,9 @@ from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.parts.request_stream import RequestStream
 from mlxstack.service.parts.service_feature import ServiceFeature
 from mlxstack.service.parts.stats import ServiceStats
-from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
+from mlxstack.service.parts.text_assembly import assemble_text_processor
+from mlxstack.service.parts.text_processor import TemplateFacts, TextProcessor
+from mlxstack.service.parts.work_threads import CHANGED
 from mlxstack.text.images.reader import ImageReader
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ class ServedModel:
     def close(self, reason: StackError) -> None:
         """Refuse new and waiting work on texts, which raises `reason`."""
         if self.text_processor is not None:
-            self.text_processor.close(reason)
+            self.text_processor.threads.close(reason)
         self.text_processor = None
 
 
@@ -252,7 +254,7 @@ class Service:
         if self.engine.stalled_s() > STALLED_S:
             return "the engine has work but finishes no step"
         processor = self._model.text_processor if self._model else None
-        stuck = processor.stuck_work(TEXT_STALLED_S) if processor else ""
+        stuck = processor.threads.stuck_work(TEXT_STALLED_S) if processor else ""
         if stuck:
             return f"all threads for {stuck} are stuck"
         return ""
@@ -477,7 +479,7 @@ def _processor_of(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProc
     processor = None
     if facts.accepts_images:
         processor = processor_of(Path(facts.path), preset.vision.max_pixels)
-    return TextProcessor(tokenizer, preset, facts.n_vocab, processor)
+    return assemble_text_processor(tokenizer, preset, facts.n_vocab, processor)
 
 
 async def ended(engine: "AnyEngine", limit_s: float) -> bool:

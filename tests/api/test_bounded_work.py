@@ -71,7 +71,7 @@ def test_a_grammar_ends_when_its_client_leaves(
 ) -> None:
     monkeypatch.setattr(client_grammars, "LIMIT_S", 100 * PATIENCE_S)
     monkeypatch.setattr(limited_process, "STALL_S", 100 * PATIENCE_S)
-    compilers = live.service.text_processor._compilers
+    compilers = live.service.text_processor.constraints._compilers
     with httpx.Client(base_url=live.url, timeout=0.5) as http, pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=asked(grammar=CHAIN))
     wait_until(lambda: not compilers._began_at)
@@ -104,13 +104,13 @@ def test_health_tells_which_work_is_stuck(
         begun.release()
         may_end.wait(PATIENCE_S)
 
-    threads = live.service.text_processor._all_threads[at]
+    threads = live.service.text_processor.threads._members[at]
     jobs = [threads.submit(work) for _ in range(threads._n)]
     for _ in jobs:
         assert begun.acquire(timeout=PATIENCE_S)
     stuck = httpx.get(f"{live.url}/health")
     may_end.set()
-    assert stuck.status_code == 503 and f"threads that make {threads.name}" in stuck.text
+    assert stuck.status_code == 503 and f"all threads for {threads.name} are stuck" in stuck.text
     for job in jobs:
         job.result()
     wait_until(lambda: not threads._began_at)

@@ -268,10 +268,14 @@ def _usage(exchange: Exchange, names: str) -> int:
 def holds_tools(live: Running) -> None:
     """Every set of tools has its grammar, and none lacks the schema of a whole tool."""
     text_processor = live.service.text_processor
-    grammars = [grammar for futures in text_processor._free_calls.values() for grammar in futures]
+    grammars = [
+        grammar
+        for futures in text_processor.constraints._free_calls.values()
+        for grammar in futures
+    ]
     assert grammars
     assert all(grammar.result(PATIENCE_S) is not None for grammar in grammars)
-    assert all("/" in path for path in text_processor.loose_schemas.paths)
+    assert all("/" in path for path in text_processor.constraints.loose_schemas.paths)
 
 
 def asked(live: Running, n_before: int = 0) -> list[RequestView]:

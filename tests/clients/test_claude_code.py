@@ -80,7 +80,7 @@ def test_all_tools_of_the_version_for_an_older_node_are_held(live: Running, tmp_
         assert len(offered(exchange)) >= 20
         assert with_property_names(offered(exchange)) == ["TaskCreate", "TaskUpdate"]
     # The header of a response names it only where the grammar was compiled soon.
-    assert LEFT_OUT in live.service.text_processor.loose_schemas.paths
+    assert LEFT_OUT in live.service.text_processor.constraints.loose_schemas.paths
 
 
 def test_all_tools_without_tool_search_are_held(live: Running, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_person_types_two_turns_and_allows_a_command(live: Running, tmp_path: 
     assert (place / "marker.txt").read_text() == "MARKER_42\n"
     call, *_ = generations(relay.exchanges)
     assert with_property_names(offered(call)) == ["AskUserQuestion"]
-    assert LEFT_OUT in live.service.text_processor.loose_schemas.paths
+    assert LEFT_OUT in live.service.text_processor.constraints.loose_schemas.paths
     loses_nothing(asked(live)[-3:])
 
 

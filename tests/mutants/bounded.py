@@ -50,9 +50,9 @@ BOUNDED = (
         IMAGES + "test_pixels_of_a_request_are_added_up",
     ),
     Mutant(
-        "health tells which work is stuck", "service/parts/text_processor.py",
-        "(threads.name for threads in self._all_threads if",
-        "(threads.name for threads in self._all_threads[:1] if",
+        "health tells which work is stuck", "service/parts/work_threads.py",
+        "(threads.name for threads in self._members if",
+        "(threads.name for threads in self._members[:1] if",
         WORK + "test_health_tells_which_work_is_stuck",
     ),
     Mutant(

@@ -51,13 +51,13 @@ FIRST_AID = (
         "test_a_harmony_answer_goes_on_in_the_channel_of_its_prefill",
     ),
     Mutant(
-        "a guided answer goes on after its prefill", "service/parts/answer_constraint.py",
+        "a guided answer goes on after its prefill", "service/parts/format_constraints.py",
         "has_headers = output_format.has_headers and not prompt.before",
         "has_headers = output_format.has_headers",
         HEADERS + "test_the_grammar_begins_at_once_after_a_prefill",
     ),
     Mutant(
-        "a forbidden call opens no channel", "service/parts/answer_constraint.py",
+        "a forbidden call opens no channel", "service/parts/format_constraints.py",
         "forbidden = output_format.call_sequences", "forbidden = ()",
         "tests/api/test_forced_calls.py::"
         "test_tool_choice_none_keeps_a_model_with_headers_from_a_call",
@@ -75,13 +75,13 @@ FIRST_AID = (
     ),
     Mutant(
         "a guided answer has no channel of thoughts while thinking is off",
-        "service/parts/answer_constraint.py",
-        "if has_headers and not may_think else ()", "if False else ()",
+        "service/parts/format_constraints.py",
+        "if has_headers and not may_think:", "if False:",
         HEADERS + "test_thinking_off_begins_with_the_answer",
     ),
     Mutant(
         "a guided answer opens no thought while thinking is off",
-        "service/parts/answer_constraint.py",
+        "service/parts/format_constraints.py",
         "may_open = may_think and not is_in_thinking", "may_open = not is_in_thinking",
         "tests/api/test_structured_thinking.py::test_chat_completions_begin_with_the_grammar",
     ),

@@ -55,7 +55,7 @@ STRANGERS = (
     ),
     Mutant(
         "health tells that all text threads are stuck", "service/service.py",
-        "processor.stuck_work(TEXT_STALLED_S)", '""',
+        "processor.threads.stuck_work(TEXT_STALLED_S)", '""',
         "tests/api/test_template_overruns.py::"
         "test_health_tells_that_every_text_thread_is_stuck",
     ),
@@ -94,8 +94,8 @@ STRANGERS = (
         "test_results_in_any_order_are_one_prompt_of_one_conversation",
     ),
     Mutant(
-        "no prompt holds a token without a row", "service/parts/text_processor.py",
-        "        if self._rowless:\n", "        if not tokens:\n",
+        "no prompt holds a token without a row", "text/tokens/rowless_tokens.py",
+        "        if not self._texts:\n", "        if tokens:\n",
         "tests/api/test_rowless_tokens.py::"
         "test_a_prompt_with_it_is_refused_by_its_name",
     ),

@@ -9,6 +9,7 @@ import pytest
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.argument_values import argument_value
 from mlxstack.text.grammar.enforceable import enforceable
@@ -48,9 +49,9 @@ def tool_with(part: Any) -> Tool:
 
 @pytest.fixture
 def text_processor(chatml: Any) -> Any:
-    made = TextProcessor(chatml, Preset(model=ModelSpec(id="tiny")), len(chatml))
+    made = assemble_text_processor(chatml, Preset(model=ModelSpec(id="tiny")), len(chatml))
     yield made
-    made.close(BadRequest("the test is over"))
+    made.threads.close(BadRequest("the test is over"))
 
 
 def is_call(text_processor: TextProcessor, rules: Any, name: str, arguments: str) -> bool:
@@ -76,9 +77,10 @@ async def test_a_forced_call_leaves_out_the_odd_part_alone(
     marks = text_processor.output_format.call_marks
     assert marks is not None
     check(
-        text_processor, await text_processor.call_rules(ForcedCalls(tools, marks, is_single=True))
+        text_processor,
+        await text_processor.constraints.call_rules(ForcedCalls(tools, marks, is_single=True)),
     )
-    assert text_processor.loose_schemas.of(tools) == (f"odd/properties/x/{path}",)
+    assert text_processor.constraints.loose_schemas.of(tools) == (f"odd/properties/x/{path}",)
 
 
 @odd_parts
@@ -88,10 +90,10 @@ async def test_an_optional_call_leaves_out_the_odd_part_alone(
     tools = (GOOD, tool_with(part))
     with caplog.at_level(logging.WARNING, "mlxstack.service"):
         for _ in range(2):
-            trigger = await text_processor.free_calls(tools, is_single=False)
+            trigger = await text_processor.constraints.free_calls(tools, is_single=False)
     assert trigger is not None
     check(text_processor, trigger.openings[0].rules())
-    assert text_processor.loose_schemas.paths == [f"odd/properties/x/{path}"]
+    assert text_processor.constraints.loose_schemas.paths == [f"odd/properties/x/{path}"]
     assert [path in record.message for record in caplog.records].count(True) == 1
 
 
@@ -101,31 +103,31 @@ async def test_a_definition_that_refers_to_itself_is_any_value(
     odd = tool_with({"$ref": "#/$defs/loop"})
     loop = {**odd.parameters, "$defs": {"loop": {"$ref": "#/$defs/loop"}}}
     tools = (GOOD, Tool("odd", "", loop))
-    trigger = await text_processor.free_calls(tools, is_single=False)
+    trigger = await text_processor.constraints.free_calls(tools, is_single=False)
     assert trigger is not None
     check(text_processor, trigger.openings[0].rules())
-    assert text_processor.loose_schemas.of(tools) == ("odd/$defs/loop/$ref",)
+    assert text_processor.constraints.loose_schemas.of(tools) == ("odd/$defs/loop/$ref",)
 
 
 async def test_parameters_that_are_no_object_are_one(text_processor: TextProcessor) -> None:
     tools = (Tool("odd", "", {"type": "array", "items": {"type": "boolean"}}), GOOD)
     marks = text_processor.output_format.call_marks
     assert marks is not None
-    rules = await text_processor.call_rules(ForcedCalls(tools, marks, is_single=True))
+    rules = await text_processor.constraints.call_rules(ForcedCalls(tools, marks, is_single=True))
     assert is_call(text_processor, rules, "odd", '{"a": 1}')
     assert not is_call(text_processor, rules, "odd", "[true]")
-    assert text_processor.loose_schemas.of(tools) == ("odd/type",)
+    assert text_processor.constraints.loose_schemas.of(tools) == ("odd/type",)
 
 
 async def test_a_refused_schema_names_its_odd_part(text_processor: TextProcessor) -> None:
     properties = {"a": CITY, "x": {"type": "string", "pattern": "^([a-z"}}
     schema = {"type": "object", "properties": properties}
     with pytest.raises(BadRequest, match="at /properties/x/pattern of the schema") as error:
-        await text_processor.shape_rules(ResponseConstraint(schema))
+        await text_processor.constraints.shape_rules(ResponseConstraint(schema))
     assert "x-guidance" not in str(error.value)
     loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
     with pytest.raises(BadRequest, match="#/\\$defs/a refers to nothing but itself"):
-        await text_processor.shape_rules(ResponseConstraint(loop))
+        await text_processor.constraints.shape_rules(ResponseConstraint(loop))
 
 
 async def test_the_message_of_a_refused_schema_is_about_its_place(
@@ -135,7 +137,7 @@ async def test_the_message_of_a_refused_schema_is_about_its_place(
     for names in (["a", "b"], ["b", "a"]):
         schema = {"properties": {name: faults[name] for name in names}, "required": names}
         with pytest.raises(BadRequest) as error:
-            await text_processor.shape_rules(ResponseConstraint(schema))
+            await text_processor.constraints.shape_rules(ResponseConstraint(schema))
         first = {"a": ("a/pattern", "regex"), "b": ("b/minLength", "minLength")}[names[0]]
         place, reason = first
         assert f"/properties/{place} of the schema" in str(error.value)
@@ -146,7 +148,7 @@ async def test_a_fault_in_a_definition_is_placed_there(text_processor: TextProce
     leaf = {"$defs": {"leaf": {"type": "string", "pattern": "["}, "unused": {"type": "any"}}}
     schema = {**leaf, "properties": {"x": {"$ref": "#/$defs/leaf"}}, "required": ["x"]}
     with pytest.raises(BadRequest, match=r"at /\$defs/leaf/pattern of the schema"):
-        await text_processor.shape_rules(ResponseConstraint(schema))
+        await text_processor.constraints.shape_rules(ResponseConstraint(schema))
 
 
 def large(name: str, n: int) -> Tool:
@@ -158,16 +160,16 @@ async def test_a_huge_tool_leaves_the_grammar_of_others(text_processor: TextProc
     tools = (GOOD, large("huge", 450), large("large", 350), tool_with({"type": "any"}))
     marks = text_processor.output_format.call_marks
     assert marks is not None
-    trigger = await text_processor.free_calls(tools, is_single=False)
+    trigger = await text_processor.constraints.free_calls(tools, is_single=False)
     assert trigger is not None
     for rules in (
-        await text_processor.call_rules(ForcedCalls(tools, marks, is_single=True)),
+        await text_processor.constraints.call_rules(ForcedCalls(tools, marks, is_single=True)),
         trigger.openings[0].rules(),
     ):
         check(text_processor, rules)
         assert is_call(text_processor, rules, "huge", '{"x": 1}')
         assert not is_call(text_processor, rules, "large", '{"x": 1}')
-    loose = text_processor.loose_schemas.of(tools)
+    loose = text_processor.constraints.loose_schemas.of(tools)
     assert sorted(loose) == ["huge", "odd/properties/x/type"]
 
 
@@ -175,7 +177,9 @@ async def test_a_huge_tool_leaves_the_grammar_of_others(text_processor: TextProc
     "schema", [{"type": "integer"}, {"type": "number"}, {"type": "number", "minimum": 0}, {}]
 )
 async def test_the_digits_of_a_number_end(text_processor: TextProcessor, schema: Any) -> None:
-    rules = await text_processor.shape_rules(ResponseConstraint({"type": "array", "items": schema}))
+    rules = await text_processor.constraints.shape_rules(
+        ResponseConstraint({"type": "array", "items": schema})
+    )
     for digits in ("1" * 30, "0." + "0" * 30):
         tokens = text_processor.tokenizer.encode(f"[{digits}]", add_special_tokens=False)
         assert rules is not None

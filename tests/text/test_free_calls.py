@@ -8,9 +8,8 @@ from msgspec import structs
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.preset import ModelSpec, Preset, StructuredOutputSpec
-from mlxstack.service.parts.answer_constraint import answer_constraint
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
-from mlxstack.service.parts.text_processor import TextProcessor
+from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.text.formats.syntax import first_mark
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
@@ -211,11 +210,11 @@ async def constraint_of(
 ) -> Any:
     output = StructuredOutputSpec(auto_tool_grammar=is_guided)
     preset = Preset(model=ModelSpec(id="tiny"), structured_output=output)
-    text_processor = TextProcessor(tokenizer, preset, len(tokenizer))
+    text_processor = assemble_text_processor(tokenizer, preset, len(tokenizer))
     conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
     options = GenerationOptions("a-1", **more)
     prompt = await text_processor.prompt(conversation)
-    constraint = await answer_constraint(text_processor, options, conversation, prompt)
+    constraint = await text_processor.constraints.of_answer(options, conversation, prompt)
     return constraint.grammar
 
 
@@ -241,11 +240,13 @@ async def test_a_request_without_calls_has_no_grammar(chatml: Any) -> None:
 
 async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> None:
     tokenizer = walker_of("functionary").tokenizer
-    text_processor = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+    text_processor = assemble_text_processor(
+        tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer)
+    )
     conversation = Conversation((Message(Role.USER, "go"),), tools=TOOLS)
     prompt = await text_processor.prompt(conversation)
     options = GenerationOptions("a-1", tool_choice=ToolChoiceMode.REQUIRED)
-    constraint = await answer_constraint(text_processor, options, conversation, prompt)
+    constraint = await text_processor.constraints.of_answer(options, conversation, prompt)
     assert constraint.opening == () and constraint.has_end and not constraint.has_format
 
 

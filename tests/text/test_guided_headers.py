@@ -6,8 +6,8 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.service.parts.answer_constraint import answer_constraint
 from mlxstack.service.parts.generation_options import GenerationOptions
+from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.families import HARMONY
 from mlxstack.text.grammar.constraint import GrammarConstraint
@@ -24,13 +24,13 @@ async def guide_of(
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await text_processor.prompt(conversation)
     options = GenerationOptions("a-1", response_format=CITY)
-    constraint = await answer_constraint(text_processor, options, conversation, prompt)
+    constraint = await text_processor.constraints.of_answer(options, conversation, prompt)
     assert constraint.grammar is not None
     return constraint.grammar
 
 
 def made(tokenizer: Any) -> TextProcessor:
-    return TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+    return assemble_text_processor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
 
 
 def is_allowed(text_processor: TextProcessor, guide: GrammarConstraint, text: str) -> bool:
@@ -47,8 +47,8 @@ def is_allowed(text_processor: TextProcessor, guide: GrammarConstraint, text: st
 def test_the_table_of_the_vocabulary_is_made_before_the_first_grammar(harmony: Any) -> None:
     text_processor = made(harmony)
     assert (
-        wait_until(lambda: text_processor._grammars._vocabulary_table)
-        is text_processor._grammars.load()
+        wait_until(lambda: text_processor.constraints._grammars._vocabulary_table)
+        is text_processor.constraints._grammars.load()
     )
 
 

@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.grammar.compile_messages import warned_keywords
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
@@ -35,9 +36,9 @@ seeds = pytest.mark.parametrize("seed", [0, *in_soak(*range(1, 40))])
 
 @pytest.fixture(scope="module")
 def text_processor(chatml: Any) -> Any:
-    made = TextProcessor(chatml, Preset(model=ModelSpec(id="tiny")), len(chatml))
+    made = assemble_text_processor(chatml, Preset(model=ModelSpec(id="tiny")), len(chatml))
     yield made
-    made.close(BadRequest("the test is over"))
+    made.threads.close(BadRequest("the test is over"))
 
 
 def schemas(seed: int, fault_rate: float) -> list[dict[str, Any]]:
@@ -59,8 +60,10 @@ async def test_a_schema_takes_no_grammar_from_another_tool(
     assert marks is not None
     for schema in schemas(seed, 0.15):
         tools = (GOOD, Tool("odd", "", schema))
-        rules = await text_processor.call_rules(ForcedCalls(tools, marks, is_single=True))
-        trigger = await text_processor.free_calls(tools, is_single=False)
+        rules = await text_processor.constraints.call_rules(
+            ForcedCalls(tools, marks, is_single=True)
+        )
+        trigger = await text_processor.constraints.free_calls(tools, is_single=False)
         assert trigger is not None, schema
         for one in (rules, trigger.openings[0].rules()):
             assert is_call(text_processor, one, "Paris"), schema
@@ -76,7 +79,7 @@ async def test_a_refused_format_names_the_part_that_its_message_is_about(
     reasons = list[tuple[str, str | None]]()
     for schema in schemas(seed, 0.3):
         try:
-            await text_processor.shape_rules(ResponseConstraint(schema))
+            await text_processor.constraints.shape_rules(ResponseConstraint(schema))
         except BadRequest as error:
             n_refused += 1
             reason, _, rest = error.message.partition("; this is at ")

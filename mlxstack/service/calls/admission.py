@@ -17,13 +17,7 @@ from mlxstack.core.request import Caller, Priority, Request
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.generation import Generation, stream_response
-from mlxstack.service.parts.answer_constraint import (
-    AnswerConstraint,
-    answer_constraint,
-    check_tool_choice,
-    sampling_of,
-    text_constraint,
-)
+from mlxstack.service.parts.answer_constraint import AnswerConstraint, check_tool_choice
 from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
 from mlxstack.service.service import Service
@@ -55,7 +49,7 @@ async def admit(
     prompt = await text_processor.prompt(conversation, _scope(service, conversation, options))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
-    constraint = await answer_constraint(text_processor, options, conversation, prompt)
+    constraint = await text_processor.constraints.of_answer(options, conversation, prompt)
     prediction = await _prediction(service, text_processor, options)
     service.require_model(text_processor)
     request = _request(service, options, prompt, constraint, conversation, prediction)
@@ -157,7 +151,7 @@ async def _admit_text(
     tokenized = await text_processor.raw(prompt)
     if not tokenized.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
-    constraint = await text_constraint(text_processor, options)
+    constraint = await text_processor.constraints.of_text(options)
     service.require_model(text_processor)
     request = _request(service, options, tokenized, constraint)
     return Generation(request, options, tokenized, text_processor)
@@ -211,7 +205,7 @@ def _request(
         id=options.id,
         prompt=prompt_tokens,
         max_tokens=max_tokens,
-        sampling=sampling_of(service.text_processor, options),
+        sampling=service.text_processor.constraints.sampling(options),
         # A grammar that has ended ends the answer.
         eos=frozenset() if options.ignore_eos and not constraint.has_end else service.facts.eos,
         caller=_ranked(service, name, caller),

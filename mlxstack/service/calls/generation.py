@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import structs
 
-from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.engine_events import (
     Event,
     FinishReason,
@@ -32,7 +32,6 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
 )
 from mlxstack.service.calls import agents
-from mlxstack.service.parts.answer_constraint import callable_tools
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.service_feature import CompleteAnswer
 from mlxstack.service.parts.text_processor import TextProcessor
@@ -183,12 +182,8 @@ class Generation:
     @property
     def loose_schemas(self) -> tuple[str, ...]:
         """Parts of the schemas of the request that no grammar enforces."""
-        loose = self.text_processor.loose_schemas
-        tools: tuple[Tool, ...] = ()
-        if self.conversation is not None:
-            tools = callable_tools(self.options, self.conversation.tools)
-        shape = self.options.response_format
-        return (loose.of(tools) if tools else ()) + (loose.of(shape) if shape else ())
+        tools = () if self.conversation is None else self.conversation.tools
+        return self.text_processor.constraints.unenforced(self.options, tools)
 
     def copy(self, i: int) -> "Generation":
         """Another answer to the same prompt: another seed, no agent."""

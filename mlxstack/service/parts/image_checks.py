@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.parts.work_threads import WorkThreads
+from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.images.bounds import LIMIT_S, known_measure, measure, n_header_pixels
 from mlxstack.text.images.reader import check_pixels
 from mlxstack.text.limited_process import Overrun
@@ -23,10 +23,9 @@ N_SLOW = 2
 class ImageChecks:
     """Measures images in limited processes, which end when the client leaves."""
 
-    def __init__(self) -> None:
-        self._quick = WorkThreads(N_QUICK, "checks of images")
-        self._slow = WorkThreads(N_SLOW, "checks of slow images")
-        self.threads = (self._quick, self._slow)
+    def __init__(self, group: ThreadGroup) -> None:
+        self._quick = group.add(N_QUICK, "checks of images")
+        self._slow = group.add(N_SLOW, "checks of slow images")
 
     async def measure(self, images: Sequence[bytes]) -> None:
         """Measure images that are not known yet. Raises BadRequest, Busy."""

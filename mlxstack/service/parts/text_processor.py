@@ -1,37 +1,28 @@
 """Text processing of the loaded model, in threads where it takes long."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, TypeVar
 
-from llguidance import LLMatcher
 from msgspec import Struct
 
-from mlxstack.core.conversation import Conversation, Message, Tool
-from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
+from mlxstack.core.conversation import Conversation, Message
+from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.image import ImagePart, MediaText
-from mlxstack.core.interfaces import ImageProcessor
-from mlxstack.core.preset import Preset, ServiceKind
+from mlxstack.core.interfaces import AnswerFormat
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images, text_tokens
+from mlxstack.service.parts.answer_constraint import AnswerConstraints
 from mlxstack.service.parts.image_checks import ImageChecks
-from mlxstack.service.parts.work_threads import WorkThreads
-from mlxstack.text.assembly import assemble_text
-from mlxstack.text.grammar.client_grammars import ClientGrammars
-from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls
-from mlxstack.text.grammar.lazy_calls import CallTrigger
-from mlxstack.text.grammar.loose_tools import LooseSchemas
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.service.parts.work_threads import ThreadGroup
+from mlxstack.text.assembly import ModelText
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.prompt.prompt import TokenizeOptions
 from mlxstack.text.prompt.report import notes
 from mlxstack.text.prompt.splicer import NAMELESS, Scope
 from mlxstack.text.rendering.renderers import RENDERERS
 from mlxstack.text.tokens.cached_tokenizer import Prompt
-from mlxstack.text.tokens.rowless_tokens import refuse_rowless, tokens_without_rows
+from mlxstack.text.tokens.rowless_tokens import RowlessTokens
 
 log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
@@ -39,12 +30,6 @@ T = TypeVar("T")
 RawPrompt = str | Sequence[int | str] | MediaText
 
 N_THREADS = 4
-CHANGED = "the model was changed while this request was prepared; send it again"
-N_COMPILERS = 4
-N_FREE_COMPILERS = 2
-MAX_TOOL_SETS = 16
-COMPILE_S = 0.5
-"""Seconds that a request waits for the grammar of its optional calls."""
 
 
 class TemplateFacts(Struct, frozen=True):
@@ -67,53 +52,33 @@ class TemplateFacts(Struct, frozen=True):
 
 
 class TextProcessor:
-    """Prompts, tokens and pieces of one model, callable from the event loop.
-
-    Raises SetupError for a chat template that exceeds its limits already when it is probed.
-    """
+    """Prompts, tokens and pieces of one model, callable from the event loop."""
 
     def __init__(
-        self, tokenizer: Any, preset: Preset, n_vocab: int, processor: ImageProcessor | None = None
+        self,
+        text: ModelText,
+        tokenizer: Any,
+        n_vocab: int,
+        n_ctx: int,
+        threads: ThreadGroup,
+        constraints: AnswerConstraints,
+        rowless: RowlessTokens,
     ) -> None:
         self.tokenizer = tokenizer
-        n_ctx = preset.slots.n_ctx
-        try:
-            text = assemble_text(
-                tokenizer, preset.sampling.thinking, preset.template, n_ctx, processor
-            )
-        except TemplateOverrun as overrun:
-            raise SetupError(
-                f"the chat template of {preset.model.id} {overrun.reason}; choose another model"
-            ) from overrun
         self.prompt_maker = text.prompt_maker
-        self.output_format = text.answer_format
+        self.output_format: AnswerFormat = text.answer_format
+        self.constraints = constraints
+        self.threads = threads
+        self.n_vocab = n_vocab
         self._images = text.images
+        self.refuse_rowless = rowless.refuse
+        self._n_ctx = n_ctx
+        self._prompts = threads.add(N_THREADS, "prompts")
+        self._image_checks = ImageChecks(threads)
         capabilities = self.prompt_maker.template.capabilities
         self.template_notes = notes(capabilities, self.output_format.report)
         for note in self.template_notes:
             log.warning("chat template: %s", note)
-        self.n_vocab = n_vocab
-        self._rowless = tokens_without_rows(tokenizer, n_vocab)
-        self._n_ctx = n_ctx
-        self._grammars = GrammarCompiler(tokenizer, n_vocab)
-        self._client_grammars = ClientGrammars(n_vocab)
-        self._prompts = WorkThreads(N_THREADS, "prompts")
-        self._reason: StackError | None = None
-        # Grammars delay no prompts, and optional ones none that an answer has to wait for.
-        self._compilers = WorkThreads(N_COMPILERS, "grammars")
-        self._free_compilers = WorkThreads(N_FREE_COMPILERS, "grammars of optional calls")
-        self._image_checks = ImageChecks()
-        self._all_threads = (
-            self._prompts,
-            self._compilers,
-            self._free_compilers,
-            *self._image_checks.threads,
-        )
-        if preset.kind is ServiceKind.CHAT:
-            self._free_compilers.submit(self._grammars.load)
-        self._has_free_rules = preset.structured_output.auto_tool_grammar
-        self._free_calls: dict[str, list[Future[LLMatcher | None]]] = {}
-        self.loose_schemas = LooseSchemas()
 
     @property
     def accepts_images(self) -> bool:
@@ -141,11 +106,6 @@ class TextProcessor:
     ) -> PromptTokens:
         """Expected start of the prompt after an answer. Raises as `prompt` does."""
         return await self.run(lambda: self.prompt_maker.expected(conversation, answer, scope))
-
-    def stuck_work(self, limit_s: float) -> str:
-        """Work whose threads have all been busy for `limit_s` seconds, or ""."""
-        stuck = (threads.name for threads in self._all_threads if threads.stalled_s() > limit_s)
-        return next(stuck, "")
 
     async def read(self, convert: Callable[[ImageReader], T]) -> T:
         """Run `convert`, which takes long for a large body.
@@ -197,62 +157,6 @@ class TextProcessor:
         """The tokens of a text."""
         return await self.run(lambda: self.prompt_maker.tokenize(text, spelling))
 
-    async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
-        """Matcher of a response format; None without one. Raises BadRequest, Busy."""
-
-        def compiled() -> LLMatcher | None:
-            grammar = self._client_grammars.of_shape(shape)
-            if grammar.loose:
-                self.loose_schemas.add(shape, grammar.loose)
-            return self._grammars.compile(grammar.text, shape.param)
-
-        return await self.run(compiled, self._compilers)
-
-    async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
-        """Matcher of tool calls; None without one. Odd schemas are loosened."""
-        return await self.run(partial(self._call_rules, calls), self._compilers)
-
-    def _call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
-        grammar = self._client_grammars.of_calls(calls)
-        rules = self._grammars.compile(grammar.text, "tools")
-        self.loose_schemas.add(calls.tools, grammar.loose)
-        return rules
-
-    async def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
-        """Constraint of calls in a free answer; grammars compile in the background.
-
-        Returns when they are compiled, or soon. They are kept for the next request, so that they do
-        not end with the client.
-        """
-        ways = self.output_format.free_call_marks
-        if not ways or self._reason is not None or not self._has_free_rules:
-            return None
-        try:
-            key = repr((tools, is_single))
-        except RecursionError:
-            return None
-        compiled = self._free_calls.pop(key, None)
-        if compiled is None or any(map(_is_refused, compiled)):
-            asked = (ForcedCalls(tools, one, is_single, is_complete=True) for one in ways)
-            compiled = [
-                self._free_compilers.submit(partial(self._free_rules, one)) for one in asked
-            ]
-        self._free_calls[key] = compiled
-        if len(self._free_calls) > MAX_TOOL_SETS:
-            for oldest in self._free_calls.pop(next(iter(self._free_calls))):
-                oldest.cancel()
-        # The headers of the response say which schemas are loose.
-        await asyncio.wait(map(asyncio.wrap_future, compiled), timeout=COMPILE_S)
-        return self.output_format.call_trigger([partial(_result, one) for one in compiled], tools)
-
-    def _free_rules(self, calls: ForcedCalls) -> LLMatcher | None:
-        """Matcher of optional calls; None where they have no grammar. Raises Busy."""
-        try:
-            return self._call_rules(calls)
-        except BadRequest as error:
-            log.info("calls of a free answer have no grammar: %s", error.message)
-            return None
-
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a few tokens of this model."""
         return self.prompt_maker.detokenize(tokens)
@@ -284,54 +188,29 @@ class TextProcessor:
                 self.refuse_rowless((token,), param)
                 raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
 
-    def refuse_rowless(self, tokens: Sequence[int], param: str) -> None:
-        """Raise BadRequest for a token without a row in the weights."""
-        if self._rowless:
-            refuse_rowless(tokens, self._rowless, param)
-
-    def close(self, reason: StackError) -> None:
-        """Refuse new and waiting work, which raises `reason`."""
-        self._reason = reason
-        for threads in self._all_threads:
-            threads.close()
-
-    async def run(self, work: Callable[[], T], threads: WorkThreads | None = None) -> T:
-        """Run a job in a thread, by default one for prompts.
-
-        It ends when the client leaves.
-        """
-        if self._reason is not None:
-            raise self._reason
-        try:
-            if threads is None:
-                return await self._prompts.run(partial(_budgeted, work))
-            return await threads.run(work)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # `close` cancelled the queued work, not the caller.
-            raise self._reason or Busy(CHANGED) from None
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run a job in a thread for prompts. It ends when the client leaves."""
+        return await self.threads.run(self._prompts, partial(_budgeted, work))
 
     @property
     def facts(self) -> TemplateFacts:
         """Facts of the chat template."""
         template = self.prompt_maker.template
         text = str(getattr(self.tokenizer, "chat_template", None) or "")
-        known = template.capabilities
-        has_calls = known.takes_calls and bool(text)
+        capabilities = template.capabilities
+        has_calls = capabilities.takes_calls and bool(text)
         return TemplateFacts(
             text=text,
             caps={
-                "supports_object_arguments": has_calls and known.takes_objects,
-                "supports_parallel_tool_calls": has_calls and known.takes_parallel_calls,
+                "supports_object_arguments": has_calls and capabilities.takes_objects,
+                "supports_parallel_tool_calls": has_calls and capabilities.takes_parallel_calls,
                 "supports_preserve_reasoning": template.switches.keeps_thoughts,
                 "supports_reasoning_effort": bool(template.switches.levels),
-                "supports_string_content": not known.needs_parts,
-                "supports_system_role": known.has_system,
+                "supports_string_content": not capabilities.needs_parts,
+                "supports_system_role": capabilities.has_system,
                 "supports_tool_calls": has_calls,
-                "supports_tools": known.takes_tools and bool(text),
-                "supports_typed_content": known.needs_parts,
+                "supports_tools": capabilities.takes_tools and bool(text),
+                "supports_typed_content": capabilities.needs_parts,
             },
             bos=str(getattr(self.tokenizer, "bos_token", None) or ""),
             eos=str(getattr(self.tokenizer, "eos_token", None) or ""),
@@ -346,21 +225,3 @@ def _budgeted(work: Callable[[], T]) -> T:
     """Run a job with one budget for its renderings."""
     with RENDERERS.budget():
         return work()
-
-
-def _result(compiled: Future[LLMatcher | None]) -> LLMatcher | None:
-    """Compiled grammar, which is waited for.
-
-    None without a place among slow work, or once no more work is accepted.
-    """
-    try:
-        return compiled.result()
-    except (CancelledError, Busy):
-        return None
-
-
-def _is_refused(compiled: Future[LLMatcher | None]) -> bool:
-    """Whether a grammar was not compiled, and may be at another time."""
-    if not compiled.done():
-        return False
-    return compiled.cancelled() or isinstance(compiled.exception(), Busy)

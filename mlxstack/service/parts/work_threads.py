@@ -7,9 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from mlxstack.core.errors import Busy, StackError
 from mlxstack.text.limited_pool import client_of
 
 T = TypeVar("T")
+
+CHANGED = "the model was changed while this request was prepared; send it again"
 
 
 class WorkThreads:
@@ -53,3 +56,46 @@ class WorkThreads:
                 return work()
         finally:
             del self._began_at[job]
+
+
+class ThreadGroup:
+    """All threads for the texts of one model, which end together."""
+
+    def __init__(self) -> None:
+        self._members: list[WorkThreads] = []
+        self._reason: StackError | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more work is taken."""
+        return self._reason is not None
+
+    def add(self, n: int, name: str) -> WorkThreads:
+        """`n` more threads of one kind of work."""
+        threads = WorkThreads(n, name)
+        self._members.append(threads)
+        return threads
+
+    async def run(self, threads: WorkThreads, work: Callable[[], T]) -> T:
+        """Run a job of a client in one of `threads`; it ends when the client leaves."""
+        if self._reason is not None:
+            raise self._reason
+        try:
+            return await threads.run(work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # `close` cancelled the queued work, not the caller.
+            raise self._reason or Busy(CHANGED) from None
+
+    def stuck_work(self, limit_s: float) -> str:
+        """Work whose threads have all been busy for `limit_s` seconds, or ""."""
+        stuck = (threads.name for threads in self._members if threads.stalled_s() > limit_s)
+        return next(stuck, "")
+
+    def close(self, reason: StackError) -> None:
+        """Refuse new and waiting work, which raises `reason`."""
+        self._reason = reason
+        for threads in self._members:
+            threads.close()

@@ -4,7 +4,7 @@ Conversions add tokens and forget the weights. MLX checks no index, so such a to
 behind the array: no prompt may hold one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from mlxstack.core.errors import BadRequest
@@ -18,12 +18,20 @@ def tokens_without_rows(tokenizer: Any, n_rows: int) -> dict[int, str]:
     return {token: text for token, text in texts.items() if token >= n_rows}
 
 
-def refuse_rowless(tokens: Iterable[int], rowless: Mapping[int, str], param: str) -> None:
-    """Raise BadRequest that names a token without a row."""
-    token = next((token for token in tokens if token in rowless), None)
-    if token is not None:
-        raise BadRequest(
-            f"the token {rowless[token]!r} ({token}) has no row in the weights of this model, so "
-            "no prompt can hold it; leave its text out",
-            param,
-        )
+class RowlessTokens:
+    """Tokens of one model without a row."""
+
+    def __init__(self, tokenizer: Any, n_rows: int) -> None:
+        self._texts = tokens_without_rows(tokenizer, n_rows)
+
+    def refuse(self, tokens: Iterable[int], param: str) -> None:
+        """Raise BadRequest that names a token without a row."""
+        if not self._texts:
+            return
+        token = next((token for token in tokens if token in self._texts), None)
+        if token is not None:
+            raise BadRequest(
+                f"the token {self._texts[token]!r} ({token}) has no row in the weights of this "
+                "model, so no prompt can hold it; leave its text out",
+                param,
+            )

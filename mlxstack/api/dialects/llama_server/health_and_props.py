@@ -124,7 +124,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
 def _loose_schemas(service: Service) -> list[str]:
     """Unenforced schema parts of recent tools; none without a model."""
     with suppress(StackError):
-        return service.text_processor.loose_schemas.paths
+        return service.text_processor.constraints.all_unenforced
     return []
 
 

@@ -1,0 +1,44 @@
+"""Assembly of the text processor of a model."""
+
+from typing import Any
+
+from mlxstack.core.errors import SetupError, TemplateOverrun
+from mlxstack.core.interfaces import ImageProcessor
+from mlxstack.core.preset import Preset, ServiceKind
+from mlxstack.service.parts.format_constraints import FormatConstraints
+from mlxstack.service.parts.text_processor import TextProcessor
+from mlxstack.service.parts.work_threads import ThreadGroup
+from mlxstack.text.assembly import assemble_text
+from mlxstack.text.tokens.rowless_tokens import RowlessTokens
+
+
+def assemble_text_processor(
+    tokenizer: Any, preset: Preset, n_vocab: int, processor: ImageProcessor | None = None
+) -> TextProcessor:
+    """Text processor of a mlx-lm TokenizerWrapper; without a `processor` it takes no images.
+
+    Raises SetupError for a chat template that exceeds its limits already when it is probed.
+    """
+    try:
+        text = assemble_text(
+            tokenizer, preset.sampling.thinking, preset.template, preset.slots.n_ctx, processor
+        )
+    except TemplateOverrun as overrun:
+        raise SetupError(
+            f"the chat template of {preset.model.id} {overrun.reason}; choose another model"
+        ) from overrun
+    threads = ThreadGroup()
+    rowless = RowlessTokens(tokenizer, n_vocab)
+    constraints = FormatConstraints(
+        threads,
+        text.answer_format,
+        n_vocab,
+        text.prompt_maker.variables.may_think,
+        rowless,
+        has_free_rules=preset.structured_output.auto_tool_grammar,
+    )
+    if preset.kind is ServiceKind.CHAT:
+        constraints.load()
+    return TextProcessor(
+        text, tokenizer, n_vocab, preset.slots.n_ctx, threads, constraints, rowless
+    )
