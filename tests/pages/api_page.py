@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from litestar.handlers import HTTPRouteHandler
@@ -11,65 +12,9 @@ from mlxstack.core.preset import ServerSpec
 from tests.api.running import standing
 from tests.service.standin import FACTS
 
-ABOUT = """\
-# HTTP API
+ABOUT = Path(__file__).with_name("api_about.md").read_text(encoding="utf-8")
 
-Every route of the service, drawn by `make docs` (`python -m tests.pages`) from the routes
-themselves. The running service describes them in full at `/schema/openapi.json` and
-`/schema/openapi.yaml`. What each field means is what it means for the OpenAI, the Anthropic and the
-llama-server API; unknown fields are ignored. A key goes where your client puts it:
-`Authorization: Bearer KEY` or `x-api-key: KEY`.
-
-Errors come in the envelope of the API dialect of the path, with a sentence that says what, why
-and what to do; 503 and 529 carry `Retry-After`.
-
-Clients of Ollama work with the address of the service as their host (`OLLAMA_HOST`). Streams are
-lines of JSON; `options.num_ctx` and other options of Ollama's runtime are ignored, since the preset
-says them. A tag `:latest` is ignored. `/api/pull` confirms a model that is on this machine and
-downloads nothing.
-
-LM Studio's lists of models are served in both versions, its other paths are not. Responses have the
-fields of Open Responses. Anthropic's threads are refused by the code with which its SDKs go on
-without one: [decision 14](decisions/0014-what-is-served-of-other-apis.md).
-
-```bash
-curl -s localhost:7109/api/chat \\
-  -d '{"model": "demo", "messages": [{"role": "user", "content": "hello"}]}'
-curl -s localhost:7109/api/tags
-```
-"""
-
-CALLS = """\
-## Calls in streams
-
-The name of a call is sent as soon as the call is certain, then its arguments as they are sampled:
-JSON, whatever the format of the model. The sum of the pieces is, byte for byte, what a whole
-response has.
-
-* Chat: the first delta of `tool_calls[i]` has name and `id`, the next ones have
-  `function.arguments`.
-* Messages: `content_block_start`, then `input_json_delta`, always fine-grained;
-  `eager_input_streaming` and the beta header are accepted.
-* Responses: `response.output_item.added`, then `response.function_call_arguments.delta`; the text
-  of a custom tool comes in `response.custom_tool_call_input.delta`.
-* Ollama: whole calls, one line each, since its clients take whole objects.
-
-A call is certain when it has the name of an offered tool, its `id` where the format writes one in
-the JSON of the call, and its arguments have begun behind the mark that opens a call (for a tagged
-format, the first argument). Until then nothing is sent. A call inside of an open thought, of a
-tool that is not offered, or of a format that only a parser of mlx-lm reads is sent when it is
-complete, and so are numbers, and values that may be text or something else.
-
-Nothing that was sent is taken back. Arguments that then break are completed, for a whole response
-too: the rest of the call continues the text that was open (a quote in the middle of a text
-belongs to it), or the object ends before the value that makes no sense. The first value of a key
-counts. A call that is malformed before its arguments begin is text.
-
-A call that `max_tokens` cuts has the arguments sampled so far: `finish_reason` is `length`,
-`stop_reason` `max_tokens`, the status of the item `incomplete`. As text, they are the beginning
-of an object; `input` of a whole message is that object, closed. Ollama leaves such a call out.
-Log probabilities of the tokens of a call come with its pieces.
-"""
+CALLS = Path(__file__).with_name("api_calls.md").read_text(encoding="utf-8")
 
 GENERATING = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion")
 DOORS = (

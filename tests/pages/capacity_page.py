@@ -22,51 +22,7 @@ from tests.pages.preset_page import files_of
 MACS_GB = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)
 LOADS = ((1, 16 * 1024), (1, 64 * 1024), (3, 64 * 1024), (6, 64 * 1024))
 
-PAGE = """\
-# Capacity
-
-## Which model on which Mac
-
-The largest shipped preset that fits, by the memory of the Mac and by what runs on it at once. This
-page is written by `make docs` from the planner; `mlx-stack plan` ranks the presets for 3 agents of
-64k tokens on this machine, `mlx-stack plan --memory 48GB --agents 1 --ctx 16k` for other numbers.
-Both keep 10 % of the memory for models free; `--all` shows also the presets that do not fit.
-
-{macs}
-
-*8-bit KV* or *4-bit KV* where 16-bit KV would not fit; *-* where no shipped preset does. Weights
-take 4 bits. *For models* is what macOS lets the GPU use, less MLX's cache of freed buffers.
-Any other model: `mlx-stack plan ORG/NAME`, which reads its `config.json` and nothing else.
-
-## KV of every preset
-
-KV per token and layer is (K heads x K dim + V heads x V dim) x bytes. Only full-attention layers
-grow with every token; a sliding-window layer adds a constant, min(context, window) tokens, and
-during prefill a window and a prefill chunk; a recurrent layer has a state of fixed size. KV size is
-computed by building mlx-lm's own model from `config.json`, without allocating its weights, never
-from the parameter count. `tests/policy` compares it with the bytes of real caches.
-
-`mlx-stack plan --table --ctx 4096`, KV of 16 bits:
-
-<!-- plan --table -->
-```
-{table}```
-
-* 8-bit KV takes 0.53 of this, 4-bit 0.28, scales included (`kv.bits`), where the model can:
-  [models](models.md) has the column.
-* KV has what weights, compute buffers and the system's reserve leave
-  (`prefix_cache.memory_budget_pct: auto`).
-* Weights on disk are not weights in memory; `up` measures after loading.
-* On a Mac the ceiling is what Metal recommends as working set, not the size of the memory.
-* Services of the same home share the memory. Other programs that hold models (Ollama, LM Studio)
-  are not counted: end them, or leave them their part with `MLX_STACK_MEMORY`.
-
-```bash
-mlx-stack plan gpt-oss-20b --memory 32 --ctx 32k --agents 10
-mlx-stack plan --memory 32GB --ctx 16k --agents 5
-mlx-stack spec demo
-```
-"""
+PAGE = Path(__file__).with_name("capacity.md").read_text(encoding="utf-8")
 
 
 def page() -> str:

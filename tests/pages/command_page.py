@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
@@ -11,35 +12,9 @@ from mlxstack.cli.main import app
 
 NAME = "mlx-stack"
 
-ABOUT = """\
-# Command line
+ABOUT = Path(__file__).with_name("command_about.md").read_text(encoding="utf-8")
 
-Every verb of `mlx-stack` with its options. This page is written by `make docs` from the
-command itself.
-
-* `--json` prints JSON for programs; errors go to stderr, one line each.
-* Tables fit the terminal: less important columns are left out where it is narrow, names and URLs
-  are never cut. In a pipe every row is one line.
-* `NO_COLOR` switches colors off. `mlx-stack --install-completion` adds completion of verbs,
-  presets, services, agents and clients.
-* A mistyped verb, preset or key is answered with the nearest one, and a verb of Ollama, LM Studio
-  and others with its equivalent.
-"""
-
-VARIABLES = """\
-## Variables
-
-| variable | meaning |
-|---|---|
-| `MLX_STACK_HOME` | where everything is kept; `~/.mlx-stack`, if not set |
-| `MLX_STACK_…` | a key of the preset, such as `MLX_STACK_SLOTS_COUNT` ([presets](presets.md)) |
-| `MLX_STACK_API_KEY` | the key that every verb sends; needed where the preset has only digests |
-| `MLX_STACK_PEER_KEY` | the key that a service sends to peers without a `key_file` |
-| `MLX_STACK_CPU` | compute on the CPU of a Mac, if set: an error that remains is not the GPU's |
-| `MLX_STACK_MEMORY` | the memory to plan and serve with instead of this machine's, such as `48GB` |
-| `NO_COLOR` | no colors |
-
-"""
+VARIABLES = Path(__file__).with_name("command_variables.md").read_text(encoding="utf-8")
 
 
 def page() -> str:

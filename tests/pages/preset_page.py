@@ -27,61 +27,9 @@ MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
 HEADS = ("key", "what may stand there", "default", "meaning")
 
-ABOUT = """\
-# Presets
+ABOUT = Path(__file__).with_name("preset_about.md").read_text(encoding="utf-8")
 
-A preset is one small file that describes a service. This page is written by `make docs` from the
-code and the shipped files.
-
-Without one, `mlx-stack up ORG/NAME` derives slots, context and KV precision from the model's
-`config.json` and this machine's memory, and `mlx-stack presets new NAME --from ORG/NAME` writes
-that down.
-
-```yaml
-extends: qwen3-coder-30b-a3b  # a preset's name, or a file; what follows is put over it
-name: mine                    # the service's name; the name of the file, if left out
-slots: {count: 4, n_ctx: 32k}
-kv: {bits: 8}
-```
-
-It goes into `$MLX_STACK_HOME/presets` (`~/.mlx-stack/presets`), where its name is enough, or
-anywhere: a path works too. A user's preset takes precedence over a shipped one of the
-same name, and may extend it. `mlx-stack presets show NAME` prints every value and its origin;
-`mlx-stack up NAME --dry-run` what would run.
-
-**Precedence:** the command line (`--set slots.count=6`, `--port`), then variables
-(`MLX_STACK_SLOTS_COUNT=6`: the key in capitals, dots as underscores), then the file, then the
-preset that it extends, then the default. Relative paths are resolved against the folder of
-the file that holds them, or the current one for options and variables.
-
-**Strict:** an unknown key or an impossible value is refused with file, line and the nearest key.
-For editors, `mlx-stack presets --schema` prints the JSON schema; put it beside the file and begin
-with `# yaml-language-server: $schema=preset.schema.json`.
-"""
-
-SHIPPED = """\
-## Shipped presets
-
-{uses}
-
-What they hold, computed by the planner from the model's `config.json` (excerpts under
-`presets/configs`), weights estimated from it. *All slots* is everything at once: weights, KV of
-all slots full, workspace and margin; *from* is the smallest Mac whose GPU may use so much. *Disk*
-is one saved agent of {n_disk:,} tokens. `mlx-stack plan NAME` says the same for your machine,
-with the contexts and slots that would fit.
-
-{numbers}
-
-An embedding model holds no KV between requests and saves none; its n_ctx bounds one text.
-
-KV, live and parked together, has what weights, compute buffers and the system's reserve leave:
-`prefix_cache.memory_budget_pct: auto`. A number is a share of the memory instead, for two services
-beside each other. `mlx-stack plan` and `up` refuse a share that does not hold all slots full, and
-name the one that does: `--set prefix_cache.memory_budget_pct=40`.
-
-What a file says about its own model stands at its top, also where a name or a figure could not
-be verified.
-"""
+SHIPPED = Path(__file__).with_name("preset_shipped.md").read_text(encoding="utf-8")
 
 KEYS = """\
 ## Every key
