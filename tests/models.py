@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import yaml
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 
@@ -17,121 +18,15 @@ import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
 from mlxstack.demo import MODEL_DIR
 
 VOCAB = 1024
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCAB,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-
-SLIDING: dict[str, Any] = {
-    "model_type": "gemma3_text",
-    "hidden_size": 64,
-    "num_hidden_layers": 6,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "query_pre_attn_scalar": 32,
-    "vocab_size": VOCAB,
-    "sliding_window": 64,
-    "sliding_window_pattern": 3,
-    "max_position_embeddings": 8192,
-}
-
-SINKS: dict[str, Any] = {
-    "model_type": "gpt_oss",
-    "num_hidden_layers": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "head_dim": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "sliding_window": 64,
-    "rope_theta": 10000,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
-
-EXPERTS: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": VOCAB,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-
-HYBRID: dict[str, Any] = {
-    "model_type": "qwen3_next",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "shared_expert_intermediate_size": 64,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 64,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCAB,
-    "num_key_value_heads": 2,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.5,
-    "max_position_embeddings": 8192,
-    "head_dim": 32,
-    "tie_word_embeddings": True,
-}
-
-LATENT: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "moe_intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-    "qk_nope_head_dim": 32,
-    "max_position_embeddings": 8192,
-}
+TABLE: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("models.yaml").read_text(encoding="utf-8")
+)
+LLAMA = TABLE["llama"]
+SLIDING = TABLE["sliding"]
+SINKS = TABLE["sinks"]
+EXPERTS = TABLE["experts"]
+HYBRID = TABLE["hybrid"]
+LATENT = TABLE["latent"]
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": LLAMA,

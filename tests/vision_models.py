@@ -14,214 +14,22 @@ import mlx.core as mx
 from mlxstack.text.images.checkpoint import TOWER
 from mlxstack.text.images.pixtral import PLACEHOLDER
 from tests import models
+from tests.models import TABLE
 
 VOCAB = models.VOCAB + 8
 """The demo vocabulary and the image tokens of a family."""
 
-QWEN_VISION: dict[str, Any] = {
-    "depth": 4,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_heads": 2,
-    "in_channels": 3,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "num_position_embeddings": 64,
-    "out_hidden_size": 64,
-    "hidden_act": "gelu_pytorch_tanh",
-}
-
-QWEN_TOKENS = {
-    "vision_start_token_id": "<|vision_start|>",
-    "vision_end_token_id": "<|vision_end|>",
-    "image_token_id": "<|image_pad|>",
-    "video_token_id": "<|video_pad|>",
-}
-
-QWEN3_VL: dict[str, Any] = {
-    "model_type": "qwen3_vl",
-    "text_config": {
-        "model_type": "qwen3_vl_text",
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "rms_norm_eps": 1e-6,
-        "vocab_size": VOCAB,
-        "rope_theta": 10000.0,
-        "rope_scaling": {
-            "rope_type": "default",
-            "mrope_section": [6, 5, 5],
-            "mrope_interleaved": True,
-        },
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-    "vision_config": {"model_type": "qwen3_vl", "deepstack_visual_indexes": [0, 2], **QWEN_VISION},
-}
-
-QWEN3_5: dict[str, Any] = {
-    "model_type": "qwen3_5",
-    "text_config": {
-        "model_type": "qwen3_5_text",
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 2,
-        "rms_norm_eps": 1e-6,
-        "vocab_size": VOCAB,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [3, 3, 2],
-            "mrope_interleaved": True,
-        },
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-    "vision_config": {"model_type": "qwen3_5", "deepstack_visual_indexes": [], **QWEN_VISION},
-}
-
-PIXTRAL_TOKENS = {"image_token_index": "[IMG]", "break": "[IMG_BREAK]", "end": "[IMG_END]"}
-
-MISTRAL3: dict[str, Any] = {
-    "model_type": "mistral3",
-    "spatial_merge_size": 2,
-    "vision_feature_layer": -1,
-    "multimodal_projector_bias": False,
-    "text_config": {**models.LLAMA, "vocab_size": VOCAB},
-    "vision_config": {
-        "model_type": "pixtral",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 3,
-        "head_dim": 16,
-        "image_size": 1540,
-        "patch_size": 14,
-        "num_channels": 3,
-        "rope_theta": 10000.0,
-    },
-}
-
-GEMMA3_TOKENS = {
-    "boi_token_index": "<start_of_image>",
-    "image_token_index": "<image_soft_token>",
-    "eoi_token_index": "<end_of_image>",
-    "break": "\n\n",
-}
-
-GEMMA3: dict[str, Any] = {
-    "model_type": "gemma3",
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "mm_tokens_per_image": 16,
-    "text_config": {
-        **models.SLIDING,
-        "vocab_size": VOCAB,
-        "sliding_window": 96,
-        "mm_tokens_per_image": 16,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-    },
-    "vision_config": {
-        "model_type": "siglip_vision_model",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 3,
-        "image_size": 112,
-        "patch_size": 14,
-        "num_channels": 3,
-        "layer_norm_eps": 1e-6,
-    },
-}
-
-GEMMA4_TOKENS = {
-    "boi_token_id": "<|image>",
-    "image_token_id": "<|image|>",
-    "eoi_token_id": "<image|>",
-}
-
-GEMMA4: dict[str, Any] = {
-    "model_type": "gemma4",
-    "vocab_size": VOCAB,
-    "text_config": {
-        "model_type": "gemma4_text",
-        "hidden_size": 64,
-        "num_hidden_layers": 6,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_global_key_value_heads": 1,
-        "head_dim": 32,
-        "global_head_dim": 64,
-        "attention_k_eq_v": True,
-        "num_kv_shared_layers": 0,
-        "hidden_size_per_layer_input": 0,
-        "vocab_size": VOCAB,
-        "vocab_size_per_layer_input": VOCAB,
-        "use_double_wide_mlp": False,
-        # Less than the tokens of an image.
-        "sliding_window": 16,
-        "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
-        "use_bidirectional_attention": "vision",
-        # The defaults of the libraries differ.
-        "rope_parameters": {
-            "full_attention": {
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1e6,
-                "rope_type": "proportional",
-            },
-            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
-        },
-        "max_position_embeddings": 8192,
-    },
-    "vision_config": {
-        "model_type": "gemma4_vision",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "num_hidden_layers": 3,
-        "patch_size": 16,
-        "pooling_kernel_size": 3,
-        "position_embedding_size": 128,
-        "rope_parameters": {"rope_theta": 100.0, "rope_type": "axial"},
-        "standardize": True,
-    },
-}
-
-GEMMA4_E4B: dict[str, Any] = {
-    **GEMMA4,
-    "text_config": {
-        **GEMMA4["text_config"],
-        "attention_k_eq_v": False,
-        "num_kv_shared_layers": 2,
-        "hidden_size_per_layer_input": 16,
-        "use_bidirectional_attention": None,
-    },
-    "vision_config": {
-        **GEMMA4["vision_config"],
-        "num_key_value_heads": 1,
-        "standardize": False,
-        "use_clipped_linears": True,
-    },
-}
-"""As the small models: embeddings per layer, shared KV, causal attention, clipped layers."""
+QWEN_VISION = TABLE["qwen_vision"]
+QWEN_TOKENS = TABLE["qwen_tokens"]
+QWEN3_VL = TABLE["qwen3_vl"]
+QWEN3_5 = TABLE["qwen3_5"]
+PIXTRAL_TOKENS = TABLE["pixtral_tokens"]
+MISTRAL3 = TABLE["mistral3"]
+GEMMA3_TOKENS = TABLE["gemma3_tokens"]
+GEMMA3 = TABLE["gemma3"]
+GEMMA4_TOKENS = TABLE["gemma4_tokens"]
+GEMMA4 = TABLE["gemma4"]
+GEMMA4_E4B = TABLE["gemma4_e4b"]
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN3_VL,
