@@ -39,10 +39,10 @@ class FileLimit(Struct, frozen=True):
     """Those outside of `FEATURES`."""
 
 
-CHAT = FileLimit(total=72, spine=72)
-CHAT_WITH_TOOLS = FileLimit(total=90, spine=90)
-CHAT_WITH_AN_IMAGE = FileLimit(total=84, spine=84)
-PARKED_TURN = FileLimit(total=81, spine=81)
+CHAT = FileLimit(total=80, spine=80)
+CHAT_WITH_TOOLS = FileLimit(total=98, spine=98)
+CHAT_WITH_AN_IMAGE = FileLimit(total=92, spine=92)
+PARKED_TURN = FileLimit(total=90, spine=90)
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -107,8 +107,10 @@ class Stopwatch:
                 self._began = now
                 self._work = RequestTimings(n_prompt=part.n_prompt, n_cached=part.n_cached)
             case ReasoningPart() | ContentPart() | ArgumentsPart():
-                self._n_reasoning += len(part.notes) if isinstance(part, ReasoningPart) else 0
-                self._first = self._first if self._work.n_generated else now
+                if isinstance(part, ReasoningPart):
+                    self._n_reasoning += len(part.notes)
+                if not self._work.n_generated:
+                    self._first = now
                 self._work = replace(
                     self._work,
                     n_generated=self._work.n_generated + len(part.notes),
@@ -150,7 +152,9 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
 
 
 def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+    if not whole:
+        return 0.0
+    return part / whole
 
 
 # JSON has no infinity; this is OpenAI's own floor.

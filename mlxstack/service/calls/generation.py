@@ -150,10 +150,12 @@ class Generation:
         self._scope = (request.salt, request.display_name or "")
         self._tokens = list(request.tokens[len(prompt.tokens) :])
         self._spoken: list[SpokenPart] = []
-        tools = () if conversation is None else conversation.tools
+        tools: tuple[Tool, ...] = ()
+        if conversation is not None and options.tool_choice is not ToolChoiceMode.NONE:
+            tools = conversation.tools
         self._parser = text_processor.output_format.parser(
             lambda: f"{options.call_prefix}{uuid.uuid4().hex[:24]}",
-            tools=() if options.tool_choice is ToolChoiceMode.NONE else tools,
+            tools=tools,
             stops=options.stop,
             is_in_thinking=prompt.is_in_thinking,
             before=prompt.before,
@@ -182,14 +184,17 @@ class Generation:
     @property
     def loose_schemas(self) -> tuple[str, ...]:
         """Parts of the schemas of the request that no grammar enforces."""
-        tools = () if self.conversation is None else self.conversation.tools
+        tools: tuple[Tool, ...] = ()
+        if self.conversation is not None:
+            tools = self.conversation.tools
         return self.text_processor.constraints.unenforced(self.options, tools)
 
     def copy(self, i: int) -> "Generation":
         """Another answer to the same prompt: another seed, no agent."""
         request = self.request
-        seed = request.sampling.seed
-        sampling = structs.replace(request.sampling, seed=None if seed is None else seed + i)
+        sampling = request.sampling
+        if sampling.seed is not None:
+            sampling = structs.replace(sampling, seed=sampling.seed + i)
         caller = structs.replace(request.caller, agent=None)
         return Generation(
             structs.replace(request, id=f"{request.id}-{i}", caller=caller, sampling=sampling),
@@ -258,8 +263,10 @@ class Generation:
                 self.is_enough = True
                 break
             self._has_call = self._has_call or isinstance(part, ToolCallPart)
-            is_noted = isinstance(part, NotedPart)
-            answered.append(structs.replace(part, notes=self._take_notes()) if is_noted else part)
+            if isinstance(part, NotedPart):
+                answered.append(structs.replace(part, notes=self._take_notes()))
+            else:
+                answered.append(part)
         for block in self._parser.blocks:
             self._prompt_maker.remember_calls(self._scope, block)
         self._parser.blocks.clear()

@@ -106,7 +106,9 @@ class StatusFeed:
 
     def _is_due(self, now: float) -> bool:
         done = self._service.snapshot().counters, self._service.stats.n_cache_changes
-        pause_s = REST_S if done == self._done else LOOK_S
+        pause_s = LOOK_S
+        if done == self._done:
+            pause_s = REST_S
         if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
             return False
         self._asked_at = now
@@ -114,12 +116,17 @@ class StatusFeed:
         return True
 
 
+def _is_loaded(service: Service) -> bool:
+    return service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
+
+
 def _with_details(
     service: Service, memory: CacheView, requests: tuple[RequestView, ...]
 ) -> CacheView:
     """Add the misses, and the first words of every prefix."""
-    is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
-    text_processor = service.text_processor if is_loaded else None
+    text_processor = None
+    if _is_loaded(service):
+        text_processor = service.text_processor
     prefixes = with_openings(memory.prefixes, service.agent_registry, text_processor)
     return replace(
         memory,
@@ -148,9 +155,12 @@ def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> M
     Its resident memory lacks what a GPU holds, and untouched arrays.
     """
     system = psutil.virtual_memory()
-    is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
-    weights = service.facts.n_bytes if is_loaded else 0
-    kv = max(memory.memory_bytes if memory else 0, snapshot.kv_bytes)
+    weights = 0
+    if _is_loaded(service):
+        weights = service.facts.n_bytes
+    kv = snapshot.kv_bytes
+    if memory is not None:
+        kv = max(memory.memory_bytes, kv)
     held = max(snapshot.active_bytes + snapshot.cache_bytes, PROCESS.memory_info().rss)
     return MemoryView(
         total_bytes=system.total,
@@ -183,10 +193,12 @@ def _loading(service: Service) -> LoadView | None:
 def _facts(service: Service, mode: str) -> ServiceFacts:
     preset = service.preset
     health = service.health
-    is_loaded = health in (ServiceHealth.OK, ServiceHealth.STALLED)
+    architecture = ""
+    if _is_loaded(service):
+        architecture = service.facts.architecture
     return ServiceFacts(
         model=service.name,
-        architecture=service.facts.architecture if is_loaded else "",
+        architecture=architecture,
         preset=preset.name,
         version=__version__,
         health=health.value,

@@ -66,8 +66,7 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     client = _client(system, hint)
     folder = _folder(system) or _folder(user)
     opening = first_words(REMINDERS.sub("", user))
-    parts = (client, folder) if folder else (client, opening)
-    title = SEPARATOR.join(part for part in parts if part)
+    title = SEPARATOR.join(filter(None, (client, folder or opening)))
     return AgentTitle(title, first_words(system) or opening)
 
 
@@ -91,7 +90,9 @@ def _folder(text: str) -> str:
     if match is None:
         return ""
     path = match["path"].strip()
-    return (PureWindowsPath(path) if path[1:2] == ":" else PurePosixPath(path)).name
+    if path[1:2] == ":":
+        return PureWindowsPath(path).name
+    return PurePosixPath(path).name
 
 
 MAX_AGENTS = 1000
@@ -273,26 +274,30 @@ def _view(
     title: AgentTitle | None,
     now: float,
 ) -> AgentView:
-    state = states[0] if states else AgentKVView("")
-    sums = record.sums
-    is_busy = slot is not None and slot.state in BUSY
-    totals = asdict(sums) | {"n_tokens": slot.n_tokens if slot else sums.n_tokens or state.n_tokens}
-    return AgentView(
+    state = next(iter(states), AgentKVView(""))
+    sums = asdict(record.sums)
+    sums["n_tokens"] = sums["n_tokens"] or state.n_tokens
+    view = AgentView(
         id=record.name,
-        name=title.title if title is not None else "",
         place="parked" if state.place == "memory" else state.place,
-        slot=slot.id if slot else None,
+        slot=None,
         priority=record.priority,
         is_pinned=record.is_pinned,
         n_bytes=state.n_bytes,
-        idle_s=0.0 if is_busy else age_s(now, record.used_at),
-        miss=None
-        if record.miss is None
-        else replace(record.miss, age_s=age_s(now, record.missed_at)),
+        idle_s=age_s(now, record.used_at),
         states=states,
         turns=tuple(replace(turn, age_s=age_s(now, turn_at)) for turn_at, turn in record.turns),
-        **totals,
+        **sums,
     )
+    if title is not None:
+        view = replace(view, name=title.title)
+    if record.miss is not None:
+        view = replace(view, miss=replace(record.miss, age_s=age_s(now, record.missed_at)))
+    if slot is not None:
+        view = replace(view, slot=slot.id, n_tokens=slot.n_tokens)
+        if slot.state in BUSY:
+            view = replace(view, idle_s=0.0)
+    return view
 
 
 def _states(

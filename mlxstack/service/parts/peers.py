@@ -115,8 +115,9 @@ class Peer:
 
     def fail(self, reason: str) -> None:
         """Pause the peer, twice as long after each failure in a row."""
-        is_again = bool(self.view.trouble)
-        pause_s = min(MAX_PAUSE_S, 2 * self.view.pause_s) if is_again else FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
+        if self.view.trouble:
+            pause_s = min(MAX_PAUSE_S, 2 * self.view.pause_s)
         self._until = time.monotonic() + pause_s
         self.note(n_failures=1)
         self.view = replace(self.view, trouble=reason, pause_s=pause_s)
@@ -126,7 +127,8 @@ class Peer:
         """Forget failures, and measure the link by the bytes that came."""
         speed = self.view.link_bytes_per_s
         if n_bytes >= MEASURABLE and seconds > 0:
-            speed = n_bytes / seconds if not speed else 0.5 * (speed + n_bytes / seconds)
+            measured = n_bytes / seconds
+            speed = 0.5 * ((speed or measured) + measured)
         self.view = replace(self.view, trouble="", pause_s=0.0, link_bytes_per_s=speed)
 
     async def close(self) -> None:

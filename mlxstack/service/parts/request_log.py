@@ -12,10 +12,8 @@ from prometheus_client import Histogram
 from mlxstack.core.engine_events import (
     CacheMiss,
     Event,
-    KVSource,
     RequestFailed,
     RequestFinished,
-    RequestTimings,
     SlotAssigned,
     TTFTPhase,
 )
@@ -108,7 +106,9 @@ class RequestLog:
             if begun is not None:
                 request, decode = begun
                 view = _view(request, slot, event)
-                miss = _miss(request, slot.miss, decode, view) if slot and slot.miss else None
+                miss = None
+                if slot is not None and slot.miss is not None:
+                    miss = _miss(request, slot.miss, decode, view)
                 entry = LoggedRequest(view, time.time(), miss)
                 self._done.append(msgpack.encode(entry))
                 if view.n_generated:
@@ -162,23 +162,24 @@ def misses_of(requests: tuple[RequestView, ...], limit: int) -> tuple[MissView, 
 def _view(
     request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
 ) -> RequestView:
-    finished = end if isinstance(end, RequestFinished) else None
-    work = finished.timings if finished else RequestTimings()
-    images = request.images if finished else ()
-    early = slot.early if slot is not None else None
-    return RequestView(
-        id=request.id,
-        agent=request.display_name,
-        slot=slot.slot if slot is not None else None,
-        source=slot.source if slot is not None else KVSource.NONE,
-        n_prompt=len(request.tokens),
-        ended=finished.reason.value if finished else "failed",
-        n_begun_early=early.n_begun if early is not None else 0,
-        n_used_early=early.n_used if early is not None else 0,
-        n_images=len(images),
-        n_images_computed=n_computed(images, work.n_cached) if images else 0,
-        **{name: getattr(work, name) for name in COSTS},
+    view = RequestView(
+        id=request.id, agent=request.display_name, n_prompt=len(request.tokens), ended="failed"
     )
+    if slot is not None:
+        view = replace(view, slot=slot.slot, source=slot.source)
+        if slot.early is not None:
+            n_begun = slot.early.n_begun
+            view = replace(view, n_begun_early=n_begun, n_used_early=slot.early.n_used)
+    if isinstance(end, RequestFinished):
+        work = end.timings
+        view = replace(
+            view,
+            ended=end.reason.value,
+            n_images=len(request.images),
+            n_images_computed=n_computed(request.images, work.n_cached),
+            **{name: getattr(work, name) for name in COSTS},
+        )
+    return view
 
 
 def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:
@@ -223,4 +224,6 @@ def _log(request: Request, view: RequestView) -> None:
 
 
 def _aged(miss: MissView | None, age_s: float) -> MissView | None:
-    return None if miss is None else replace(miss, age_s=age_s)
+    if miss is None:
+        return None
+    return replace(miss, age_s=age_s)

@@ -74,7 +74,9 @@ def prefill_speed(now: Counters, before: Counters = START) -> float:
     """Tokens per second of prefill between two samples; 0 without one."""
     seconds = now.prompt_s - before.prompt_s
     tokens = now.n_prompt_tokens - before.n_prompt_tokens
-    return tokens / seconds if seconds > 0 else 0.0
+    if seconds <= 0:
+        return 0.0
+    return tokens / seconds
 
 
 def decode_speed(now: Counters, before: Counters = START) -> float:

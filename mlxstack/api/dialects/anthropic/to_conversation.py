@@ -133,7 +133,9 @@ def _messages(
     for i, turn in enumerate(turns):
         path = f"messages[{i}]"
         is_new = i == newest > answered
-        seen = images if turn.role == "user" else TEXT_ONLY
+        seen = TEXT_ONLY
+        if turn.role == "user":
+            seen = images
         content, found_images = with_marks(turn.content, f"{path}.content", seen, is_new=is_new)
         blocks = read(content, f"{path}.content")
         match turn.role:
@@ -186,7 +188,10 @@ def _assistant(blocks: tuple[Block, ...]) -> list[Message]:
     messages: list[Message] = []
     for is_result, group in groupby(blocks, lambda block: isinstance(block, ServerToolResult)):
         parts = tuple(group)
-        messages += map(_server_result, parts) if is_result else (_said(parts),)
+        if is_result:
+            messages += map(_server_result, parts)
+        else:
+            messages.append(_said(parts))
     return messages
 
 
@@ -300,12 +305,17 @@ def block_text(block: Block) -> str:
 
 def _read(content: list[Any], path: str) -> Iterator[Block]:
     for i, part in enumerate(content):
-        raw = {"type": "text", "text": part} if isinstance(part, str) else part
+        raw = part
+        if isinstance(part, str):
+            raw = {"type": "text", "text": part}
         kind = raw.get("type")
         if not isinstance(kind, str):
             raise BadRequest(f"{path}[{i}].type: Field required", f"{path}[{i}].type")
         kind = _plain_kind(kind)
-        yield _typed(raw, kind, f"{path}[{i}]") if kind in KINDS else TextInput(_text(raw))
+        if kind in KINDS:
+            yield _typed(raw, kind, f"{path}[{i}]")
+        else:
+            yield TextInput(_text(raw))
 
 
 def _plain_kind(kind: str) -> str:

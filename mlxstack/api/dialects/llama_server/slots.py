@@ -68,7 +68,9 @@ def _done(result: SlotCommandResult) -> dict[str, Any]:
     """Result in llama-server's fields, times apart."""
     fields = {RENAMED.get(key, key): value for key, value in structs.asdict(result).items()}
     times = {key: fields.pop(key) for key in tuple(fields) if key.endswith("_ms")}
-    return {**fields, "timings": times} if times else fields
+    if times:
+        fields["timings"] = times
+    return fields
 
 
 def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
@@ -103,12 +105,20 @@ def _slot(slot: SlotStatus, is_speculative: bool) -> dict[str, Any]:
         "speculative": is_speculative,
         "is_processing": slot.is_processing,
     }
-    return {**head, **_ours(slot), **(_last(slot) if view.is_used or view.n_tokens else {})}
+    fields = {**head, **_ours(slot)}
+    if view.is_used or view.n_tokens:
+        fields |= _last(slot)
+    return fields
 
 
 def _last(slot: SlotStatus) -> dict[str, Any]:
     """Fields that llama-server adds once a slot has been used."""
     view = slot.view
+    n_remain = -1
+    n_decoded = 0
+    if slot.is_processing:
+        n_remain = view.n_remain
+        n_decoded = view.n_decoded
     return {
         "id_task": _task(view.request),
         "n_prompt_tokens": view.n_tokens,
@@ -119,8 +129,8 @@ def _last(slot: SlotStatus) -> dict[str, Any]:
             {
                 "has_next_token": slot.is_processing,
                 "has_new_line": False,
-                "n_remain": view.n_remain if slot.is_processing else -1,
-                "n_decoded": view.n_decoded if slot.is_processing else 0,
+                "n_remain": n_remain,
+                "n_decoded": n_decoded,
             }
         ],
     }

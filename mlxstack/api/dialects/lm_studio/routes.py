@@ -4,7 +4,7 @@ import asyncio
 
 from litestar import get
 from litestar.params import FromPath
-from msgspec import UNSET
+from msgspec.structs import replace
 
 from mlxstack.api.dialects.lm_studio.response_schema import (
     Capabilities,
@@ -44,21 +44,27 @@ async def listed_models(service: TheService) -> LMStudioListing:
     facts = service.facts
     is_chat = service.preset.kind is ServiceKind.CHAT
     config = InstanceConfig(service.n_ctx, service.preset.slots.count)
-    instance = LoadedInstance(service.name, config)
     model = LMStudioListedModel(
-        type="llm" if is_chat else "embedding",
+        type="embedding",
         publisher=_publisher(service),
         key=service.name,
         display_name=service.name,
-        architecture=facts.architecture if is_chat else UNSET,
         quantization=quantization(await asyncio.to_thread(quantization_of, facts.path)),
         size_bytes=facts.n_bytes,
         params_string=parameter_count(facts.n_params),
-        loaded_instances=() if service.is_unloaded else (instance,),
+        loaded_instances=(LoadedInstance(service.name, config),),
         max_context_length=facts.n_ctx_train or service.n_ctx,
-        capabilities=_capabilities(service) if is_chat else UNSET,
-        description=None if is_chat else UNSET,
     )
+    if is_chat:
+        model = replace(
+            model,
+            type="llm",
+            architecture=facts.architecture,
+            capabilities=_capabilities(service),
+            description=None,
+        )
+    if service.is_unloaded:
+        model = replace(model, loaded_instances=())
     return LMStudioListing((model,))
 
 

@@ -38,9 +38,10 @@ def prompt_conversation(body: OllamaGenerateBody, images: ImageReader = TEXT_ONL
     """Conversation of one prompt. Raises BadRequest for unsupported fields."""
     reason = "; send the messages to /api/chat, or with raw: true the whole prompt"
     refuse(body, ("suffix", "template", "context"), reason)
-    system = [ChatMessageParam("system", body.system)] if body.system else []
-    sent = [*system, ChatMessageParam("user", _content(body.prompt, body.images, images))]
-    return _conversation(ChatBody(messages=sent), body, images)
+    messages = [ChatMessageParam("user", _content(body.prompt, body.images, images))]
+    if body.system:
+        messages.insert(0, ChatMessageParam("system", body.system))
+    return _conversation(ChatBody(messages=messages), body, images)
 
 
 def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
@@ -63,7 +64,8 @@ def keep_alive_s(keep_alive: float | str) -> float:
     Raises BadRequest.
     """
     if isinstance(keep_alive, str):
-        sign, text = (-1, keep_alive[1:]) if keep_alive.startswith("-") else (1, keep_alive)
+        sign = -1 if keep_alive.startswith("-") else 1
+        text = keep_alive.removeprefix("-")
         parts = DURATION.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
             raise BadRequest(

@@ -108,7 +108,9 @@ def read_messages(
     answered = max((n for n, (_, turn) in enumerate(turns) if turn.role == "assistant"), default=-1)
     read = []
     for n, (path, turn) in enumerate(turns):
-        reader = images if turn.role in WITH_IMAGES else TEXT_ONLY
+        reader = TEXT_ONLY
+        if turn.role in WITH_IMAGES:
+            reader = images
         content = turn.content
         if ROLES.get(turn.role) is Role.TOOL:
             content = result_content(content)

@@ -6,7 +6,7 @@ from uuid import uuid4
 from litestar import Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat import to_conversation
@@ -44,7 +44,9 @@ async def chat_completions(
     )
     text_processor = generation.text_processor
     tokens = generation.request.tokens
-    verbose = Verbose(text_processor.decode(tokens), len(tokens)) if data.verbose else UNSET
+    verbose: Verbose | UnsetType = UNSET
+    if data.verbose:
+        verbose = Verbose(text_processor.decode(tokens), len(tokens))
     renderer = ChatRenderer(data, generation.request.id, model, text_processor, n, verbose)
     return await answer(request, service, [copies(generation, n)], renderer, bool(data.stream))
 

@@ -112,7 +112,9 @@ class ChunkRenderer(streaming.Renderer):
         return {"usage": usage(ended, self._n_choices), "timings": timings(ended[0].work)}
 
     def _piece(self, choice: Struct, watch: Stopwatch) -> bytes:
-        more: dict[str, Any] = {"timings": watch.timings()} if self._has_pace else {}
+        more: dict[str, Any] = {}
+        if self._has_pace:
+            more["timings"] = watch.timings()
         if self._has_counts:
             more["usage"] = watch.usage()
         return self.chunk(choices=(choice,), **more)

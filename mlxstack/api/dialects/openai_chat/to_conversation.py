@@ -152,7 +152,9 @@ def _switch(switch: bool | str | ThinkingSwitch | None) -> tuple[bool | None, st
     """State and level of a switch; a word is a level."""
     if isinstance(switch, ThinkingSwitch):
         return SWITCHED.get(switch.type or "", switch.enabled), switch.effort
-    return (None, switch) if isinstance(switch, str) else (switch, None)
+    if isinstance(switch, str):
+        return None, switch
+    return switch, None
 
 
 def effort(kwargs: dict[str, Any] | None, level: str | None, switch: bool | None = None) -> Effort:
@@ -162,7 +164,8 @@ def effort(kwargs: dict[str, Any] | None, level: str | None, switch: bool | None
     if thinking is not None and not isinstance(thinking, bool):
         raise BadRequest("enable_thinking must be true or false", "chat_template_kwargs")
     if level == "none":
-        thinking = False if thinking is None else thinking
+        if thinking is None:
+            thinking = False
     elif level is not None:
         template.setdefault("reasoning_effort", level)
     return thinking, template

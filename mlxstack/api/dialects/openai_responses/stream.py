@@ -234,8 +234,10 @@ class ResponseStream(BlockRenderer):
         match part:
             case KeepAlive():
                 # Clients take its output for all that there is.
-                items = (self._item.item("in_progress"),) if self._open else ()
-                whole = structs.replace(self.response, output=(*self.response.output, *items))
+                whole = self.response
+                if self._open:
+                    item = self._item.item("in_progress")
+                    whole = structs.replace(whole, output=(*whole.output, item))
                 yield _event("in_progress", response=whole)
             case GenerationFinished():
                 yield from self._finish(part)
@@ -258,8 +260,9 @@ class ResponseStream(BlockRenderer):
 
     def add(self, part: NotedPart) -> Iterator[StreamEvent]:
         """Events of a piece of the item."""
-        is_text = isinstance(part, ContentPart)
-        token_logprobs = logprobs(part.notes, self._text_processor) if is_text else None
+        token_logprobs = None
+        if isinstance(part, ContentPart):
+            token_logprobs = logprobs(part.notes, self._text_processor)
         yield from self._item.add(part.text, token_logprobs.content if token_logprobs else ())
 
     def end(self, *, is_cut: bool) -> Iterator[StreamEvent]:
@@ -280,14 +283,14 @@ class ResponseStream(BlockRenderer):
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
             yield from self.open(ContentPart(""))
             yield from self.close()
-        self.response = structs.replace(
-            self.response,
-            status="incomplete" if is_cut else "completed",
-            incomplete_details=IncompleteDetails() if is_cut else None,
-            completed_at=None if is_cut else int(time.time()),
-            usage=usage(ended),
-            timings=timings(ended.work),
-        )
+        response = structs.replace(self.response, usage=usage(ended), timings=timings(ended.work))
+        if is_cut:
+            cut = IncompleteDetails()
+            response = structs.replace(response, status="incomplete", incomplete_details=cut)
+        else:
+            now = int(time.time())
+            response = structs.replace(response, status="completed", completed_at=now)
+        self.response = response
         yield self._event(self.response.status)
 
     def _event(self, name: str) -> StreamEvent:

@@ -122,7 +122,7 @@ def _is_offered(tool: Item) -> bool:
 def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
     """Lists of tools with their paths, and whether a search found them."""
     yield body.tools or [], "tools", False
-    for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
+    for i, item in enumerate(_items(body)):
         if item.get("type") in (ADDED, FOUND):
             item_fields = request_fields.converted(item, InputItem, f"input[{i}]")
             yield item_fields.tools or [], f"input[{i}].tools", item["type"] == FOUND
@@ -169,9 +169,11 @@ def conversation(
     instruction = format_instruction(response_format(body))
     messages = (*_instructions(body), *_input(body, box, images), *instruction)
     if not messages:
-        items = body.input if isinstance(body.input, list) else []
+        items = _items(body)
         kinds = ", ".join(dict.fromkeys(str(item.get("type")) for item in items))
-        problem = f"has items of the type {kinds} only" if kinds else "is empty"
+        problem = "is empty"
+        if kinds:
+            problem = f"has items of the type {kinds} only"
         raise BadRequest(f"input {problem}; at least one message is needed", "input")
     level = (body.reasoning or {}).get("effort")
     thinking, template = effort(
@@ -290,10 +292,15 @@ def _with_images(
     is_new: bool,
 ) -> Message:
     """Message of an item with the images that it shows."""
-    name = "content" if _is_asked(item) else "output"
+    is_content = _is_asked(item)
+    name = "content" if is_content else "output"
     fields = _with_parts(item)
-    seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
-    content = fields.get(name) if name == "content" else result_content(fields.get(name))
+    seen = images
+    if not is_content and kind not in SHOWING:
+        seen = TEXT_ONLY
+    content = fields.get(name)
+    if not is_content:
+        content = result_content(content)
     fields[name], found_images = with_marks(content, f"{path}.{name}", seen, is_new=is_new)
     message = reader(request_fields.converted({**fields, "type": kind}, InputItem, path), path, box)
     if found_images:
@@ -338,10 +345,17 @@ def _whole_part(part: Item, path: str) -> Item:
     return part
 
 
+def _items(body: ResponsesBody) -> list[Item]:
+    """Items of the input; none of a text."""
+    if isinstance(body.input, list):
+        return body.input
+    return []
+
+
 def configured(body: ResponsesBody) -> ResponsesBody:
     """Body with the settings of its last configuration updates."""
     settings: dict[str, dict[str, Any] | None] = {"reasoning": body.reasoning, "text": body.text}
-    for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
+    for i, item in enumerate(_items(body)):
         if item.get("type") != UPDATE:
             continue
         for name, setting in settings.items():
@@ -386,7 +400,9 @@ def _new_question(item: InputItem, path: str, _: ToolNames) -> Message:
 
 def _message(item: InputItem, path: str, _: ToolNames) -> Message:
     role = read_known(ROLES, item.role or "", f"{path}.role")
-    read = read_system if role is Role.SYSTEM else read_history
+    read = read_history
+    if role is Role.SYSTEM:
+        read = read_system
     return Message(
         role,
         read(item.content, f"{path}.content"),
@@ -407,9 +423,9 @@ def _reasoning(item: InputItem, path: str, _: ToolNames) -> Message:
 def _named_call(item: InputItem, path: str, box: ToolNames) -> Message:
     name = _given(item, "name", path)
     is_custom = item.type == "custom_tool_call"
-    arguments = (
-        {custom_tools.INPUT: item.input or ""} if is_custom else parse_arguments(item.arguments)
-    )
+    arguments = parse_arguments(item.arguments)
+    if is_custom:
+        arguments = {custom_tools.INPUT: item.input or ""}
     return _calling(ToolCall(_call_id(item), box.spoken(name, item.namespace), arguments))
 
 
@@ -420,7 +436,9 @@ def _built_in_call(item: InputItem, path: str, _: ToolNames) -> Message:
 
 
 def _computer_call(item: InputItem, _: str, __: ToolNames) -> Message:
-    arguments = {"actions": item.actions or []} if item.action is None else item.action
+    arguments = item.action
+    if arguments is None:
+        arguments = {"actions": item.actions or []}
     return _calling(ToolCall(_call_id(item), "computer", parse_arguments(arguments)))
 
 
@@ -463,8 +481,9 @@ def _patch_output(item: InputItem, path: str, _: ToolNames) -> Message:
 
 def _approval(item: InputItem, path: str, _: ToolNames) -> Message:
     """Approval or refusal of the user, as the result of the call."""
-    is_approved = _given(item, "approve", path)
-    text = "approved, but not run here" if is_approved else "denied by the user"
+    text = "denied by the user"
+    if _given(item, "approve", path):
+        text = "approved, but not run here"
     answer = ": ".join(filter(None, (text, item.reason)))
     return _result(answer, _given(item, REQUEST, path))
 
