@@ -12,6 +12,7 @@ from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.dialects.llama_server.metrics import metrics_route
 from mlxstack.api.disconnect import is_disconnect
+from mlxstack.api.host_rules import host_guard
 from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
 from mlxstack.api.request_body import JSONRequest
@@ -32,7 +33,7 @@ def create_app(service: Service) -> Litestar:
         route_handlers=[with_openapi(route) for route in routes],
         dependencies={"service": provided(service)},
         guards=[
-            guards.host_guard(server),
+            host_guard(server),
             guards.key_guard(server, lambda: (*names(service), service.preset.name)),
             loaded_guard(service),
         ],

@@ -1,16 +1,12 @@
-"""Access control: rules for Host and Origin, API keys and their scopes.
+"""API keys and their scopes, checked by guards.
 
 Guards are coroutines because Litestar sends plain functions through a thread, each time.
 """
 
-import ipaddress
-import re
-import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import urlsplit
 
 from litestar.connection import ASGIConnection
 from litestar.datastructures import MutableScopeHeaders
@@ -32,14 +28,6 @@ EARLY = {"is_public": True, "is_early": True}
 OF_ALL = {"is_of_all": True}
 
 UNBOUND = ApiKey("", may_raise=True)
-
-LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
-CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
-"""Container host names of Docker and Podman; `.internal` is no TLD."""
-APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
-
-HostRules = Callable[[Mapping[str, str], str | None], None]
-"""Checks the headers of a request from a peer."""
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
@@ -65,98 +53,6 @@ async def name_response(message: Message, scope: Scope) -> None:
         ]
 
 
-def host_rules(server: ServerSpec) -> HostRules:
-    """Refuse requests that a web page forged (DNS rebinding, CSRF).
-
-    A Host may be a loopback name, any IP literal (a rebound page never has one), a configured name,
-    or, for peers in private networks, a name of this machine that no domain registry can give away:
-    see `_machine_names`. An Origin must be loopback, the Host itself, configured, or an app's; a
-    name of this machine is not enough, since DNS or mDNS of a hostile network could give it to a
-    page. The check raises Forbidden.
-    """
-    allowed = re.compile(host_pattern(server), re.IGNORECASE)
-    machine_names = _machine_names(socket.gethostname())
-
-    def check(headers: Mapping[str, str], peer: str | None) -> None:
-        host = _bare(headers.get("host", "localhost"))
-        if host.lower() in machine_names and not allowed.fullmatch(host) and _is_near(peer):
-            # No Origin equals it.
-            host = ""
-        elif not (allowed.fullmatch(host) or _is_address(host)):
-            raise Forbidden(
-                f"host {host!r} is not served here; add it to server.allowed_hosts of the preset"
-            )
-        origin = headers.get("origin")
-        if origin is not None and not _is_friend(origin, host, allowed):
-            raise Forbidden(
-                f"origin {origin!r} is not allowed; "
-                "add its host to server.allowed_hosts of the preset"
-            )
-
-    return check
-
-
-def host_pattern(server: ServerSpec) -> str:
-    """Regular expression for loopback and configured names."""
-    if "*" in server.allowed_hosts:
-        return ".*"
-    return "|".join((LOOPBACK, *(re.escape(name) for name in server.allowed_hosts)))
-
-
-def _machine_names(hostname: str) -> frozenset[str]:
-    """Names of this machine: for containers, and in multicast DNS."""
-    own = hostname.partition(".")[0].lower()
-    return CONTAINER_HOSTS | ({f"{own}.local"} if own else set())
-
-
-def _is_near(peer: str | None) -> bool:
-    """True for a peer on this machine or in a private network."""
-    if peer is None:
-        return True
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_private
-
-
-def _bare(host: str) -> str:
-    """Host name without its port."""
-    return re.sub(r":\d*$", "", host)
-
-
-def _is_address(host: str) -> bool:
-    """True for an IP address without a zone.
-
-    Python takes any text after `%`.
-    """
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return "%" not in host
-
-
-def _is_friend(origin: str, host: str, allowed: re.Pattern[str]) -> bool:
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
-    if parts.scheme in APP_SCHEMES:
-        return True
-    name = _bare(parts.netloc)
-    return bool(name) and (name == host or allowed.fullmatch(name) is not None)
-
-
-def host_check(server: ServerSpec) -> Callable[[Connection], None]:
-    """`host_rules` for a connection of Litestar."""
-    check = host_rules(server)
-    return lambda connection: check(
-        connection.headers, connection.client.host if connection.client else None
-    )
-
-
 def key_check(server: ServerSpec) -> Callable[[Mapping[str, str], str], ApiKey | None]:
     """Require one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
 
@@ -180,16 +76,6 @@ def key_check(server: ServerSpec) -> Callable[[Mapping[str, str], str], ApiKey |
         return fitting[0]
 
     return check
-
-
-def host_guard(server: ServerSpec) -> Guard:
-    """`host_check` for every route."""
-    check = host_check(server)
-
-    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
-        check(connection)
-
-    return guard
 
 
 def key_guard(server: ServerSpec, names: Callable[[], Collection[str]] | None = None) -> Guard:

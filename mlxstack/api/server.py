@@ -15,8 +15,8 @@ import uvicorn
 import uvloop
 
 from mlxstack.api.app import create_app
-from mlxstack.api.cors import cors_middleware
 from mlxstack.api.dialects.openai_chat.messages import read_message_file
+from mlxstack.api.host_rules import cors_middleware
 from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError

@@ -1,7 +1,6 @@
 """Swap gate middleware: requests wait, with heartbeats, while the model is changed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -10,8 +9,10 @@ from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import errors, guards
+from mlxstack.api.asgi import App, Message, Receive, Scope, Send
 from mlxstack.api.disconnect import ClientDisconnected, cancel, until_disconnect
 from mlxstack.api.guards import name_response, request_id
+from mlxstack.api.host_rules import host_check
 from mlxstack.api.protocols import ANTHROPIC, dialect_of
 from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
 from mlxstack.api.streaming import BEAT_S, BLANK, EARLY_S, FIRST_S, HEADERS
@@ -19,13 +20,6 @@ from mlxstack.core.errors import Busy, NoThreads, StackError
 
 if TYPE_CHECKING:
     from mlxstack.service.service import Service
-
-# ASGI types.
-Message = dict[str, Any]
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CHANGES = "/v1/models/load"
 # These read facts of the model, which are known while it is unloaded or changed, or unload it.
@@ -55,7 +49,7 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     waiting: set[RelayedResponse] = set()
     server = service.preset.server
     budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
-    check_host = guards.host_check(server)
+    check_host = host_check(server)
     check_key = guards.key_check(server)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
-from mlxstack.api.guards import host_rules
+from mlxstack.api.host_rules import host_rules
 from mlxstack.cli.output import note
 from mlxstack.core.errors import Forbidden, SetupError
 from mlxstack.core.preset import ServerSpec

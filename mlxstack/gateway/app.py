@@ -9,19 +9,11 @@ from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import guards
+from mlxstack.api.asgi import App, Message, Receive, Scope, Send
 from mlxstack.api.disconnect import ClientDisconnected
-from mlxstack.api.guards import host_rules
+from mlxstack.api.host_rules import host_rules
 from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
-from mlxstack.api.swap_middleware import (
-    READING,
-    App,
-    Message,
-    Receive,
-    RelayedResponse,
-    Scope,
-    Send,
-    pass_gate,
-)
+from mlxstack.api.swap_middleware import READING, RelayedResponse, pass_gate
 from mlxstack.core.errors import Broken, Busy, Forbidden, Loading, StackError
 from mlxstack.core.preset import ApiKey
 from mlxstack.gateway.agent_members import AgentMembers

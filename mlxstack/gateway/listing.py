@@ -29,6 +29,7 @@ from mlxstack.api.dialects.ollama.response_schema import (
     rfc3339,
 )
 from mlxstack.api.guards import OF_ALL, PUBLIC
+from mlxstack.api.host_rules import host_guard
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.web_page import PAGE_ROUTES, page_or
 from mlxstack.core.errors import UnknownModel, Unsupported
@@ -418,7 +419,7 @@ def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) ->
             "spec": Provide(lambda: spec, sync_to_thread=False),
             "agent_members": Provide(lambda: agent_members, sync_to_thread=False),
         },
-        guards=[guards.host_guard(spec.server), guards.key_guard(spec.server)],
+        guards=[host_guard(spec.server), guards.key_guard(spec.server)],
         exception_handlers={Exception: _answer},
         before_send=[guards.name_response],
         request_max_body_size=spec.server.max_body_bytes,

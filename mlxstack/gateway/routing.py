@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
+from mlxstack.api.asgi import Scope
 from mlxstack.api.request_body import decode_body
-from mlxstack.api.swap_middleware import Scope
 from mlxstack.core.errors import UnknownModel
 from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.members import MemberGate, Members

@@ -8,7 +8,7 @@ from math import ceil
 
 import uvloop
 
-from mlxstack.api.cors import cors_middleware
+from mlxstack.api.host_rules import cors_middleware
 from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.core.errors import SetupError
 from mlxstack.gateway.app import Gateway

@@ -12,7 +12,7 @@ import openai
 import pytest
 from litestar.connection import ASGIConnection
 
-from mlxstack.api.guards import host_check
+from mlxstack.api.host_rules import host_check
 from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey, ServerSpec, Tier
 from mlxstack.core.request import Priority

@@ -30,7 +30,7 @@ from mlxstack.api.dialects.ollama.request_schema import (
     OllamaModelBody,
 )
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
+from mlxstack.api.dialects.openai_completions.schema import CompletionBody
 from mlxstack.api.dialects.openai_embeddings.routes import EmbeddingsBody
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.streaming import EVENT_STREAM, JSON_LINES

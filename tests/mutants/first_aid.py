@@ -107,7 +107,7 @@ FIRST_AID = (
         "tests/cli/test_plan.py::test_the_share_of_memory_for_kv_is_counted_and_named",
     ),
     Mutant(
-        "a container reaches its host by name", "api/guards.py",
+        "a container reaches its host by name", "api/host_rules.py",
         'CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})',
         "CONTAINER_HOSTS: frozenset[str] = frozenset()",
         "tests/api/test_guards.py::test_names_of_this_machine",

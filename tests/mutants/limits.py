@@ -106,7 +106,7 @@ LIMITS = (
         CONNECTIONS + "test_the_limit_leaves_descriptors_for_files",
     ),
     Mutant(
-        "names of containers count from near peers only", "api/guards.py",
+        "names of containers count from near peers only", "api/host_rules.py",
         "return (mapped or address).is_private", "return True",
         "tests/api/test_guards.py::test_names_of_this_machine",
     ),

@@ -93,30 +93,30 @@ DOORS_AND_FILES = (
         GUARDS + "test_e9_an_agent_is_not_made_more_urgent_than_the_key",
     ),
     Mutant(
-        "the Host is checked", "api/guards.py",
+        "the Host is checked", "api/host_rules.py",
         "if not (allowed.fullmatch(host) or _is_address(host)):", "if not host:",
         GUARDS + "test_hosts_against_dns_rebinding",
     ),
     Mutant(
-        "the Origin is checked", "api/guards.py",
+        "the Origin is checked", "api/host_rules.py",
         "if origin is not None and not _is_friend(origin, host, allowed):", 'if origin == "":',
         GUARDS + "test_origins_of_foreign_pages",
     ),
     Mutant(
-        "an Origin that is no URL is a stranger's", "api/guards.py",
+        "an Origin that is no URL is a stranger's", "api/host_rules.py",
         "except ValueError:\n        return False\n    if",
         "except KeyError:\n        return False\n    if",
         GUARDS + "test_origins_of_foreign_pages",
     ),
     Mutant(
-        "a zone is no address", "api/guards.py",
+        "a zone is no address", "api/host_rules.py",
         'return "%" not in host', "return True",
         GUARDS + "test_hosts_against_dns_rebinding",
     ),
     Mutant(
-        "CORS is closed to strangers", "api/cors.py",
+        "CORS is closed to strangers", "api/host_rules.py",
         'check(headers, scope["client"][0] if scope["client"] else None)', "pass",
-        "tests/api/test_cors.py::test_a_stranger_is_refused_in_all_three",
+        "tests/api/test_host_rules.py::test_a_stranger_is_refused_in_all_three",
     ),
     Mutant(
         "bodies are bounded", "api/request_body.py",

@@ -6,8 +6,7 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
-from mlxstack.api.dialects.openai_completions.response_schema import TextCompletion
+from mlxstack.api.dialects.openai_completions.schema import CompletionBody, TextCompletion
 from mlxstack.api.dialects.openai_completions.stream import CompletionRenderer
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec

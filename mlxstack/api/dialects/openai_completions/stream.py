@@ -8,8 +8,8 @@ from uuid import uuid4
 from msgspec import structs
 
 from mlxstack.api.dialects.openai_chat.stream import ChunkRenderer, finish_reason
-from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
-from mlxstack.api.dialects.openai_completions.response_schema import (
+from mlxstack.api.dialects.openai_completions.schema import (
+    CompletionBody,
     CompletionChoice,
     TextCompletion,
 )

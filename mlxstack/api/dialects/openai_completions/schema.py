@@ -1,9 +1,22 @@
-"""Response bodies of legacy completions."""
+"""Bodies of legacy completions; a request is read leniently."""
 
 from msgspec import UNSET, Struct, UnsetType
 
+from mlxstack.api.dialects.openai_chat.request_schema import ChunkedBody
 from mlxstack.api.dialects.openai_chat.response_schema import FINGERPRINT
+from mlxstack.api.prompts import Prompts
+from mlxstack.api.request_fields import TopLogprobs
 from mlxstack.api.response_fields import LegacyLogprobs, OpenAIUsage, Timings
+
+
+class CompletionBody(ChunkedBody, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: Prompts
+    logprobs: TopLogprobs | bool | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
 
 
 class CompletionChoice(Struct, frozen=True):
