@@ -1,4 +1,4 @@
-"""Renders a reply as blocks: text, reasoning and calls, one at a time."""
+"""Renders a reply as blocks of text, reasoning and calls."""
 
 from abc import abstractmethod
 from collections.abc import Iterator

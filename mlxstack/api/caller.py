@@ -1,4 +1,4 @@
-"""Caller of a request: agent, session and program, and what its API key gives it."""
+"""Caller of a request: agent, session, program, and rights of its key."""
 
 import json
 import re

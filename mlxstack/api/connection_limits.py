@@ -99,7 +99,7 @@ def normalize(scope: Any) -> None:
 
 
 def head_fault(headers: Sequence[tuple[bytes, bytes]], upgrade: bytes | None) -> StackError | None:
-    """Reason to refuse a request by its head; None for a sound one.
+    """Reason to refuse a request by its head, or None.
 
     RFC 9112, 6.3: two lengths may be an attempt of request smuggling. RFC 9110, 15.5.22: clients
     that get 426 go on over HTTP.

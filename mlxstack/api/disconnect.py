@@ -56,6 +56,6 @@ async def until_disconnect(receive: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task that is not done, and wait for its end; its error is dropped."""
+    """Cancel a task and wait for its end; drop its error."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -142,7 +142,7 @@ def require_unscoped(key: ApiKey) -> None:
 
 
 def check_model(key: ApiKey | None, names: Collection[str]) -> None:
-    """Raise Forbidden for a model, by all its names, that the key does not name."""
+    """Raise Forbidden for a model that the key does not name."""
     if key is not None and not is_for(key, names):
         raise Forbidden(
             f"this API key is not for the model {next(iter(names), '')!r}, only for "

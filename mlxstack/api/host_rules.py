@@ -1,4 +1,4 @@
-"""Host and Origin: which names are served, and which pages may read answers (CORS)."""
+"""Rules for Host and Origin, and CORS for the pages they allow."""
 
 import ipaddress
 import re

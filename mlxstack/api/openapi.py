@@ -54,7 +54,7 @@ class ResponseDescription(Operation):
 
 
 def response_spec(whole: Any, description: str = EITHER) -> dict[int, ResponseSpec]:
-    """Shape of the whole response; a stream carries pieces or lines of it."""
+    """Shape of the whole response; a stream carries its pieces or lines."""
     spec = ResponseSpec(data_container=whole, description=description, generate_examples=False)
     return {200: spec}
 

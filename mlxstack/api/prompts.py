@@ -15,7 +15,7 @@ class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class PromptObject(Struct, frozen=True):
-    """llama-server's prompt as an object: a text with images, or text parts in a row."""
+    """llama-server's prompt as an object: text with images, or text parts."""
 
     prompt_string: str | None = None
     content: list[TextPart] | None = None

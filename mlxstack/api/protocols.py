@@ -25,24 +25,23 @@ ErrorBody = Callable[[StackError, str], dict[str, Any]]
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """API dialect: its routes, and its errors, heartbeats and keys.
-
-    A request belongs to the dialect with the longest of the `prefixes` of its path. `statuses`
-    are those that differ from `ERRORS`. `heartbeat` keeps a stream open before its first event;
-    `error_frame` makes the last frame of a stream from the JSON of an error body. On
-    `streaming_paths` a body asks for a stream unless it says otherwise. Of two keys the one in
-    `x-api-key` counts where the dialect prefers it.
-    """
+    """API dialect: its routes, and its errors, heartbeats and keys."""
 
     routes: tuple[Any, ...] = ()
     prefixes: tuple[str, ...] = ()
+    """Of paths; a request belongs to the dialect with the longest one of its path."""
     error_body: ErrorBody
     heartbeat: bytes
+    """Keeps a stream open before its first event."""
     error_frame: Callable[[bytes], bytes] = framed
+    """Makes the last frame of a stream from the JSON of an error body."""
     stream_type: str = EVENT_STREAM
     streaming_paths: frozenset[str] = frozenset()
+    """Paths whose bodies ask for a stream unless they say otherwise."""
     statuses: Mapping[type[StackError], int] = {}
+    """Those that differ from `ERRORS`."""
     prefers_x_api_key: bool = False
+    """Of two keys the one in `x-api-key` counts."""
 
     def status(self, error: StackError) -> int:
         """HTTP status of an error."""

@@ -129,7 +129,7 @@ def n_parts(contents: Iterable[Any]) -> int:
 
 
 def _first_set(body: Fields, *fields: str) -> tuple[str, Any]:
-    """Name and value of the first field that is set; None without one."""
+    """Name and value of the first field that is set, else None."""
     for name in fields:
         value = getattr(body, name)
         if value is not None:
@@ -162,7 +162,7 @@ def thinking_budget(body: Fields) -> int | None:
 
 
 def converted(value: Any, kind: type[T], path: str) -> T:
-    """Value of the field `path` as a type. Raises BadRequest with the path of the bad field."""
+    """Value of the field `path` as a type. Raises BadRequest."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -172,7 +172,7 @@ def converted(value: Any, kind: type[T], path: str) -> T:
 
 
 def read_known(table: Mapping[str, T], name: str, param: str) -> T:
-    """Entry of a table by a name that a client sent. Raises BadRequest."""
+    """Entry of a table by a client's name for it. Raises BadRequest."""
     if name not in table:
         raise BadRequest(f"{param} is {name!r}; known are {', '.join(table)}", param)
     return table[name]
@@ -310,7 +310,7 @@ def resolve_model(service: Service, model: str | None) -> str:
 
 
 def readable(value: Any) -> Any:
-    """JSON value without parts that only a vendor's servers read, and without files."""
+    """JSON value without files, and without parts for a vendor's servers."""
     match value:
         case {"type": "base64"}:
             return "[file omitted]"

@@ -40,7 +40,7 @@ class Timings(Struct, frozen=True):
 
 
 class PromptTokensDetails(Struct, frozen=True):
-    """Reused tokens of a prompt, and those of its images if it has any."""
+    """Reused tokens of a prompt, and those of its images."""
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET

@@ -38,7 +38,7 @@ MAX_CHARS = 1000
 def answer_headers(
     generation: "Generation", first: ResponsePart | None, work: RequestTimings | None = None
 ) -> dict[str, str]:
-    """Headers of an answer, as `cache_headers`, and with the lists of what was left out."""
+    """Cache headers, and lists of what was left out."""
     headers = cache_headers(generation, first, work)
     for name, left_out in (
         ("loose-schemas", generation.loose_schemas),

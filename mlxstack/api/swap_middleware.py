@@ -158,7 +158,7 @@ class RelayedResponse:
         await self._send({"type": "http.response.body", "body": early.heartbeat, "more_body": True})
 
     async def relay(self, message: Message) -> None:
-        """Send a message; after an early head an error is a frame or a body."""
+        """Send a message; after an early head errors become frames or bodies."""
         if self._early is None:
             await self._send(message)
         elif message["type"] == "http.response.start":

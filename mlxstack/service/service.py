@@ -87,16 +87,14 @@ class ServiceHealth(StrEnum):
 
 
 class Change(Struct, frozen=True):
-    """Model swap under way: next model, and its step.
-
-    `since` is the monotonic time of its begin or last progress; a step without progress for
-    `limit_s` seconds is stuck.
-    """
+    """Model swap under way: next model, and its step."""
 
     model: str
     step: str
     since: float
+    """Monotonic time of the step's begin or last progress."""
     limit_s: float
+    """Seconds without progress after which the step is stuck."""
 
     @property
     def trouble(self) -> str:
@@ -111,7 +109,7 @@ class Change(Struct, frozen=True):
 
 
 class ServedModel:
-    """Model of a service. An unloaded one keeps its facts, and has no text processor."""
+    """Model of a service; an unloaded one keeps only its facts."""
 
     def __init__(
         self, facts: ModelFacts, text_processor: TextProcessor, watchdog: asyncio.Task[None]
@@ -129,12 +127,7 @@ class ServedModel:
 
 
 class Service:
-    """The one engine of this process, as asyncio code uses it.
-
-    `agent_store` keeps the histories of explicit agents. `died` is set when no engine is left that
-    could answer; `trouble` is the reason. `is_engine_left` after `stop`: the engine's thread still
-    computes, and the process has to exit at once.
-    """
+    """The one engine of this process, as asyncio code uses it."""
 
     def __init__(
         self,
@@ -152,14 +145,18 @@ class Service:
         self.engine = engine
         self.stats = ServiceStats()
         self.agent_store = engine_factory.agent_store
+        """Histories of explicit agents."""
         self.engine_factory = engine_factory
         self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
         self.change: Change | None = None
         self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
         self.is_engine_left = False
+        """After `stop`: the engine's thread still computes, so the process has to exit at once."""
         self.died = asyncio.Event()
+        """Set when no engine is left that could answer."""
         self.trouble = ""
+        """Reason of the death."""
         self._dispatcher = engine_factory.dispatcher
         self.request_log = self._dispatcher.request_log
         self.agent_registry = self.request_log.agent_registry

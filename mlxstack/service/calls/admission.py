@@ -27,16 +27,14 @@ from mlxstack.text.tokens.cached_tokenizer import Prompt
 
 
 class AgentTurnRequest(Struct, frozen=True):
-    """Next turn of an agent.
-
-    `conversation` is the whole one, or its addition (`is_added`) to the stored one. `is_patient`
-    waits in line instead of being refused.
-    """
+    """Next turn of an agent."""
 
     conversation: Conversation
     options: GenerationOptions
     is_added: bool = False
+    """The conversation is an addition to the stored one."""
     is_patient: bool = False
+    """It waits in line instead of being refused."""
 
 
 async def admit(
@@ -261,7 +259,7 @@ async def _prediction(
 
 
 def _ranked(service: Service, name: str | None, caller: Caller) -> Caller:
-    """The caller, with the agent's own priority where endpoint and key give none."""
+    """The caller, by default with the agent's own priority."""
     record = service.agent_registry.find(name or "")
     if record is None or caller.priority is not Priority.NORMAL:
         return caller

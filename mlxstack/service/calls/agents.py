@@ -316,7 +316,7 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
 
 
 async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLocation, ...]:
-    """Location of the KV of each agent; that of an unloaded model is on disk."""
+    """Location of each agent's KV; on disk for an unloaded model."""
     if not service.is_unloaded:
         return await asyncio.wrap_future(service.cache.locate_agents(agents))
     return tuple(_stored(service, agent) for agent in agents)

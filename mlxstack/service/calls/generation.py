@@ -115,17 +115,7 @@ def _note_answer(service: Service, generation: "Generation", slot: int) -> None:
 
 
 class Generation:
-    """Admitted request; parts of its reply from events of the engine.
-
-    `text_processor` is that of the model whose tokens these are; no other model may answer. The
-    `options` have the preset's limit of tokens where the request has none. `conversation` is the
-    source of the prompt, None for plain text or tokens, of whose answer no calls are read;
-    `has_grammar` where one rules the content.
-
-    `is_enough` requests a cancel: the reply is complete. `answer` is the message of an answer
-    that ended by itself and was parsed as a whole, as soon as it has ended. `lookup` is set when
-    the request has a slot.
-    """
+    """Admitted request; parts of its reply from events of the engine."""
 
     def __init__(
         self,
@@ -139,13 +129,19 @@ class Generation:
     ) -> None:
         self.request = request
         self.options = options
+        """With the preset's limit of tokens where the request has none."""
         self.prompt = prompt
         self.text_processor = text_processor
+        """That of the model whose tokens these are; no other model may answer."""
         self.conversation = conversation
+        """Source of the prompt; None for plain text or tokens, whose answers have no calls."""
         self.has_grammar = has_grammar
+        """Whether a grammar rules the content."""
         self.is_copy = is_copy
         self.is_enough = False
+        """The reply is complete, and the request to be cancelled."""
         self.answer: Message | None = None
+        """Answer that has ended by itself and was parsed as a whole."""
         self._prompt_maker = text_processor.prompt_maker
         self._scope = (request.salt, request.display_name or "")
         self._tokens = list(request.tokens[len(prompt.tokens) :])
@@ -165,6 +161,7 @@ class Generation:
         self._opening = [part for token in self._tokens for part in self._parser.push(token)]
         self._started = SlotAssigned(request.id, slot=-1, n_prompt=len(request.tokens), n_cached=0)
         self.lookup = asyncio.Event()
+        """Set when the request has a slot."""
         self._assigned_at = 0.0
         self._n_done = 0
         self._n_tokens = 0

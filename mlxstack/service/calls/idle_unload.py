@@ -41,7 +41,7 @@ async def unload_when_idle(service: Service) -> None:
 
 
 async def unload_now(service: Service) -> None:
-    """Have the model unloaded as soon as no request is inside; its memory is free afterwards.
+    """Unload the model as soon as no request is inside.
 
     Raises Unsupported where the preset never unloads it, Conflict when a request comes first, and
     Broken when the engine does not end.

@@ -103,7 +103,7 @@ class AgentStore:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Agents with a history that the disk refused; none while writing is off."""
+        """Agents whose histories the disk refused; none while writing is off."""
         return tuple(self._refused) if self._is_writing else ()
 
     def write_refused(self, agent: str) -> None:

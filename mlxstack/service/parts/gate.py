@@ -9,24 +9,25 @@ from mlxstack.core.errors import StackError
 
 
 class SwapGate:
-    """Gate of requests, on the event loop.
-
-    `n_entered` requests passed; `n_inside` are not over yet, the last one left at `left_at`,
-    monotonic. `wanted` is set while a request waits, `keep_alive_s` by the last one that entered,
-    `dismissed` when that is 0.
-    `on_next` is called once, when the next request asks to enter. `loading` is held while a model
-    is loaded in the place of an unloaded one.
-    """
+    """Gate of requests, on the event loop."""
 
     def __init__(self) -> None:
         self.n_inside = 0
+        """Requests that are not over yet."""
         self.n_entered = 0
+        """Requests that have passed."""
         self.left_at = time.monotonic()
+        """When the last request was over."""
         self.keep_alive_s: float | None = None
+        """As the last request that entered set it."""
         self.on_next: Callable[[], None] | None = None
+        """Called once, when the next request asks to enter."""
         self.wanted = asyncio.Event()
+        """Set while a request waits."""
         self.dismissed = asyncio.Event()
+        """Set when `keep_alive_s` is 0."""
         self.loading = asyncio.Lock()
+        """Held while a model is loaded in the place of an unloaded one."""
         self._opened = asyncio.Event()
         self._opened.set()
         self._emptied = asyncio.Event()

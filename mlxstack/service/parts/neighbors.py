@@ -1,4 +1,4 @@
-"""KV budget of a service beside the other running services of its home.
+"""KV budget of a service among the services of its home.
 
 Each service with a loaded model writes the bytes that it holds for KV to a file of the home, under
 one lock. It writes a larger number before it uses it, and a smaller one after it has released KV.
@@ -56,7 +56,7 @@ def grants_in(home: Home) -> dict[str, int]:
 
 
 class Neighbors(ServiceFeature):
-    """Divides the memory of a home with its other services; `name` is that of this one."""
+    """Divides the memory of a home; `name` is this service's."""
 
     def __init__(self, home: Path, name: str) -> None:
         self._home = Home(home)
@@ -77,7 +77,7 @@ class Neighbors(ServiceFeature):
         await asyncio.to_thread(self.release)
 
     def reserve(self, preset: Preset) -> None:
-        """Reserve room for weights and full slots, before a load; wait for it a while."""
+        """Reserve room for weights and full slots before a load."""
         end = time.monotonic() + RESERVE_S
         while (missing := self.try_reserve(preset)) > 0:
             if time.monotonic() > end:
@@ -87,7 +87,7 @@ class Neighbors(ServiceFeature):
             time.sleep(POLL_S)
 
     async def divide(self, preset: Preset, engine: "ChatEngine") -> None:
-        """Bound the KV of a loaded engine by the share of this service."""
+        """Bound the KV of an engine by the share of this service."""
         budget = await asyncio.to_thread(self.share, preset)
         if budget is None or self._applied == (engine, budget):
             return
@@ -97,7 +97,7 @@ class Neighbors(ServiceFeature):
         log.info("KV may take %s beside the other services", size(budget))
 
     def try_reserve(self, preset: Preset) -> int:
-        """Hold KV of full slots, or the share if smaller; bytes that others have to free first."""
+        """Hold KV of full slots, or a smaller share; bytes still missing."""
         self._has_model = True
         claims = self._claims_beside(preset)
         if claims is None:
@@ -112,7 +112,7 @@ class Neighbors(ServiceFeature):
         return budget - free
 
     def share(self, preset: Preset) -> int | None:
-        """Share of this service now, held at once where it grows; None if unknown."""
+        """Share of this service now, or None; growth is held at once."""
         claims = self._claims_beside(preset)
         if claims is None:
             return None
@@ -151,7 +151,7 @@ class Neighbors(ServiceFeature):
     def _claims_beside(
         self, preset: Preset
     ) -> tuple[MemoryClaim, tuple[MemoryClaim, ...], int] | None:
-        """Claims of this service and of the others, and the ceiling; None if unknown."""
+        """Claims of this service and of the others, and the ceiling, or None."""
         inputs = preset, services.served(self._home), gateways_in(self._home)
         if inputs != self._known:
             memory = this_memory(os.environ)

@@ -66,8 +66,7 @@ class RequestLog:
     """Last requests, newest last, fed with every event on the event loop.
 
     Each is kept as one block of bytes: small objects that outlive a burst of requests would keep
-    its memory from the system. `last_in_slot` is the last request of each slot until the engine
-    is gone. `agent_registry` keeps the records of their agents.
+    its memory from the system.
     """
 
     def __init__(self) -> None:
@@ -76,6 +75,7 @@ class RequestLog:
         self._done: deque[bytes] = deque(maxlen=MAX_REQUESTS)
         self._losses: dict[str, MissSums] = {}
         self.last_in_slot: dict[int, Request] = {}
+        """Last request of each slot, until the engine is gone."""
         self.agent_registry = AgentRegistry()
         self.first_token_times = Histogram(
             "mlxstack_time_to_first_token_seconds",

@@ -26,7 +26,7 @@ class CompleteAnswer(Struct, frozen=True):
 
 
 class ServiceFeature:
-    """Feature of a service. Its hooks run on the event loop, and do nothing by default."""
+    """Feature of a service, whose hooks run on the event loop."""
 
     async def before_load(self, preset: Preset) -> None:
         """Before the model of a preset is loaded."""

@@ -16,22 +16,21 @@ MAX_SAMPLES = 301
 
 
 class ServiceStats:
-    """Counters that outlive the engines of a service; the service owns them.
-
-    `n_saved_bytes` were newly written by saving slots, `n_restored_bytes` read by restoring them.
-    `n_cache_changes` are changes of the prefix cache by hand, `n_unparsed_calls` tool calls that
-    could not be parsed and were returned as text. `bytes_before_load` is what MLX held when the
-    model was loaded.
-    """
+    """Counters that outlive the engines of a service; the service owns them."""
 
     def __init__(self) -> None:
         self.started_at = time.time()
         self._started = time.monotonic()
         self.n_saved_bytes = 0
+        """Newly written by saving slots."""
         self.n_restored_bytes = 0
+        """Read by restoring slots."""
         self.n_cache_changes = 0
+        """Changes of the prefix cache by hand."""
         self.n_unparsed_calls = 0
+        """Tool calls that could not be parsed and were returned as text."""
         self.bytes_before_load = 0
+        """What MLX held when the model was loaded."""
         self.load_began_at = time.monotonic()
         self.samples: deque[ThroughputSample] = deque(maxlen=MAX_SAMPLES)
         self._past = Counters()

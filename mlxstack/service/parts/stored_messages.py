@@ -18,7 +18,7 @@ from mlxstack.text.normalize_messages import parse_arguments, plain_text
 
 
 class StoredFunction(Struct):
-    """Function of a stored call; `arguments` are JSON, or a text that is none."""
+    """Function of a stored call; `arguments` are JSON or plain text."""
 
     name: str
     arguments: str = ""

@@ -79,7 +79,7 @@ def enforced_json(schema: dict[str, Any], param: str) -> str:
     try:
         whole = enforced(schema)
     except RecursionError as error:
-        raise BadRequest(f"{param} is no schema: {error}", param) from None
+        raise BadRequest(f"{param} is not a valid JSON schema: {error}", param) from None
     if (reference := circular_reference(whole)) is not None:
         raise BadRequest(f"{param}: {reference} refers to nothing but itself", param)
     return json_of({**whole, "x-guidance": JSON_OPTIONS}, param)
@@ -90,7 +90,7 @@ def json_of(schema: dict[str, Any], param: str) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{param} is no schema: {error}", param) from None
+        raise BadRequest(f"{param} is not a valid JSON schema: {error}", param) from None
 
 
 def bound(text: str, param: str) -> None:

@@ -83,7 +83,7 @@ CLIENT_TOOLS: dict[str, tuple[str, Properties]] = {
 
 
 def client_tool(spec: ToolParam, is_deferred: bool) -> Tool | None:
-    """Tool that the client runs, with its published schema; None for another type."""
+    """Tool that the client runs, with its published schema, or None."""
     published = CLIENT_TOOLS.get(_DATE.sub("", spec.type or ""))
     if published is None or spec.input_schema is not None or not spec.name:
         return None

@@ -74,7 +74,9 @@ class ToolCallParam(Struct):
 
 
 class ChatMessageParam(Struct):
-    """One message. `function` is the legacy role of `tool`, `function_call` its one call.
+    """One message of a chat.
+
+    `function` is the legacy role of `tool`, `function_call` its one call.
 
     A last one with `prefix` is continued, as DeepSeek and Mistral do. LiteLLM has its reasoning in
     `thinking_blocks`, OpenRouter in `reasoning_details`.
