@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import structs
 
-from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import (
     Event,
     FinishReason,
