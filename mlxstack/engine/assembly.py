@@ -14,6 +14,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
+from mlxstack.engine.decode.proposer import NO_PROPOSALS
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
 from mlxstack.engine.decode.row_stack import RowStacker, stack_fully
 from mlxstack.engine.decode.width_costs import measure_widths
@@ -89,9 +90,9 @@ class EngineAssembly:
         grouper: RowGrouper = NO_GROUPS
         if model.check.can_group:
             grouper = RowStacker(slot_kv.has_room)
-        proposer = model.drafts.proposer(runner, costs, limits.prefill)
+        drafts = model.drafts.coordinator(runner, costs, limits.prefill)
         loop = EngineLoop(
-            Batch(runner, proposer, model.loaded.inputs, grouper),
+            Batch(runner, drafts or NO_PROPOSALS, model.loaded.inputs, grouper),
             slot_kv,
             preset.slots.n_ctx,
             limits,
@@ -111,8 +112,8 @@ class EngineAssembly:
                 lambda: len(loop.batch.rows),
             )
             loop.kv_providers.insert(0, remote)
-        if proposer.is_active:
-            loop.idle_works.append(DraftPrefill(loop))
+        if drafts is not None:
+            loop.idle_works.append(DraftPrefill(loop, drafts))
         if model.n_fixed_rope is not None:
             loop.transforms.append(partial(keyed_by_length, fixed=model.n_fixed_rope))
         if model.check.why_not:

@@ -20,6 +20,7 @@ from mlxstack.engine import device
 from mlxstack.engine.chat_engine import ChatEngine
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.distributed.parts import RankedParts
+from mlxstack.engine.draft_loading import locate_drafts
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.loading import loader
 from mlxstack.engine.template_check import check_template
@@ -153,9 +154,7 @@ class EngineFactory:
                 "start another preset"
             )
         path = loader.locate(preset.model)
-        if preset.model.draft is not None:
-            loader.locate(ModelSpec(id=preset.model.draft))
-        loader.locate_head(preset.model)
+        locate_drafts(preset.model)
         files = read_config(path)
         if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")

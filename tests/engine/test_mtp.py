@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import EraseSlot
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.engine import draft_loading
 from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -368,10 +369,10 @@ def test_a_head_that_does_not_fit_is_left_out_or_refused_where_it_was_named(
     mx.save_safetensors(str(folder / FILE), random_head(folder, 5) | spoil, CONVERTED)
     spec = ModelSpec(id=str(folder))
     target = loader.load(spec, KVSpec())
-    assert loader.load_mtp(spec, target) is None
+    assert draft_loading.load_mtp(spec, target) is None
     assert "is not used" in caplog.text
     with pytest.raises(SetupError, match=r"model\.mtp: the MTP head of .* does not fit"):
-        loader.load_mtp(replace(spec, mtp=str(folder)), target)
+        draft_loading.load_mtp(replace(spec, mtp=str(folder)), target)
 
 
 def test_a_converted_model_takes_the_head_of_the_published_one(
@@ -384,8 +385,8 @@ def test_a_converted_model_takes_the_head_of_the_published_one(
     convert(str(model_of("tiny")), str(converted), quantize=True, q_bits=4, q_group_size=32)
     spec = ModelSpec(id=str(converted))
     target = loader.load(spec, KVSpec())
-    assert loader.load_mtp(spec, target) is None
-    head = loader.load_mtp(replace(spec, mtp=str(published)), target)
+    assert draft_loading.load_mtp(spec, target) is None
+    head = draft_loading.load_mtp(replace(spec, mtp=str(published)), target)
     assert head is not None
     assert head.layers[0].mlp.up_proj.bits == head.projection.bits == 4
     weight = head.projection
@@ -393,9 +394,9 @@ def test_a_converted_model_takes_the_head_of_the_published_one(
     assert mx.allclose(unpacked, exact.projection.weight, atol=0.1).item()
     other = replace(spec, mtp=str(model_of("tiny")))
     with pytest.raises(SetupError, match=r"model\.mtp: .* has no MTP head; name the checkpoint"):
-        loader.load_mtp(other, target)
+        draft_loading.load_mtp(other, target)
     with pytest.raises(SetupError, match=r"model\.mtp: there is no folder"):
-        loader.load_mtp(replace(spec, mtp=str(tmp_path / "none")), target)
+        draft_loading.load_mtp(replace(spec, mtp=str(tmp_path / "none")), target)
     preset = replace(drafting(converted), model=replace(spec, mtp=str(published)))
     with running(preset, tmp_path / "home") as driver:
         draft_freely(driver)
@@ -422,7 +423,7 @@ def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
     code = (
         "import mlxstack.engine\n"
         "from mlxstack.core.preset import ModelSpec\n"
-        "from mlxstack.engine.loading.loader import locate_head\n"
+        "from mlxstack.engine.draft_loading import locate_head\n"
         f"print(locate_head(ModelSpec(id='demo', mtp={MODEL!r})))\n"
     )
     with serving(files_of(folder)) as hub:

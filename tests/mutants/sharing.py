@@ -20,8 +20,8 @@ SHARING = (
         "test_its_contexts_are_counted_and_begin_as_the_slots_do",
     ),
     Mutant(
-        "a draft model has the same vocabulary", "engine/loading/loader.py",
-        "if known.get(at, token) != token:", "if False:",
+        "a draft model has the same vocabulary", "engine/draft_loading.py",
+        "if by_id.get(token_id, token) != token:", "if False:",
         "tests/engine/test_draft_model.py::"
         "test_other_vocabularies_missing_models_and_unfit_targets_are_refused",
     ),

@@ -142,13 +142,13 @@ class DraftCoordinator:
     def late_row(
         self, rows: Sequence[BatchRow], has_room: Callable[[int], bool]
     ) -> BatchRow | None:
-        """As `Proposer.late_row`."""
+        """Row whose context of the model is to be computed further."""
         if self.model is None:
             return None
         return self.model.late_row(rows, self.costs, has_room)
 
     def catch_up(self, row: BatchRow, seconds: float) -> None:
-        """As `Proposer.catch_up`."""
+        """Compute a chunk of the row's context of the model."""
         assert self.model is not None
         self.model.catch_up(row, seconds, self.costs)
 

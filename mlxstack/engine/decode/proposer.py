@@ -1,6 +1,6 @@
 """Proposers: tokens that may come next, which the sampler verifies (speculative decoding)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -63,14 +63,6 @@ class Proposer(Protocol):
     ) -> None:
         """Note a prefill chunk: states (n, dim) from `start` on, tokens (n + 1)."""
 
-    def late_row(
-        self, rows: Sequence[BatchRow], has_room: Callable[[int], bool]
-    ) -> BatchRow | None:
-        """Row whose context of the proposer's model is to be computed further."""
-
-    def catch_up(self, row: BatchRow, seconds: float) -> None:
-        """Compute a chunk of it, of about `seconds`."""
-
 
 class NoProposals:
     """Proposes nothing: one token per row and step."""
@@ -106,12 +98,6 @@ class NoProposals:
         self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
     ) -> None:
         """Nothing to take."""
-
-    def late_row(self, rows: Sequence[BatchRow], has_room: Callable[[int], bool]) -> None:
-        """No row."""
-
-    def catch_up(self, row: BatchRow, seconds: float) -> None:
-        """Nothing to compute."""
 
 
 NO_PROPOSALS = NoProposals()

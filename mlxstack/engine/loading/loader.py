@@ -23,12 +23,11 @@ from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.loading.adapters import ADAPTER, with_adapter
 from mlxstack.engine.loading.embedding_tables import EmbeddingTables, embedding_tables
-from mlxstack.engine.loading.hub_download import fetch, fetch_head
+from mlxstack.engine.loading.hub_download import fetch
 from mlxstack.engine.loading.load_errors import why_not_loaded
 from mlxstack.engine.loading.tokenizer_folder import check_rows, tokenizer_of
 from mlxstack.engine.loading.tokenizer_folder import refusal as tokenizer_refusal
 from mlxstack.engine.model.model_shape import has_scaled_rope
-from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
 from mlxstack.engine.vision.encoder import image_encoder
@@ -51,9 +50,6 @@ LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, Impo
 BLOB = re.compile(r"[0-9a-f]{64}")
 IMAGE_KV_VERSION = "2"
 """Moves with the names of images in block keys, and with faults in their KV."""
-
-MAX_MORE_TOKENS = 256
-"""Tolerated surplus of the larger vocabulary of draft and target."""
 
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
@@ -171,82 +167,18 @@ def check_context(facts: ModelFacts, n_ctx: int, key: str = "") -> None:
         )
 
 
-def load_draft(spec: ModelSpec, target: LoadedModel, progress: LoadProgress) -> LoadedModel:
-    """Load a draft model. Raises SetupError for a different vocabulary."""
-    assert spec.draft is not None
-    try:
-        draft = load(ModelSpec(id=spec.draft), KVSpec(), progress=progress)
-    except SetupError as error:
-        raise SetupError(f"model.draft: {error.message}") from error
-    difference = _vocabulary_difference(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab())
-    if difference:
-        raise SetupError(
-            f"model.draft: {spec.draft} has another vocabulary than {spec.id} ({difference}), and "
-            "drafts are tokens; take a small model of the same family, or remove model.draft"
-        )
-    return draft
-
-
-def load_mtp(
-    spec: ModelSpec, target: LoadedModel, progress: LoadProgress | None = None
-) -> MTPHead | None:
-    """MTP head of `spec.mtp` or of the model, if any.
-
-    Raises SetupError for a `spec.mtp` that is no head for the model.
-    """
-    own = Path(target.facts.path)
-    quantization = mlx_utils.load_config(own).get("quantization")
-    try:
-        head = load_head(target.model, locate_head(spec, progress) or own, quantization)
-    except ValueError as error:
-        if spec.mtp is not None:
-            raise SetupError(
-                f"model.mtp: the MTP head of {spec.mtp} does not fit {spec.id}: {error}"
-            ) from error
-        log.warning("the MTP head of %s is not used: %s", spec.id, error)
-        return None
-    if head is None and spec.mtp is not None:
-        raise SetupError(
-            f"model.mtp: {spec.mtp} has no MTP head; name the checkpoint that {spec.id} was "
-            "converted from, or remove it"
-        )
-    return head
-
-
-def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """Difference of the vocabularies, "" where drafts can be exchanged.
-
-    The last tokens of one may be missing in the other: families add special tokens over time.
-    """
-    known = {at: token for token, at in target.items()}
-    for token, at in sorted(draft.items(), key=lambda one: one[1]):
-        if known.get(at, token) != token:
-            return f"token {at} is {known[at]!r} in one and {token!r} in the other"
-    n_more = abs(len(target) - len(draft))
-    if n_more > MAX_MORE_TOKENS:
-        return f"{len(target)} and {len(draft)} tokens"
-    return ""
-
-
 def locate(spec: ModelSpec, progress: LoadProgress | None = None) -> Path:
     """Folder of the model: embedded, local, or the hub's snapshot.
 
     Raises SetupError when there is no such model.
     """
-    local = _local(spec.id)
+    local = local_folder(spec.id)
     if local is not None and not (local / "config.json").is_file():
         raise SetupError(f"the folder {local} holds no config.json, so it is no model")
     return local or fetch(spec, progress or LoadProgress())
 
 
-def locate_head(spec: ModelSpec, progress: LoadProgress | None = None) -> Path | None:
-    """Folder with the tensors of `spec.mtp`. Raises SetupError."""
-    if spec.mtp is None:
-        return None
-    return _local(spec.mtp, "model.mtp: ") or fetch_head(spec.mtp, progress or LoadProgress())
-
-
-def _local(name: str, key: str = "") -> Path | None:
+def local_folder(name: str, key: str = "") -> Path | None:
     """Folder of a model's name, None for a hub id. Raises SetupError."""
     local = MODEL_DIR if name == BUILTIN_MODEL else expanded(name)
     if local.is_dir():
