@@ -40,7 +40,9 @@ def id_of(text: str, agents: list[AgentDict]) -> str:
     )
     if matches:
         raise Misuse(f"several agents begin with `{text}`: {names}")
-    raise NotFound(f"there is no agent {text}" + (f"; there is {names}" if names else ""))
+    if names:
+        raise NotFound(f"there is no agent {text}; there is {names}")
+    raise NotFound(f"there is no agent {text}")
 
 
 def groups(agents: list[AgentDict]) -> list[list[AgentDict]]:
@@ -52,6 +54,8 @@ def groups(agents: list[AgentDict]) -> list[list[AgentDict]]:
 
     grouped: dict[tuple[str, str], list[AgentDict]] = {}
     for agent in agents:
-        name = agent.get("name") if is_implicit(agent["id"]) else ""
-        grouped.setdefault(("name", name) if name else ("id", agent["id"]), []).append(agent)
+        key = ("id", agent["id"])
+        if is_implicit(agent["id"]) and agent.get("name"):
+            key = ("name", agent["name"])
+        grouped.setdefault(key, []).append(agent)
     return list(grouped.values())

@@ -21,7 +21,9 @@ class AnswerPrinter:
     """
 
     def __init__(self, *, is_raw: bool = False) -> None:
-        console = None if is_raw else _console()
+        console = None
+        if not is_raw:
+            console = _console()
         self._markdown = None if console is None else _stream(console)
         self._is_thinking = False
 
@@ -66,7 +68,9 @@ def _console() -> "Console | None":
     from rich.console import Console
 
     console = Console(highlight=False)
-    return None if console.is_dumb_terminal else console
+    if console.is_dumb_terminal:
+        return None
+    return console
 
 
 def _stream(console: "Console") -> "MarkdownStream":

@@ -59,8 +59,12 @@ class ChatTurn(Struct, frozen=True):
         cached = self.usage.cached_tokens
         new = usage.prompt_tokens - cached
         generated = usage.completion_tokens
-        rate = f", {self.tps:.1f} tok/s" if self.tps else ""
-        cut = "; cut there, --max-tokens N allows more" if self.is_cut else ""
+        rate = ""
+        if self.tps:
+            rate = f", {self.tps:.1f} tok/s"
+        cut = ""
+        if self.is_cut:
+            cut = "; cut there, --max-tokens N allows more"
         return (
             f"[prompt: {cached} tokens reused, {new} new; first token after {self.ttft_s:.2f} s; "
             f"{generated} tokens generated{rate}{cut}]"
@@ -140,7 +144,9 @@ class ChatSession:
         """
         parts = [image.part for image in self._images]
         self._images = []
-        content = [*parts, {"type": "text", "text": text}] if parts else text
+        content: Any = text
+        if parts:
+            content = [*parts, {"type": "text", "text": text}]
         messages = [*self._messages, {"role": "user", "content": content}]
         prompt = f"{self._text}\n{text}" if self._text else text
         received: list[str] = []

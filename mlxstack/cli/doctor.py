@@ -144,9 +144,12 @@ def macos(
         remedy = f"update macOS to {MIN_MACOS[0]} or later: MLX has no packages for older ones"
         yield bad("macos", detail, remedy)
     else:
-        lacks = ": without residency sets, so device.wired has no effect"
-        yield ok("macos", detail + (lacks if version[0] == MIN_MACOS[0] else ""))
-    limit = f"{wired_limit_mb} MiB" if wired_limit_mb else "not set, macOS decides"
+        if version[0] == MIN_MACOS[0]:
+            detail += ": without residency sets, so device.wired has no effect"
+        yield ok("macos", detail)
+    limit = "not set, macOS decides"
+    if wired_limit_mb:
+        limit = f"{wired_limit_mb} MiB"
     yield ok("gpu memory", f"iogpu.wired_limit_mb is {limit}")
     if panics:
         detail = f"{len(panics)} in 30 days name the GPU driver (IOGPU), the last one {panics[-1]}"
@@ -286,7 +289,9 @@ def _left_behind(home: Home) -> Iterator[CheckResult]:
     halves = [*stored, *home.run.rglob(".*.json.*"), *home.run.glob(".*.pid.*")]
     if halves:
         n_bytes = sum(file.stat().st_size for file in halves)
-        names = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
+        names = " ".join(map(str, halves[:N_SHOWN]))
+        if len(halves) > N_SHOWN:
+            names += " ..."
         detail = f"{len(halves)} half-written files, {size(n_bytes)}"
         yield warn("stale", detail, f"delete them: rm {names}")
 
@@ -323,7 +328,9 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         remedy = f"{REINSTALL}, and read what MLX says"
         yield bad("device", f"MLX does not start: {last_line(why)}", remedy)
         return
-    most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
+    most = ""
+    if facts["limit_bytes"]:
+        most = f", at most {size(facts['limit_bytes'])} at once"
     name = gpu_name(facts) if facts["kind"] == "gpu" else facts["name"]
     detail = f"MLX computes on the {facts['kind']}, {name}{most}"
     is_slow = sys.platform == "darwin" and facts["kind"] != "gpu"
@@ -337,7 +344,9 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
 def wired(home: Home) -> Iterator[CheckResult]:
     """Presets that wire their weights on a GPU."""
     names = [name for name, preset in _loadable(home) if preset.device.wired is Wired.WEIGHTS]
-    detail = f"device.wired is weights in {', '.join(names)}" if names else "device.wired is off"
+    detail = "device.wired is off"
+    if names:
+        detail = f"device.wired is weights in {', '.join(names)}"
     yield ok("wired", detail)
 
 
@@ -363,7 +372,9 @@ def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:
     except SetupError as why:
         yield bad("ceiling", why.message, f"unset {MEMORY_VARIABLE}")
         return
-    wide = "; half precision takes twice its room on a CPU" if memory.half_bytes > 2 else ""
+    wide = ""
+    if memory.half_bytes > 2:
+        wide = "; half precision takes twice its room on a CPU"
     detail = f"models may take {size(memory.usable)} of {size(memory.total)}{wide}"
     yield ok("ceiling", detail)
 

@@ -69,13 +69,17 @@ def examine_hosts(
         remedy = "name this machine first, by the address at which the others reach it"
         yield bad("hosts", detail, remedy)
         return
-    files = None if model is None else rank_probe.digest_files(model)
+    files = None
+    if model is not None:
+        files = rank_probe.digest_files(model)
     links: list[LinkSpeed] = []
     for host in hosts[1:]:
         try:
             address = socket.gethostbyname(host)
             with _probing(host, own, patience_s) as probed:
-                way = "on this machine" if ranks.is_here(host) else "by SSH, without a prompt"
+                way = "by SSH, without a prompt"
+                if ranks.is_here(host):
+                    way = "on this machine"
                 yield ok("reach", f"{host}: a process started {way}")
                 yield from _versions(host, probed.versions)
                 yield _clock(host, probed.ahead_s)
@@ -118,7 +122,9 @@ def compare_files(
             return bad("model files", detail, remedy)
     if own == theirs:
         return ok("model files", f"{host}: {model.id}, as here")
-    kind = "model files" if own.weights != theirs.weights else "model code"
+    kind = "model code"
+    if own.weights != theirs.weights:
+        kind = "model files"
     detail = f"{host}: other {kind} of {model.id} than here"
     return bad("model files", detail, remedy)
 
@@ -129,7 +135,9 @@ def _versions(host: str, theirs: dict[str, str]) -> Iterator[CheckResult]:
     remedy = "install the same version on both"
     for name, version in theirs.items():
         if version != own.get(name):
-            level = CheckLevel.WARN if name == "Python" else CheckLevel.BAD
+            level = CheckLevel.BAD
+            if name == "Python":
+                level = CheckLevel.WARN
             detail = f"{host}: {name} {printable(version)}, here {own.get(name)}"
             yield CheckResult(level, "versions", detail, remedy)
     if theirs == own:

@@ -41,7 +41,9 @@ class Exit(IntEnum):
 
 def failed_if(is_wrong: bool) -> Exit:
     """FAILED, else OK."""
-    return Exit.FAILED if is_wrong else Exit.OK
+    if is_wrong:
+        return Exit.FAILED
+    return Exit.OK
 
 
 def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:
@@ -52,4 +54,6 @@ def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:
         return Exit.NOT_RUNNING
     if isinstance(error, SetupError):
         return Exit.SETUP
-    return Exit.TAKEN if isinstance(error, Taken) else Exit.FAILED
+    if isinstance(error, Taken):
+        return Exit.TAKEN
+    return Exit.FAILED

@@ -38,7 +38,9 @@ def write_groups(group: Any, ctx: Any, formatter: Any) -> None:
     ungrouped = tuple(name for name in visible if name not in grouped)
     for title, names in GROUPS.items():
         present = [name for name in names if name in visible]
-        listed = [*present, *ungrouped] if title == "Advanced" else present
+        listed = present
+        if title == "Advanced":
+            listed = [*present, *ungrouped]
         with formatter.section(title):
             formatter.write_dl([(n, commands[n].get_short_help_str(left)) for n in listed])
 

@@ -90,9 +90,13 @@ async def _switch_mode(home: Home, mode: str) -> str:
 
 def _described(facts: PresetFit, model: str) -> str:
     """Weight bytes, fit of the preset, and presence on disk."""
-    weights = "size unknown" if facts.weights_bytes is None else size(facts.weights_bytes)
+    weights = "size unknown"
+    if facts.weights_bytes is not None:
+        weights = size(facts.weights_bytes)
     fit = {True: "fits", False: "too big", None: ""}[facts.fits]
-    place = "on disk" if facts.is_downloaded else "not downloaded"
+    place = "not downloaded"
+    if facts.is_downloaded:
+        place = "on disk"
     return f"{weights:>{SIZE}}  {fit:<7}  {place:<14}  {model}"
 
 

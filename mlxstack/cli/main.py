@@ -209,7 +209,9 @@ def _run() -> None:
         note(f"error: {why}{_hint(why)}")
         sys.exit(exit_of(why))
     except OSError as why:
-        where = f"{why.filename}: " if why.filename else ""
+        where = ""
+        if why.filename:
+            where = f"{why.filename}: "
         remedy = "`mlx-stack doctor` checks folders, disk and ports"
         note(f"error: {where}{why.strerror or why}; {remedy}")
         sys.exit(Exit.FAILED)

@@ -166,7 +166,9 @@ def seldom(
 
 
 def _cell(value: object) -> "Text":
-    style = STYLES.get(value, "") if isinstance(value, StrEnum) else ""
+    style = ""
+    if isinstance(value, StrEnum):
+        style = STYLES.get(value, "")
     return _styled(printable(" ".join(str(value).splitlines())), style)
 
 
@@ -257,7 +259,8 @@ def _blocks(headings: list[str], rows: "list[list[Text]]") -> "list[Text]":
     wide = max(len(head) for head in headings) + GAP
     lines: list[Text] = []
     for row in rows:
-        lines += [Text()] if lines else []
+        if lines:
+            lines.append(Text())
         lines += [
             Text.assemble((head.ljust(wide), "bold"), cell)
             for head, cell in zip(headings, row, strict=True)

@@ -47,8 +47,12 @@ def show_forecast(forecast: Forecast) -> None:
     spec = forecast.spec
     memory = forecast.memory
     keeps_kv = forecast.kind is not ServiceKind.EMBEDDING
-    title = spec.model if forecast.preset in spec.model else f"{forecast.preset}: {spec.model}"
-    context = f", up to {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
+    title = f"{forecast.preset}: {spec.model}"
+    if forecast.preset in spec.model:
+        title = spec.model
+    context = ""
+    if spec.n_trained:
+        context = f", up to {tokens(spec.n_trained)} tokens"
     lines = [
         ("model", f"{title} ({spec.architecture}{context})"),
         ("config", _source(spec)),
@@ -108,19 +112,21 @@ def show_table(rows: Sequence[PlanRow]) -> None:
 def _weights(forecast: Forecast) -> str:
     stored = forecast.spec.weights_bytes
     held = forecast.here.weights_bytes
-    wider = f"; {size(held)} in memory" if held != stored else ""
-    head = (
-        f"; {size(forecast.spec.head_bytes)} of them an MTP head"
-        if forecast.spec.head_bytes
-        else ""
-    )
+    wider = ""
+    if held != stored:
+        wider = f"; {size(held)} in memory"
+    head = ""
+    if forecast.spec.head_bytes:
+        head = f"; {size(forecast.spec.head_bytes)} of them an MTP head"
     return f"{size(stored)}, {forecast.spec.weights_from}{wider}{head}"
 
 
 def _growth(forecast: Forecast) -> str:
     stored = forecast.spec.growth_bytes
     held = forecast.here.growth_bytes
-    wider = f", {size(held)} in memory" if held != stored else ""
+    wider = ""
+    if held != stored:
+        wider = f", {size(held)} in memory"
     return f"{size(stored)} a token{wider}; windows {size(forecast.spec.window_bytes)}"
 
 
@@ -148,7 +154,9 @@ def _source(spec: Spec) -> str:
 
 
 def _kind(row: KindRow) -> tuple[object, ...]:
-    dims = f"{row.k_dim}" if row.k_dim == row.v_dim else f"{row.k_dim}/{row.v_dim}"
+    dims = f"{row.k_dim}/{row.v_dim}"
+    if row.k_dim == row.v_dim:
+        dims = f"{row.k_dim}"
     return (
         row.kind,
         len(row.layers),
@@ -162,14 +170,20 @@ def _kind(row: KindRow) -> tuple[object, ...]:
 
 def _numbers(layers: Sequence[int]) -> str:
     text = ", ".join(map(str, layers[:12]))
-    return f"{text}, ..." if len(layers) > 12 else text
+    if len(layers) > 12:
+        return f"{text}, ..."
+    return text
 
 
 def _geometry(spec: Spec) -> str:
     parts = []
     for kind in spec.kinds:
-        window = f", W {kind.window}" if kind.window else ""
-        dims = f" ({kind.heads} x {kind.k_dim}{window})" if kind.heads else ""
+        window = ""
+        if kind.window:
+            window = f", W {kind.window}"
+        dims = ""
+        if kind.heads:
+            dims = f" ({kind.heads} x {kind.k_dim}{window})"
         parts.append(f"{len(kind.layers)} {kind.kind}{dims}")
     return " + ".join(parts)
 
@@ -181,13 +195,17 @@ def _fit_text(forecast: Forecast) -> str:
         asked = f"texts of up to {tokens(fit.n_ctx)} tokens: {size(fit.n_bytes)}"
         most = f"{fit.max_ctx} tokens"
     else:
-        bits = forecast.here.bits if fit.bits == PLAIN_BITS else fit.bits
+        bits = fit.bits
+        if fit.bits == PLAIN_BITS:
+            bits = forecast.here.bits
         slots = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {bits}-bit KV"
         asked = f"{slots}: {size(fit.n_bytes)}"
         most = f"{fit.max_agents} such slots, or {fit.max_ctx} tokens in each of {fit.n_slots}"
     if fit.fits:
         return f"{asked}: fits; up to {most}"
-    helps = "; what would fit: " + ", or ".join(fit.nearest) if fit.nearest else ""
+    helps = ""
+    if fit.nearest:
+        helps = "; what would fit: " + ", or ".join(fit.nearest)
     if fit.n_bytes <= memory.usable:
         return f"{asked}: does not fit: {fit.over_budget}{helps}"
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"

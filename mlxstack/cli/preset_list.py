@@ -42,12 +42,14 @@ def with_fits(listings: list[PresetListing], home: Home) -> list[PresetListing]:
     """Listings with size, fit and presence of their models."""
     names = [listing.name for listing in listings if listing.error is None]
     fits = preset_fits(home, names, this_memory(os.environ))
-    return [
-        msgspec.structs.replace(listing, **msgspec.structs.asdict(fits[listing.name]))
-        if listing.name in fits
-        else listing
-        for listing in listings
-    ]
+    fitted = []
+    for listing in listings:
+        fit = fits.get(listing.name)
+        if fit is None:
+            fitted.append(listing)
+        else:
+            fitted.append(msgspec.structs.replace(listing, **msgspec.structs.asdict(fit)))
+    return fitted
 
 
 def _entry(name: str, source: str, home: Home) -> PresetListing:

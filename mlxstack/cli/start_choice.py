@@ -138,11 +138,15 @@ class StartChoice(NamedTuple):
         from mlxstack.config.presets import from_anywhere
 
         arguments = [_from_anywhere(model, home) for model in self.models or ()]
-        options = self if self.draft is None else self._replace(draft=from_anywhere(self.draft))
+        options = self
+        if self.draft is not None:
+            options = self._replace(draft=from_anywhere(self.draft))
         for field, value in options._asdict().items():
             if field == "models" or value is None or value is False:
                 continue
-            flag = "--set" if field == "sets" else f"--{field.replace('_', '-')}"
+            flag = "--set"
+            if field != "sets":
+                flag = f"--{field.replace('_', '-')}"
             if value is True:
                 arguments.append(flag)
                 continue

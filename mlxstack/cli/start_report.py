@@ -28,7 +28,9 @@ def report_service(started: "Started", preset: "Preset", json: bool) -> None:
         notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
         as_json(facts(started) | notes)
         return
-    agents = "1 agent" if spec.n_slots == 1 else f"{spec.n_slots} agents"
+    agents = f"{spec.n_slots} agents"
+    if spec.n_slots == 1:
+        agents = "1 agent"
     say(
         f"{spec.name} is ready at {spec.url} after {started.seconds:.1f} s "
         f"({agents} at once, {tokens(spec.n_ctx)} tokens of context each)"
@@ -54,8 +56,12 @@ def _show_next(spec: "ServiceSpec") -> None:
     from mlxstack.host.coding_clients import is_large_enough
 
     is_alone = len(services.running(spec.home)) == 1
-    option = "" if is_alone else f" --name {spec.name}"
-    commands = [(f"mlx-stack chat{'' if is_alone else f' {spec.name}'}", "talk to the model")]
+    option = ""
+    chat = "mlx-stack chat"
+    if not is_alone:
+        option = f" --name {spec.name}"
+        chat = f"mlx-stack chat {spec.name}"
+    commands = [(chat, "talk to the model")]
     if is_large_enough("claude", spec.n_ctx):
         commands.append((f"mlx-stack run claude{option}", "or codex, opencode, aider, pi, qwen"))
     commands.append((f"mlx-stack tui{option}", "watch agents, cache and memory"))
@@ -90,7 +96,9 @@ def facts(started: "Started") -> dict[str, object]:
 
 
 def _curl(spec: "ServiceSpec", preset: "Preset", is_base: bool) -> str:
-    key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
+    key = ""
+    if preset.server.api_keys:
+        key = " -H 'authorization: Bearer YOUR_KEY'"
     from mlxstack.core.preset import ServiceKind
 
     path = "chat/completions"

@@ -30,4 +30,6 @@ def seconds_of(text: str) -> float:
 
 def size(n_bytes: float) -> str:
     """Bytes for a table; `-` where there are none."""
-    return formatting.size(n_bytes) if n_bytes else "-"
+    if n_bytes:
+        return formatting.size(n_bytes)
+    return "-"

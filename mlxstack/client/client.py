@@ -168,7 +168,9 @@ class Client:
         body: dict[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        timeout = self._http.timeout if timeout_s is None else httpx.Timeout(timeout_s)
+        timeout = self._http.timeout
+        if timeout_s is not None:
+            timeout = httpx.Timeout(timeout_s)
         try:
             path = self._for_member(path)
             async with self._http.stream(method, path, json=body, timeout=timeout) as answer:

@@ -56,8 +56,12 @@ def message_of(content: bytes) -> str | None:
     except msgspec.DecodeError:
         return None
     error: Any = body.get("error") if isinstance(body, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else None
+    message = None
+    if isinstance(error, dict):
+        message = error.get("message")
+    if isinstance(message, str):
+        return message
+    return None
 
 
 def decode(content: bytes, kind: type[T]) -> T:

@@ -76,7 +76,9 @@ def _near(name: str, candidates: list[str]) -> str:
     rests = [candidate.removeprefix(PREFIX) for candidate in candidates]
     near = next((key for key in rests if key.endswith(f"_{word}")), None)
     near = near or schema.nearest(word, rests)
-    return f"; did you mean `{PREFIX}{near}`?" if near else ""
+    if near:
+        return f"; did you mean `{PREFIX}{near}`?"
+    return ""
 
 
 def given_overrides(env: Mapping[str, str], sets: Iterable[str]) -> list[Override]:

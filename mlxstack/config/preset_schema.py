@@ -134,7 +134,9 @@ def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
     """Schema at `keys`, or None for an unknown key."""
     for key in keys:
         shape = _section_in(shape)
-        below = children(shape).get(key) if isinstance(key, str) else None
+        below = None
+        if isinstance(key, str):
+            below = children(shape).get(key)
         if isinstance(shape, mi.VarTupleType) and isinstance(key, int):
             below = shape.item_type
         elif isinstance(shape, mi.DictType):
@@ -166,7 +168,9 @@ def children(shape: mi.Type) -> dict[str, mi.Type]:
 
 def bare(shape: mi.Type) -> mi.Type:
     """The shape without its description."""
-    return shape.type if isinstance(shape, mi.Metadata) else shape
+    if isinstance(shape, mi.Metadata):
+        return shape.type
+    return shape
 
 
 def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -213,7 +217,9 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
     names = list(choices)
     if near := nearest(word, names):
         return f"; did you mean `{near}`?"
-    return f"; there is {', '.join(names)}" if names else ""
+    if names:
+        return f"; there is {', '.join(names)}"
+    return ""
 
 
 def parse(raw: str, shape: mi.Type) -> Any:
@@ -233,7 +239,9 @@ def parse(raw: str, shape: mi.Type) -> Any:
 def allowed(keys: Keys) -> str:
     """Values of a key in words, with an example."""
     short = short_form(str(keys[-1]))
-    return meaning(at(keys)) + (f", such as {short.example}" if short is not None else "")
+    if short is None:
+        return meaning(at(keys))
+    return f"{meaning(at(keys))}, such as {short.example}"
 
 
 def meaning(shape: mi.Type | None) -> str:
@@ -254,7 +262,9 @@ def meaning(shape: mi.Type | None) -> str:
 def _meaning_of_one(shape: mi.Type | None) -> str:
     match shape:
         case mi.IntType() | mi.FloatType():
-            kind = "a whole number" if isinstance(shape, mi.IntType) else "a number"
+            kind = "a number"
+            if isinstance(shape, mi.IntType):
+                kind = "a whole number"
             return kind + _bounds(shape)
         case mi.BoolType():
             return "true or false"
@@ -289,10 +299,13 @@ def _expanded(values: Any, shape: mi.Type | None, key: str = "") -> Any:
     if not isinstance(values, str):
         return values
     if isinstance(shape, mi.VarTupleType):
-        is_one = isinstance(_texts_in(shape.item_type), mi.StrType) and values[:1] != "["
-        return [values] if is_one else values
+        if isinstance(_texts_in(shape.item_type), mi.StrType) and values[:1] != "[":
+            return [values]
+        return values
     short = short_form(key)
-    amount = short.unit(values) if short is not None and shape is not None else None
+    amount = None
+    if short is not None and shape is not None:
+        amount = short.unit(values)
     return values if amount is None else amount
 
 
@@ -317,7 +330,9 @@ def _bounds(shape: mi.IntType | mi.FloatType) -> str:
         parts.append(f"to {shape.le:g}")
     elif low is not None and shape.ge is not None:
         parts = [f"of at least {low:g}"]
-    return " " + " ".join(parts) if parts else ""
+    if parts:
+        return " " + " ".join(parts)
+    return ""
 
 
 Violation = tuple[Keys, str]

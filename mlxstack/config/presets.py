@@ -155,7 +155,9 @@ def find(name: str, home: Home) -> Path:
 
 def delete(name: str, home: Home) -> Path:
     """Delete a user's or derived preset. Raises SetupError for others."""
-    path = find(name, home) if not is_path(name) else None
+    path = None
+    if not is_path(name):
+        path = find(name, home)
     if path is None or path.parent not in (home.presets, home.derived_presets):
         raise SetupError(f"{name} is not a preset of your own; `mlx-stack presets` lists all")
     path.unlink()
@@ -247,7 +249,10 @@ def _refuse_unknown(document: SourcedDocument, form: mi.Type, *names: str) -> No
     for keys in schema.unknown(document.values, form):
         section = schema.at(keys[:-1], form)
         keys_below = schema.children(section) if section is not None else {}
-        near = schema.suggestion(str(keys[-1]), [*keys_below, *(names if len(keys) == 1 else ())])
+        choices = list(keys_below)
+        if len(keys) == 1:
+            choices += names
+        near = schema.suggestion(str(keys[-1]), choices)
         raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
 
 

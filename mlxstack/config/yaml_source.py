@@ -100,8 +100,10 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     out = dict(below)
     for key, value in above.items():
         old = out.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        out[key] = _merged(old, value) if both and old is not None else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            out[key] = _merged(old, value)
+        else:
+            out[key] = value
     return out
 
 
@@ -141,7 +143,9 @@ def _walk_mapping(
     seen: dict[str, int] = {}
     for name, value in node.value:
         line = name.start_mark.line + 1
-        key = str(name.value) if isinstance(name, yaml.ScalarNode) else "?"
+        key = "?"
+        if isinstance(name, yaml.ScalarNode):
+            key = str(name.value)
         path = dotted((*keys, key))
         if not isinstance(name, yaml.ScalarNode) or name.tag != "tag:yaml.org,2002:str":
             raise SetupError(f"{top.source}:{line}: the key `{path}` must be a plain text")
@@ -156,4 +160,6 @@ def _walk_mapping(
 
 def _place(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    return f":{mark.line + 1}" if mark is not None else ""
+    if mark is not None:
+        return f":{mark.line + 1}"
+    return ""

@@ -23,4 +23,6 @@ def take_launchd_flag(env: MutableMapping[str, str]) -> bool:
 
 def launchd_code(code: int) -> int:
     """The exit code to give launchd, which restarts everything but 0."""
-    return 0 if code in HOPELESS_CODES else code
+    if code in HOPELESS_CODES:
+        return 0
+    return code

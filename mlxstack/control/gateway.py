@@ -263,7 +263,9 @@ def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) ->
     ]
     # Requests of a gateway without keys come with its own; a service without keys allows all.
     own_key = ApiKey(internal_key(secret, None), may_raise=not keys)
-    idle_s = None if own.resident is Residency.ALWAYS else own.idle_unload_s or IDLE_UNLOAD_S
+    idle_s = None
+    if own.resident is not Residency.ALWAYS:
+        idle_s = own.idle_unload_s or IDLE_UNLOAD_S
     return replace(
         own,
         host=HOST,
@@ -365,23 +367,24 @@ def _as_before(preset: Preset, former: Preset | None) -> Preset:
         return preset
     pct = former.prefix_cache.memory_budget_pct
     same = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
-    return former if same == former else preset
+    if same == former:
+        return former
+    return preset
 
 
 def _summary(preset: Preset, candidate: Candidate | None) -> ModelSummary:
     if candidate is None:
         return ModelSummary(preset.kind)
+    names: tuple[str, ...] = ("embedding",)
+    if preset.kind is ServiceKind.CHAT:
+        names = capabilities(candidate.files.source.parent, preset.kv.bits)
     return ModelSummary(
         kind=preset.kind,
         architecture=candidate.architecture,
         quantization=quantization_in(candidate.files.config),
         n_bytes=candidate.weights.n_bytes(),
         n_ctx_train=candidate.n_trained,
-        capabilities=(
-            capabilities(candidate.files.source.parent, preset.kv.bits)
-            if preset.kind is ServiceKind.CHAT
-            else ("embedding",)
-        ),
+        capabilities=names,
     )
 
 

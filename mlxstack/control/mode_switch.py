@@ -111,7 +111,10 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
         url = _apply(change, planned, before, is_kept, home, say)
     except BaseException as why:
         try:
-            _go_back(before, (*change.start, *([] if is_kept else [name])), home, say)
+            begun = list(change.start)
+            if not is_kept:
+                begun.append(name)
+            _go_back(before, begun, home, say)
         except StackError as worse:
             raise Broken(
                 f"mode `{name}` could not start ({why}), and what ran before did not come back "

@@ -173,7 +173,9 @@ def classify(
     state: ServiceState, is_owned: bool, health: HealthResponse | None
 ) -> tuple[ServiceHealthLevel, str]:
     """Condition of a service, with a note; `health` None: no answer."""
-    last = f"the last worker {state.exit_summary}" if state.exit_summary else ""
+    last = ""
+    if state.exit_summary:
+        last = f"the last worker {state.exit_summary}"
     if not is_owned:
         if state.phase is Phase.STOPPED:
             return ServiceHealthLevel.STOPPED, ""
@@ -197,9 +199,13 @@ async def _look(home: Home) -> list[ServiceStatus]:
 async def _see(home: Home, state: ServiceState) -> ServiceStatus:
     spec = state.spec
     is_owned = owner(home, spec.name) is not None
-    health = await _ask(spec.url, Client.health) if is_owned else None
+    health = None
+    if is_owned:
+        health = await _ask(spec.url, Client.health)
     condition, detail = classify(state, is_owned, health)
-    worker = state.worker if is_owned else None
+    worker = None
+    if is_owned:
+        worker = state.worker
     # What is served may have been changed since the start.
     served = read_json(home.preset_file(spec.name), Preset)
     n_slots = spec.n_slots
@@ -207,7 +213,9 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
     if served is not None:
         n_slots = served.slots.count
         n_ctx = served.slots.n_ctx
-        serves = f"serves {served.name}" if served.name != spec.name else ""
+        serves = ""
+        if served.name != spec.name:
+            serves = f"serves {served.name}"
         detail = "; ".join(filter(None, (serves, detail)))
     props = NO_PROPS
     if condition is ServiceHealthLevel.HEALTHY and served is not None:

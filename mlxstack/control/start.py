@@ -389,7 +389,9 @@ async def _until_healthy(
                 health = HealthResponse(False, str(why))
             state = owner(spec.home, spec.name)
             is_here = state is not None and state.worker is not None
-            return state if is_here and health.is_ready else None
+            if is_here and health.is_ready:
+                return state
+            return None
 
         return await until_answered(
             spec, ask, why_ended, timeout_s, lambda line: progress(line or health.message)
@@ -420,7 +422,9 @@ def refuse_other_model(state: ServiceState, request: StartRequest, preset: Prese
         return
     served = read_json(state.spec.home.preset_file(name), Preset)
     if served is not None and served.model.id != preset.model.id:
-        new = request.preset if request.file is None else preset.model.id
+        new = preset.model.id
+        if request.file is None:
+            new = request.preset
         raise Taken(
             f"`{name}` is already running with the model {served.model.id}; start {new} under "
             f"another name (`mlx-stack up {new} --name NAME`), or stop the other one "

@@ -145,7 +145,9 @@ class Supervisor:
                 self._record_state(phase=end, worker=None)
         finally:
             release(self._spec.home, self._spec.name)
-        return 0 if end is Phase.STOPPED else 1
+        if end is Phase.STOPPED:
+            return 0
+        return 1
 
     async def _keep_alive(self) -> Phase:
         while not self._stop.is_set():

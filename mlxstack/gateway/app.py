@@ -69,7 +69,9 @@ class Gateway:
         body = RequestBody(scope, receive, self._spec.server.max_body_bytes, self._budget)
         try:
             headers = Headers.from_scope(cast(HTTPScope, scope))
-            peer = scope["client"][0] if scope["client"] else None
+            peer = None
+            if scope["client"]:
+                peer = scope["client"][0]
             self._check_host(headers, peer)
             holder = self._check_key(headers, path)
             key = self._internal_key(holder)
@@ -149,7 +151,9 @@ class Gateway:
             if self._agents.is_new(agent):
                 continue
             member = self._members.by_name.get(self._agents.find(agent) or "")
-            names = member.spec.all_names if member is not None else ()
+            names: tuple[str, ...] = ()
+            if member is not None:
+                names = member.spec.all_names
             if not guards.is_for(holder, names):
                 raise Forbidden(
                     f"agent {agent!r} was served by another model, and this API key is only for "

@@ -153,7 +153,9 @@ async def list_agents(
     """
     holder = guards.key_of(request)
     key = internal_key(spec.secret, request.state.get("key"))
-    chosen = [_chosen(members, spec, model)] if model else members.by_name.values()
+    chosen = list(members.by_name.values())
+    if model:
+        chosen = [_chosen(members, spec, model)]
     allowed = [member for member in chosen if guards.is_for(holder, member.spec.all_names)]
     bodies = await asyncio.gather(*(_read(member, "/v1/agents", key) for member in allowed))
     agents: dict[str, dict[str, Any]] = {}
@@ -207,7 +209,9 @@ async def load_member(
     Raises Unsupported for any other change, and what keeps the member from its start.
     """
     member_name = model or data.get("model")
-    name = names_of(spec).get(member_name) if isinstance(member_name, str) else None
+    name = None
+    if isinstance(member_name, str):
+        name = names_of(spec).get(member_name)
     if name is None or data.keys() - {"model"}:
         raise Unsupported(FIXED)
     member = members.by_name[name]

@@ -324,7 +324,9 @@ class Members:
         return step
 
     async def _wait(self, look_at: float | None) -> None:
-        patience_s = WATCH_S if look_at is None else min(WATCH_S, look_at - time.monotonic())
+        patience_s = WATCH_S
+        if look_at is not None:
+            patience_s = min(WATCH_S, look_at - time.monotonic())
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, patience_s)):
                 await self._changed.wait()

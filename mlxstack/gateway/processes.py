@@ -168,7 +168,9 @@ class MemberProcess:
 
         Raises httpx.HTTPError without an answer of at most `MAX_ANSWER_BYTES`.
         """
-        headers = {"authorization": f"Bearer {key}"} if key is not None else None
+        headers = None
+        if key is not None:
+            headers = {"authorization": f"Bearer {key}"}
         content = bytearray()
         async with self._client.stream(
             method, self.url + path, timeout=timeout_s, headers=headers

@@ -62,8 +62,8 @@ def model_in_query(scope: Scope) -> str | None:
     """The query's `model`, as llama-server's router has it."""
     if b"model=" not in scope["query_string"]:
         return None
-    models = parse_qs(scope["query_string"].decode("latin-1")).get("model")
-    return models[0] if models else None
+    models: list[str] = parse_qs(scope["query_string"].decode("latin-1")).get("model", [])
+    return next(iter(models), None)
 
 
 def _model_in(body: bytes) -> str | None:
@@ -75,7 +75,9 @@ def _model_in(body: bytes) -> str | None:
     model = fields.model
     if model is None:
         model = fields.name
-    return model if isinstance(model, str) else None
+    if isinstance(model, str):
+        return model
+    return None
 
 
 def _unknown(model: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
@@ -84,7 +86,9 @@ def _unknown(model: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
     if not spec.of_disk:
         return f"model {model!r} is not served here; served are {served}"
     near = get_close_matches(model, names, n=1, cutoff=0.4)
-    nearest = f"the nearest is {near[0]!r}" if near else f"on this disk are {served}"
+    nearest = f"on this disk are {served}"
+    if near:
+        nearest = f"the nearest is {near[0]!r}"
     if not HUB_ID.fullmatch(model):
         return f"model {model!r} is not on this disk; {nearest}, and `mlx-stack models` lists all"
     return (

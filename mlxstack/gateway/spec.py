@@ -71,7 +71,9 @@ class GatewaySpec(Struct, frozen=True):
 
 def internal_key(secret: str, key: ApiKey | None) -> str:
     """Member key for the holder of `key`; None without keys."""
-    holder = key.key if key is not None else ""
+    holder = ""
+    if key is not None:
+        holder = key.key
     return hmac.new(secret.encode(), holder.encode(), hashlib.sha256).hexdigest()
 
 

@@ -115,6 +115,12 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
         "env": variables | dict.fromkeys(CLAUDE_PROVIDERS, ""),
     }
     file = str(folder / "settings.json")
+    caution = None
+    if service.n_ctx < MIN_CLAUDE_TOKENS:
+        caution = (
+            f"Claude Code compacts {CLAUDE_COMPACT_TOKENS} tokens before the end of the context, "
+            f"and a slot has {service.n_ctx}; give slots.n_ctx {MIN_CLAUDE_TOKENS} or more"
+        )
     return ClientSetup(
         variables=variables,
         unset=CLAUDE_PROVIDERS,
@@ -122,10 +128,7 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
         program="claude",
         options=("--settings", file),
         hint=CLAUDE_HINT,
-        caution=f"Claude Code compacts {CLAUDE_COMPACT_TOKENS} tokens before the end of the "
-        f"context, and a slot has {service.n_ctx}; give slots.n_ctx {MIN_CLAUDE_TOKENS} or more"
-        if service.n_ctx < MIN_CLAUDE_TOKENS
-        else None,
+        caution=caution,
     )
 
 
@@ -283,7 +286,9 @@ def is_large_enough(client: str, n_ctx: int) -> bool:
 def least_context(client: str) -> int:
     """Least tokens of a slot for the client; 0 for any."""
     n_first = FIRST_PROMPT_TOKENS.get(client, 0)
-    return n_first + WORK_TOKENS if n_first else 0
+    if n_first:
+        return n_first + WORK_TOKENS
+    return 0
 
 
 def first_command(n_ctx: int) -> str:

@@ -53,7 +53,9 @@ class BufferLimit(Struct, frozen=True):
     source: LimitSource
 
     def __str__(self) -> str:
-        text = f"{self.variable}={self.value}" if self.value else f"{self.variable} unset"
+        text = f"{self.variable} unset"
+        if self.value:
+            text = f"{self.variable}={self.value}"
         return f"{text} ({self.source})"
 
 
@@ -62,7 +64,9 @@ def mac_limits(chip: str, total_bytes: int) -> dict[str, str]:
     generation = CHIP.match(chip)
     if generation is not None and int(generation[1]) >= UNCHANGED_FROM:
         return {}
-    millions = MILLIONS if total_bytes >= SMALL_MAC_BYTES else MILLIONS_OF_SMALL_MAC
+    millions = MILLIONS_OF_SMALL_MAC
+    if total_bytes >= SMALL_MAC_BYTES:
+        millions = MILLIONS
     return {MAX_OPERATIONS: str(OPERATIONS), MAX_NUMBERS: str(millions)}
 
 

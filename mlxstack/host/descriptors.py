@@ -58,7 +58,9 @@ def raise_soft_limit() -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in WANTED:
-        target = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        target = limit
+        if hard != resource.RLIM_INFINITY:
+            target = min(limit, hard)
         if soft != resource.RLIM_INFINITY and target > soft:
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

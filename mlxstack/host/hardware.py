@@ -84,9 +84,13 @@ def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Chip name, such as `Apple M3 Max`, else the architecture."""
     if platform.system() == "Darwin":
         return sysctl_text(CHIP_NAME) or platform.machine()
-    text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
+    text = ""
+    if cpuinfo.is_file():
+        text = cpuinfo.read_text(errors="replace")
     match = MODEL_NAME.search(text)
-    return match[1].strip() if match else platform.machine()
+    if match:
+        return match[1].strip()
+    return platform.machine()
 
 
 def version_of(package: str) -> str | None:
@@ -191,7 +195,9 @@ def ask_mlx(
 def last_line(error: Exception) -> str:
     """Last line of a child's error output, else the error itself."""
     lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else str(error)
+    if lines:
+        return lines[-1]
+    return str(error)
 
 
 class MemoryBudget(Struct, frozen=True):
@@ -219,7 +225,9 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
         )
     memory = memory_of(psutil.virtual_memory().total)
     is_metal = sys.platform == "darwin" and memory.half_bytes == 2
-    wired = _wired_limit() if is_metal else 0
+    wired = 0
+    if is_metal:
+        wired = _wired_limit()
     if wired:
         return _of_mac(memory.total, wired, memory.owner, _buffer_settings())
     return memory
@@ -227,7 +235,9 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
 
 def memory_of(total: int) -> MemoryBudget:
     """Budget of this computer, if it had `total` bytes."""
-    half_bytes = 4 if _computes_on_cpu() else 2
+    half_bytes = 2
+    if _computes_on_cpu():
+        half_bytes = 4
     is_metal = sys.platform == "darwin" and half_bytes == 2
     if not is_metal:
         return MemoryBudget(total, int(total * LINUX_SHARE), half_bytes, "this machine")
@@ -237,7 +247,9 @@ def memory_of(total: int) -> MemoryBudget:
 def mac_memory(text: str) -> MemoryBudget:
     """Budget of a Mac with `text` memory, e.g. 24GB. Raises SetupError."""
     total = bytes_of(text)
-    unit = "" if text.strip()[-1:].isalpha() else " GB"
+    unit = " GB"
+    if text.strip()[-1:].isalpha():
+        unit = ""
     owner = f"a Mac with {text.strip()}{unit}"
     return _of_mac(total, mac_share(total), owner, mac_limits("", total))
 
@@ -254,7 +266,9 @@ def _of_mac(total: int, working_set: int, owner: str, variables: Mapping[str, st
 
 def mac_share(total: int) -> int:
     """Bytes of `total` for a Mac's GPU, by default or sysctl."""
-    share = LARGE_MAC_SHARE if total >= LARGE_MAC_BYTES else SMALL_MAC_SHARE
+    share = SMALL_MAC_SHARE
+    if total >= LARGE_MAC_BYTES:
+        share = LARGE_MAC_SHARE
     return int(total * share)
 
 
@@ -279,7 +293,9 @@ def bytes_of(text: str) -> int:
     Raises SetupError for nonsense, and for less than a MiB or more than 1,024 TiB.
     """
     match = AMOUNT.fullmatch(text.strip())
-    amount = float(match[1]) * 1024 ** POWERS[(match[2] or "G").upper()] if match else 0
+    amount = 0
+    if match:
+        amount = float(match[1]) * 1024 ** POWERS[(match[2] or "G").upper()]
     if not MIN_BYTES <= amount <= MAX_BYTES:
         raise SetupError(
             f"`{text}` is not an amount of memory; write it as 24GB or 512MB (a bare number means "
@@ -294,7 +310,9 @@ def _wired_limit() -> int:
     # Without close_fds CPython spawns instead of forking a process that maps a model.
     done = subprocess.run(command, capture_output=True, text=True, check=False, close_fds=False)
     output = done.stdout.strip()
-    return int(output) * 2**20 if output.isdigit() else 0
+    if output.isdigit():
+        return int(output) * 2**20
+    return 0
 
 
 def _computes_on_cpu() -> bool:

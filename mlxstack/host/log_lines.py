@@ -131,4 +131,6 @@ def for_people(line: LogLine, *, is_whole: bool = False) -> str:
         names = [f"{line.time:%H:%M:%S}", "" if line.level == "INFO" else line.level]
     values = [f"{name}={value}" for name, value in line.fields.items()] if is_whole else []
     text = " ".join(filter(None, (*names, message, *values)))
-    return f"{text}\n{line.traceback}" if line.traceback else text
+    if line.traceback:
+        return f"{text}\n{line.traceback}"
+    return text

@@ -73,7 +73,11 @@ def follow(path: Path, wait: Callable[[], None]) -> Iterator[str]:
 
     When the file is rotated, the rest of the old one comes first.
     """
-    position, inode = (path.stat().st_size, path.stat().st_ino) if path.exists() else (0, 0)
+    position = 0
+    inode = 0
+    if path.exists():
+        position = path.stat().st_size
+        inode = path.stat().st_ino
     while True:
         wait()
         if not path.exists():

@@ -83,7 +83,9 @@ def of_psi(text: str) -> PressureLevel | None:
 def sysctl(name: bytes) -> int | None:
     """Integer sysctl of macOS, without a child process; None if missing."""
     value = ctypes.c_int(0)
-    return value.value if _sysctl(name, value) else None
+    if _sysctl(name, value):
+        return value.value
+    return None
 
 
 def sysctl_text(name: bytes) -> str:

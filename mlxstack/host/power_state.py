@@ -60,4 +60,6 @@ def power_state() -> PowerState:
 
 def _is_low_power() -> bool | None:
     match = LOW_POWER.search(program_output(POWER_SETTINGS).decode(errors="replace"))
-    return match[1] == "1" if match else None
+    if match:
+        return match[1] == "1"
+    return None

@@ -96,7 +96,7 @@ def refusal(host: str, port: int) -> OSError | None:
 
     Some systems let one bind beside a wildcard listener and take its calls: so we also call.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = _family(host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -108,6 +108,12 @@ def refusal(host: str, port: int) -> OSError | None:
         if caller.connect_ex((reachable(host), port)) == 0:
             return OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     return None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    if ":" in host:
+        return socket.AF_INET6
+    return socket.AF_INET
 
 
 def reachable(host: str) -> str:
@@ -123,8 +129,7 @@ def free_port(host: str) -> int:
     for port in random.sample(REGISTERED_PORTS, 10):
         if refusal(host, port) is None:
             return port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 

@@ -436,8 +436,10 @@ def stop(home: Home, state: ServiceState, patience_s: float | None = None) -> bo
     The supervisor is asked, and lets the worker drain. After `patience_s` seconds, by default
     those of its spec, both are killed.
     """
+    if patience_s is None:
+        patience_s = state.spec.stop_s
     ask_to_stop(state.supervisor)
-    if wait_gone(state.supervisor, state.spec.stop_s if patience_s is None else patience_s):
+    if wait_gone(state.supervisor, patience_s):
         return False
     finish(home, read_state(home, state.spec.name) or state)
     return True

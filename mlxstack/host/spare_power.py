@@ -45,4 +45,6 @@ def is_warm(level: int | None) -> bool:
 def thermal_level() -> int | None:
     """Thermal pressure level of macOS; None where unknown."""
     match = THERMAL_LEVEL.match(program_output(THERMAL, WAIT_S).decode(errors="replace"))
-    return int(match[1]) if match else None
+    if match:
+        return int(match[1])
+    return None

@@ -124,7 +124,9 @@ def _check_numbers(config: dict[str, Any], file: Path) -> None:
 def _most(key: str) -> int | None:
     if LAYERS.fullmatch(key):
         return MAX_LAYERS
-    return MAX_SIZE if SIZES.fullmatch(key) else None
+    if SIZES.fullmatch(key):
+        return MAX_SIZE
+    return None
 
 
 def too_deep(file: Path) -> SetupError:

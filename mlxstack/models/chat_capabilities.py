@@ -20,10 +20,14 @@ def capabilities(folder: Path, kv_bits: int = 16) -> tuple[str, ...]:
     if not any(texts):
         return ()
     source = next((text for text in texts if "messages" in text), "")
-    tools = ("tools",) if TOOLS.search(source) else ()
-    thinking = ("thinking",) if THINKING.search(source) else ()
-    vision = ("vision",) if accepts_images(folder, kv_bits) else ()
-    return ("completion", *tools, *thinking, *vision)
+    names = ["completion"]
+    if TOOLS.search(source):
+        names.append("tools")
+    if THINKING.search(source):
+        names.append("thinking")
+    if accepts_images(folder, kv_bits):
+        names.append("vision")
+    return tuple(names)
 
 
 def _beginning(file: Path) -> str:

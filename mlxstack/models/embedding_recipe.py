@@ -196,7 +196,9 @@ def _default_prompt(folder: Path) -> str:
     settings = read_object(folder / SETTINGS)
     prompts = settings.get("prompts")
     name = settings.get("default_prompt_name")
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else ""
+    prompt: Any = ""
+    if isinstance(prompts, dict) and isinstance(name, str):
+        prompt = prompts.get(name)
     if not isinstance(prompt, str):
         raise SetupError(f"{folder / SETTINGS} has no prompt of the name {name!r}")
     return prompt

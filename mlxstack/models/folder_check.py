@@ -122,7 +122,9 @@ def _refuse_other_weights(folder: Path) -> None:
     names = [name for name in names if not name.startswith((".", "training_args"))]
     names += [file.name for file in weight_files(folder)]
     if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        more = ""
+        if len(names) > 1:
+            more = f" and {len(names) - 1} more"
         raise SetupError(
             f"{folder} holds {names[0]}{more}, but no model*.safetensors, which mlx-lm reads; "
             "convert it with `mlx_lm.convert`, or take an MLX version of this model, such as one "
@@ -161,6 +163,8 @@ def _growth(rule: Any) -> float:
     content = rule.get("content")
     pattern = rule.get("pattern")
     if rule.get("type") == "Replace" and isinstance(content, str):
-        text = pattern.get("String") if isinstance(pattern, dict) else None
+        text = None
+        if isinstance(pattern, dict):
+            text = pattern.get("String")
         growth *= max(1.0, len(content) / max(1, len(text or "")))
     return growth

@@ -285,7 +285,9 @@ def _without_weights(model: str) -> SetupError:
             f"{model} holds GGUF files, which llama.cpp reads; get the MLX version of this "
             f"model{_near(model.removesuffix('-GGUF'))}"
         )
-    lacks = "safetensors weights" if "config.json" in names else "config.json"
+    lacks = "config.json"
+    if "config.json" in names:
+        lacks = "safetensors weights"
     return SetupError(f"{model} holds no {lacks}, so mlx-lm cannot load it")
 
 
@@ -307,7 +309,9 @@ def _near(model: str) -> str:
     except Exception:  # As above.
         return ""
     names = [hub_id for hub_id in ids if hub_id != model]
-    return f"; did you mean {', '.join(names)}?" if names else ""
+    if names:
+        return f"; did you mean {', '.join(names)}?"
+    return ""
 
 
 def _page(model: str) -> str:

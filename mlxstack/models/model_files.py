@@ -104,7 +104,9 @@ def whole_snapshot(model: str, revision: str | None = None) -> Path | None:
         folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError, OSError):
         return None
-    return folder if has_all_files(folder) else None
+    if has_all_files(folder):
+        return folder
+    return None
 
 
 def has_all_files(folder: Path) -> bool:
@@ -122,7 +124,9 @@ def is_whole(folder: Path) -> bool:
 
 def gguf_refusal(path: Path) -> SetupError:
     """Refusal of a GGUF file or folder, with the remedy."""
-    state = "is a GGUF file" if path.is_file() else "holds GGUF files"
+    state = "holds GGUF files"
+    if path.is_file():
+        state = "is a GGUF file"
     return SetupError(
         f"{path} {state}, which llama.cpp reads; get the MLX version of this model, "
         "such as one of mlx-community on the hub"
@@ -209,7 +213,9 @@ def _vision_tensors(file: Path, digest: Any) -> list[tuple[str, str]]:
                 stream.seek(start + begin)
                 digest.update(f"{own} {tensor['dtype']} {tensor['shape']}\0".encode())
                 digest.update(stream.read(min(end - begin, READ_PER_TENSOR)))
-                part = match[1] if match[1] in PROJECTORS else "vision_tower"
+                part = "vision_tower"
+                if match[1] in PROJECTORS:
+                    part = match[1]
                 tensors.append((f"{part}.{match[2]}", own))
     return tensors
 
@@ -317,7 +323,9 @@ def quantization_in(config: dict[str, Any]) -> str:
     table = config.get("quantization") or config.get("quantization_config") or {}
     if bits := table.get("bits"):
         mode = table.get("mode", "affine")
-        return f"{bits} bit" if mode == "affine" else str(mode)
+        if mode == "affine":
+            return f"{bits} bit"
+        return str(mode)
     is_single = "float32" in (config.get("dtype"), config.get("torch_dtype"))
     return str(table.get("quant_method") or ("32 bit" if is_single else "16 bit"))
 
@@ -340,12 +348,16 @@ def _folder(spec: ModelSpec) -> Path | None:
         config = try_to_load_from_cache(spec.id, CONFIG, revision=spec.revision)
     except HFValidationError:
         return None
-    return Path(config).parent if isinstance(config, str) else None
+    if isinstance(config, str):
+        return Path(config).parent
+    return None
 
 
 def _names(folder: Path) -> set[str]:
     index = folder / INDEX
-    weight_map = read_object(index).get("weight_map") if index.is_file() else None
+    weight_map = None
+    if index.is_file():
+        weight_map = read_object(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return {name for name in names if isinstance(name, str)}
 

@@ -103,7 +103,9 @@ def _folder(text: str) -> Path | None:
     path = expanded(text)
     if path.name == CONFIG and path.is_file():
         path = path.parent
-    return path.absolute() if path.is_dir() else None
+    if path.is_dir():
+        return path.absolute()
+    return None
 
 
 def _of_folder(folder: Path) -> Reference:
@@ -115,7 +117,9 @@ def _of_folder(folder: Path) -> Reference:
     if repository is None:
         check_startable(folder)
         return Reference(str(folder), service_name(folder.name))
-    snapshot = folder if folder.parent.name == "snapshots" else _newest(repository)
+    snapshot = folder
+    if folder.parent.name != "snapshots":
+        snapshot = _newest(repository)
     check_startable(snapshot)
     match = REPOSITORY.fullmatch(repository.name)
     assert match is not None

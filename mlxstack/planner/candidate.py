@@ -65,7 +65,9 @@ class Candidate(Struct, frozen=True):
     @property
     def weights(self) -> Weights:
         """Weights in memory. Raises Unsupported where they are unknown."""
-        built = self.reply.shape.weights if self.reply.shape is not None else None
+        built = None
+        if self.reply.shape is not None:
+            built = self.reply.shape.weights
         if weights := self.files.weights or built:
             return weights.plus(self.vision.tower).plus(self.head)
         if self.files.hub_bytes:
@@ -99,7 +101,9 @@ class Candidate(Struct, frozen=True):
                 f"mlx-lm cannot divide models of type '{self.architecture}' between machines",
                 "hosts",
             )
-        geometry = shape.widened if half_bytes == SINGLE_BYTES else shape.geometry
+        geometry = shape.geometry
+        if half_bytes == SINGLE_BYTES:
+            geometry = shape.widened
         own = divided(geometry, max(1, len(self.preset.hosts)), shape.division)
         return quantized(own, bits, self.preset.kv.group_size)
 
@@ -157,7 +161,9 @@ class Candidate(Struct, frozen=True):
         if not total_bytes or self.preset.kind is ServiceKind.EMBEDDING:
             return None
         pct = self.preset.prefix_cache.memory_budget_pct
-        return None if pct == AUTO else Budget(total_bytes, pct)
+        if pct == AUTO:
+            return None
+        return Budget(total_bytes, pct)
 
 
 def excerpts() -> Path:
@@ -185,7 +191,9 @@ def of_preset(preset: Preset) -> Candidate:
 
 def alone(config: Path) -> Preset:
     """A preset for a config.json by its path."""
-    name = config.parent.name if config.name == model_files.CONFIG else config.stem
+    name = config.stem
+    if config.name == model_files.CONFIG:
+        name = config.parent.name
     return Preset(model=ModelSpec(id=str(config.parent)), name=name or "model")
 
 

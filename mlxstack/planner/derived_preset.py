@@ -63,8 +63,12 @@ class WrittenPreset(Struct, frozen=True):
 def derive(reference: Reference, home: Home, room: MemoryRoom, fixed: SlotSizes) -> DerivedPreset:
     """Choose a preset; only the config is downloaded. Raises SetupError."""
     base = _listed_for(reference.id, home)
-    alias = reference.name if is_folder(reference.id) else None
-    model = base.model if base is not None else ModelSpec(id=reference.id, alias=alias)
+    alias = None
+    if is_folder(reference.id):
+        alias = reference.name
+    model = ModelSpec(id=reference.id, alias=alias)
+    if base is not None:
+        model = base.model
     files = files_of(model)
     start = base or Preset(model=model)
     start = replace(start, name=reference.name, model=model)
@@ -81,7 +85,9 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, fixed: SlotSizes)
     description = f"{reference.id}, sized for this machine"
     preset = replace(sized(start, sizes), description=description)
     candidate = replace(candidate, preset=preset)
-    origin = base.name if base is not None else ""
+    origin = ""
+    if base is not None:
+        origin = base.name
     reasons = _reasons(candidate, room, fixed, is_planned=chosen is not None, base=origin)
     return DerivedPreset(preset, reasons, candidate, origin)
 
@@ -165,7 +171,9 @@ def _choose(candidate: Candidate, room: MemoryRoom, fixed: SlotSizes) -> Capacit
         return (sizes.bits == 16 or may_quantize) and fits_with(candidate, sizes, room)
 
     batch = candidate.preset.batch
-    n_rows = batch.max_size if batch.enabled else 1
+    n_rows = 1
+    if batch.enabled:
+        n_rows = batch.max_size
     return choose_sizes(is_fitting, candidate.n_trained, fixed, n_rows)
 
 
@@ -186,14 +194,22 @@ def _reasons(
     preset = candidate.preset
     files = candidate.files
     weights = candidate.weights.n_bytes(room.memory.half_bytes)
-    source = "measured" if files.weights is not None else "from config.json"
+    source = "from config.json"
+    if files.weights is not None:
+        source = "measured"
     rows = [
         Reason("model", preset.model.id, candidate.architecture),
         Reason("weights", size(weights), source),
     ]
-    planned = "fits" if is_planned else "default; nothing smaller is proposed"
-    trained = f"trained for {candidate.n_trained}" if candidate.n_trained else planned
-    precision = "the model's own" if preset.kv.bits == 16 else planned
+    planned = "default; nothing smaller is proposed"
+    if is_planned:
+        planned = "fits"
+    trained = planned
+    if candidate.n_trained:
+        trained = f"trained for {candidate.n_trained}"
+    precision = planned
+    if preset.kv.bits == 16:
+        precision = "the model's own"
     values = (preset.slots.count, preset.slots.n_ctx, preset.kv.bits)
     wished = (fixed.n_slots, fixed.n_ctx, fixed.bits)
     whys = (f"{planned} {size(room.free)}", trained, precision)
@@ -218,8 +234,11 @@ def _sampling(candidate: Candidate, base: str) -> Reason:
     """The sampling of a request that sets nothing, and its source."""
     preset = candidate.preset
     card = sampling_defaults(candidate.files.source.parent)
-    sources = [f"preset {base}"] if is_chosen(preset.sampling) else []
-    sources += [FILE] if is_chosen(card) else []
+    sources = []
+    if is_chosen(preset.sampling):
+        sources.append(f"preset {base}")
+    if is_chosen(card):
+        sources.append(FILE)
     reason = ", ".join(sources) or "the model recommends none; llama-server's defaults"
     params = default_sampling(preset.sampling, card)
     return Reason("sampling", described(params), reason)

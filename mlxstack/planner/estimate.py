@@ -213,9 +213,9 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
     """Fit of a load, or advice to make it fit."""
     parts = need(load)
     is_fitting = fits(load, usable)
-    remedies = (
-        () if is_fitting else tuple(settings(option, load) for option in nearest(load, usable))
-    )
+    remedies: list[str] = []
+    if not is_fitting:
+        remedies = [settings(option, load) for option in nearest(load, usable)]
     return Fit(
         n_slots=load.n_slots,
         n_ctx=load.n_ctx,
@@ -224,7 +224,7 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
         kv_bytes=parts.kv,
         fits=is_fitting,
         over_budget=over_budget(load),
-        nearest=remedies,
+        nearest=tuple(remedies),
         max_ctx=max_ctx(load, usable),
         max_agents=max_agents(load, usable),
     )

@@ -66,7 +66,9 @@ class PresetFit(Struct, frozen=True):
 
 def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
     """Size and fit of a preset with its own settings."""
-    modalities = "text, image" if candidate.vision.files is not None else "text"
+    modalities = "text"
+    if candidate.vision.files is not None:
+        modalities = "text, image"
     try:
         n_bytes = candidate.weights.n_bytes()
         refuse_if_too_big(candidate, room)
@@ -190,7 +192,9 @@ def _options(candidate: Candidate, load: ServiceLoad, memory: MemoryBudget) -> t
     ]
     options = [word for name, new, old in changes if new != old for word in (name, str(new))]
     pct = option(load).budget_pct
-    return (*options, *([] if pct is None else ["--set", f"{BUDGET_KEY}={pct:g}"]))
+    if pct is not None:
+        options += ["--set", f"{BUDGET_KEY}={pct:g}"]
+    return tuple(options)
 
 
 def _why(advice: Advice, memory: MemoryBudget) -> str:
@@ -205,4 +209,6 @@ def _why(advice: Advice, memory: MemoryBudget) -> str:
         case FitLevel.NOT_TRAINED:
             return "fits, but was not trained for so long a context"
     helps = [settings(change, advice.load) for change in nearest(advice.load, memory.usable)]
-    return f"{size(-free)} too large" + (f"; {' or '.join(helps)} would fit" if helps else "")
+    if helps:
+        return f"{size(-free)} too large; {' or '.join(helps)} would fit"
+    return f"{size(-free)} too large"

@@ -33,12 +33,16 @@ def vision_plan(preset: Preset, files: ModelFiles) -> VisionPlan:
     """Images of a preset, by files or by config.json. Raises SetupError."""
     if files.weights is None:
         n_half = n_tower_parameters(files.config)
-        expected = VisionFiles(files.config, b"{}", {}, "") if n_half else None
+        expected = None
+        if n_half:
+            expected = VisionFiles(files.config, b"{}", {}, "")
         return _served(preset, expected, Weights(n_half=n_half))
     tensors = vision_files(files.source.parent)
-    if tensors is not None and tensors.config.get("model_type") in FAMILIES:
-        tensors = None if family_of(tensors) is None else tensors
-    return _served(preset, tensors, Weights() if tensors is None else tower_weights(tensors))
+    if tensors is None:
+        return VisionPlan()
+    if tensors.config.get("model_type") in FAMILIES and family_of(tensors) is None:
+        return VisionPlan()
+    return _served(preset, tensors, tower_weights(tensors))
 
 
 def _served(preset: Preset, files: VisionFiles | None, tower: Weights) -> VisionPlan:

@@ -103,7 +103,7 @@ FIRST_AID = (
     ),
     Mutant(
         "plan counts the share of memory for KV", "planner/candidate.py",
-        "return None if pct == AUTO else Budget(total_bytes, pct)", "return None",
+        "if pct == AUTO:", "if True:",
         "tests/cli/test_plan.py::test_the_share_of_memory_for_kv_is_counted_and_named",
     ),
     Mutant(

@@ -46,7 +46,9 @@ def list_agents(service: ServiceOptions, show_all: All = False) -> VerbResult:
     """
     agents = _listed(service)
     labels = labels_of(agents)
-    conversations = [[agent] for agent in agents] if show_all else groups(agents)
+    conversations = groups(agents)
+    if show_all:
+        conversations = [[agent] for agent in agents]
     rows = [_row(latest, labels[latest["id"]], len(older)) for latest, *older in conversations]
     return VerbResult({"agents": agents}, lambda: table(HEADS, rows, DROPPED_FIRST))
 
@@ -84,9 +86,13 @@ def remove(
     `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
     """
     agent = _known(agent, service)
-    path = _path(agent) + ("?evict_only=1" if evict_only else "")
+    path = _path(agent)
+    text = f"{agent} is deleted"
+    if evict_only:
+        path += "?evict_only=1"
+        text = f"{agent} is evicted from memory"
     done = _request(service, lambda client: client.delete(path))
-    return VerbResult(done, f"{agent} is {'evicted from memory' if evict_only else 'deleted'}")
+    return VerbResult(done, text)
 
 
 @app.command()
@@ -111,7 +117,9 @@ def move(
 ) -> VerbResult:
     """Move an agent to a peer, with its history and its KV."""
     agent, done = _post(agent, "move", {"to": to, "is_kept": keep}, service)
-    kv = f"KV of {count(done['n_tokens'])} tokens" if done["n_tokens"] else "no KV"
+    kv = "no KV"
+    if done["n_tokens"]:
+        kv = f"KV of {count(done['n_tokens'])} tokens"
     return VerbResult(
         done, f"{agent} is at {to}, with {kv}; {formatting.size(done['n_sent'])} were sent"
     )
@@ -138,7 +146,9 @@ def pin(
 ) -> VerbResult:
     """Pin an agent: its KV is never evicted from memory."""
     agent, done = _post(agent, "", {"is_pinned": not off}, service)
-    return VerbResult(done, f"{agent} is {'no longer ' if off else ''}pinned")
+    if off:
+        return VerbResult(done, f"{agent} is no longer pinned")
+    return VerbResult(done, f"{agent} is pinned")
 
 
 @app.command()
@@ -201,7 +211,9 @@ def _show(agent: AgentDict) -> None:
 
 def _message(message: AgentDict) -> str:
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    suffix = f" [calls {', '.join(calls)}]" if calls else ""
+    suffix = ""
+    if calls:
+        suffix = f" [calls {', '.join(calls)}]"
     return printable_lines(f"{message['role']}: {message['content']}{suffix}")
 
 
@@ -234,5 +246,7 @@ def _turn(turn: AgentDict) -> tuple[object, ...]:
 
 
 def _reason(miss: AgentDict) -> str:
-    position = "" if miss["at"] is None else f" at token {miss['at']}"
+    position = ""
+    if miss["at"] is not None:
+        position = f" at token {miss['at']}"
     return f"{miss['reason']}{position}, {age(miss['age_s'])} ago"

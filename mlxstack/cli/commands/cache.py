@@ -38,7 +38,10 @@ def status(service: ServiceOptions, json: Json = False, watch: Watch = False) ->
     """Show budget, entries, hit rates and top prefixes."""
     while True:
         view = _look(service)
-        as_json(view) if json else say(render(view, labels(service)))
+        if json:
+            as_json(view)
+        else:
+            say(render(view, labels(service)))
         if not watch:
             return
         time.sleep(WATCH_S)
@@ -171,7 +174,9 @@ def labels(service: ServiceOptions) -> dict[str, str]:
 
 
 def _row(prefix: "PrefixView", titles: "Mapping[str, str]") -> tuple[object, ...]:
-    is_pinned = "yes" if prefix.is_pinned else "-"
+    is_pinned = "-"
+    if prefix.is_pinned:
+        is_pinned = "yes"
     return (
         prefix_label(prefix, titles),
         count(prefix.n_hits),
@@ -209,7 +214,9 @@ def _phases(request: "RequestView") -> list[str]:
 
 
 def _reason(miss: "MissView", titles: "Mapping[str, str]") -> str:
-    who = agent_name(miss.agent, titles) if miss.agent else miss.request
+    who = miss.request
+    if miss.agent:
+        who = agent_name(miss.agent, titles)
     cost = _cost(miss.n_lost, miss.lost_s)
     if miss.at is None:
         return f"{who}: {miss.reason}; {cost}"
@@ -227,4 +234,6 @@ def _cost(n_lost: int, lost_s: float) -> str:
 
 
 def _of(budget: int | None) -> str:
-    return "" if budget is None else f" / {size(budget)}"
+    if budget is None:
+        return ""
+    return f" / {size(budget)}"

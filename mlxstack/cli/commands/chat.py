@@ -235,4 +235,6 @@ def _unknown(verb: str) -> str:
         if verb == name:
             return f"/{verb} needs {argument}"
     near = SAME.get(verb) or nearest(verb, [usage[1:].split()[0] for usage in COMMANDS])
-    return f"unknown: /{verb}; " + (f"did you mean /{near}?" if near else "/help lists commands")
+    if near:
+        return f"unknown: /{verb}; did you mean /{near}?"
+    return f"unknown: /{verb}; /help lists commands"

@@ -48,7 +48,8 @@ def down(
         # A gateway has stopped its members already.
         end = _stop(home, name, timeout) or ("stopped" if name in alive else None)
         if end is None:
-            idle += [f"`{name}`"] if name in names else []
+            if name in names:
+                idle.append(f"`{name}`")
             continue
         ends[name] = end
         if not json:

@@ -72,7 +72,9 @@ def run(
     where = _running_or_started(client, service, model)
     endpoint = _endpoint(where)
     setup = _setup(client, endpoint)
-    argv = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
+    argv = list(context.args)
+    if setup.program:
+        argv = [setup.program, *setup.options, *context.args]
     program = _path_of(argv)
     if not anyway:
         _check_context(client, endpoint)
@@ -235,7 +237,9 @@ def _path_of(argv: list[str]) -> str:
     program = shutil.which(argv[0])
     if program is None:
         command = INSTALLS.get(argv[0])
-        remedy = f"install it with `{command}`" if command else "install it first"
+        remedy = "install it first"
+        if command:
+            remedy = f"install it with `{command}`"
         raise NotFound(f"there is no program `{argv[0]}` in PATH; {remedy}")
     return program
 

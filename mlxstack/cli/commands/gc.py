@@ -50,7 +50,9 @@ def _show(swept: "GCResult") -> None:
     for victim in swept.victims:
         say(f"{size(victim.n_bytes):>10}  {victim.reason:<6} {victim.title}")
     n_bytes = sum(victim.n_bytes for victim in swept.victims)
-    verb = "would be deleted" if swept.is_dry else "deleted"
+    verb = "deleted"
+    if swept.is_dry:
+        verb = "would be deleted"
     left = f"{size(swept.n_after)} of {size(swept.n_before)} remain"
     say(f"{len(swept.victims)} files, {size(n_bytes)} {verb}; {left}")
     for line in swept.skipped:

@@ -177,7 +177,9 @@ def _installed(service: str) -> "ServiceUnit":
             return unit
     path = units[0].path
     files = ", ".join(sorted(file.name for file in path.parent.glob("mlx-stack*")))
-    installed = f"installed: {files}" if files else "nothing is installed"
+    installed = "nothing is installed"
+    if files:
+        installed = f"installed: {files}"
     raise NotFound(f"`{service}` is not installed: there is no {path}; {installed}")
 
 
@@ -199,7 +201,9 @@ def _service_names(service: str) -> list[str]:
         own = start.resolve(request, home).preset.name
     except SetupError:
         return [name]
-    return [own, name] if is_file else [name, own]
+    if is_file:
+        return [own, name]
+    return [name, own]
 
 
 def _unit(
@@ -217,8 +221,12 @@ def _unit(
     over = [name for name in variables() if name in os.environ]
     inherited = [name for name in (*KEPT_VARIABLES, *SECRETS, *over) if name in os.environ]
     env = {name: _kept_value(name) for name in inherited if not (is_printed and _is_secret(name))}
-    name = choice.gateway_name if choice.is_gateway else presets[0].name
-    stop_s = [preset.server.drain_s + SAVING_S for preset in presets]
+    drains_s = [preset.server.drain_s for preset in presets]
+    name = presets[0].name
+    stop_s = drains_s[0] + SAVING_S
+    if choice.is_gateway:
+        name = choice.gateway_name
+        stop_s = gateway.grace_s(drains_s[0], [drain_s + SAVING_S for drain_s in drains_s])
     up = (sys.executable, "-m", "mlxstack.cli.main", "up")
     job = LoginJob(
         name=name,
@@ -226,9 +234,7 @@ def _unit(
         cwd=str(Path.cwd() if choice.sets or over else home.root),
         env={"MLX_STACK_HOME": str(home.root), **env},
         log=str(home.supervisor_log(name)),
-        stop_s=gateway.grace_s(presets[0].server.drain_s, stop_s)
-        if choice.is_gateway
-        else stop_s[0],
+        stop_s=stop_s,
     )
     return unit_of(job, os.environ)
 

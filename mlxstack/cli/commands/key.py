@@ -40,7 +40,9 @@ def key(tier: Tier = "normal", salt: Salt = "") -> VerbResult:
         note("the key, shown only now:")
         say(secret)
         note("for the preset, under server.api_keys:")
-        more = f", salt: {salt!r}" if salt else ""
+        more = ""
+        if salt:
+            more = f", salt: {salt!r}"
         note(f"  - {{key: '{held.key}', tier: {tier}{more}}}")
 
     return VerbResult(

@@ -59,7 +59,9 @@ def bench(
     named = service._replace(name=name_of(home, *service, model))
     where = target(home, *named)
     start_member(where)
-    machine = conditions("", datetime.now(UTC).date(), os.environ) if _is_local(where.url) else None
+    machine = None
+    if _is_local(where.url):
+        machine = conditions("", datetime.now(UTC).date(), os.environ)
     speed = named.ask(lambda client: measure(client, seconds, note))
     if machine is not None:
         speed = replace(speed, conditions=ended(replace(machine, model=speed.model)))

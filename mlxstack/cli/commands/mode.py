@@ -73,7 +73,11 @@ def show_status() -> VerbResult:
     names = [member.name for member in spec.members] if spec is not None else []
     states = {name: str(seen[name].state) if name in seen else "stopped" for name in names}
     front = seen.get(active.name)
-    state, url = (str(front.state), front.url) if front is not None else ("stopped", "")
+    state = "stopped"
+    url = ""
+    if front is not None:
+        state = str(front.state)
+        url = front.url
 
     def show() -> None:
         say(f"Mode: {active.name}, {state}, {url}")

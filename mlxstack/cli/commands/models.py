@@ -65,7 +65,9 @@ def _show(listed: list[dict[str, Any]]) -> None:
     for model in listed:
         if model["fault"]:
             is_ours = model["where"] != "folder"
-            remedy = f"; `mlx-stack rm {model['name']}` deletes it" if is_ours else ""
+            remedy = ""
+            if is_ours:
+                remedy = f"; `mlx-stack rm {model['name']}` deletes it"
             note(f"{model['name']} is unreadable: {model['fault']}{remedy}")
 
 
@@ -152,14 +154,18 @@ def _fits(model: "LocalModel") -> str:
     from mlxstack.models.model_files import measured, vision_weights
 
     if not model.is_complete:
-        return "unreadable" if model.fault else "incomplete"
+        if model.fault:
+            return "unreadable"
+        return "incomplete"
     memory = this_memory(os.environ)
     folder = Path(model.path)
     weights = measured(folder)
     n_bytes = model.n_bytes
     if weights is not None:
         n_bytes = weights.plus(vision_weights(folder)).n_bytes(memory.half_bytes)
-    return "yes" if n_bytes < memory.usable else "no"
+    if n_bytes < memory.usable:
+        return "yes"
+    return "no"
 
 
 def _age(seconds: float) -> str:

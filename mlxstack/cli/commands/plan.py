@@ -76,7 +76,8 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     _refuse_idle(_form(model, table), context)
     if hosts is not None and memory:
         raise Misuse("--hosts names the memory of each machine; leave out --memory")
-    memory, sets = (memory, sets) if hosts is None else _machines(hosts, sets)
+    if hosts is not None:
+        memory, sets = _machines(hosts, sets)
     budget = _memory(memory)
     if model is not None:
         return _forecast(_candidate(model, budget, sets), budget, agents, contexts)
@@ -100,7 +101,9 @@ def _form(model: str | None, is_table: bool) -> str:
         raise Misuse("--table shows every preset; leave out the model")
     if is_table:
         return "--table"
-    return "the ranking" if model is None else "a model"
+    if model is None:
+        return "the ranking"
+    return "a model"
 
 
 def _refuse_idle(form: str, context: typer.Context) -> None:

@@ -38,12 +38,16 @@ def pull(
     hub.check_disk(download)
     if download.n_missing:
         n_present = download.n_bytes - download.n_missing
-        already = f"; {size(n_present)} are here already" if n_present else ""
+        already = ""
+        if n_present:
+            already = f"; {size(n_present)} are here already"
         note(f"{spec.id}: {size(download.n_missing)} to download{already}")
     began = time.monotonic()
     with _progress(download) as report:
         folder = hub.download(spec.id, spec.revision, report)
-    took = f" after {time.monotonic() - began:.0f} s" if download.n_missing else " already"
+    took = " already"
+    if download.n_missing:
+        took = f" after {time.monotonic() - began:.0f} s"
     text = f"{spec.id} is here{took}: {size(download.n_bytes)} in {folder}"
     return VerbResult({"model": spec.id, "path": folder, "n_bytes": download.n_bytes}, text)
 

@@ -134,7 +134,9 @@ def show(system: "SystemStatus", show_all: bool) -> None:
     listed = [service for service in alone if show_all or service.state != "stopped"]
     if not listed:
         n_stopped = len(alone)
-        stopped = f" ({n_stopped} stopped; --all lists them)" if n_stopped else ""
+        stopped = ""
+        if n_stopped:
+            stopped = f" ({n_stopped} stopped; --all lists them)"
         say(f"\nno service runs{stopped}; start one with `mlx-stack up demo`")
         return
     say("")
@@ -151,7 +153,9 @@ def _rows(
     for member in service.members:
         own = running.get(member.name)
         if own is None:
-            first = "starts at its first request" if member.phase == "unloaded" else ""
+            first = ""
+            if member.phase == "unloaded":
+                first = "starts at its first request"
             rows.append((f"  {member.name}", member.phase, *[""] * 7, first))
         else:
             rows.append(_row(own, f"  {own.name}", member.phase, own.detail))
@@ -181,8 +185,12 @@ def _mlx(service: "ServiceStatus") -> str:
 
     if not service.mlx_active_bytes:
         return ""
-    cache = f" + {size(service.mlx_cache_bytes)} cache" if service.mlx_cache_bytes else ""
-    budget = f", KV {size(service.kv_budget_bytes)} at most" if service.kv_budget_bytes else ""
+    cache = ""
+    if service.mlx_cache_bytes:
+        cache = f" + {size(service.mlx_cache_bytes)} cache"
+    budget = ""
+    if service.kv_budget_bytes:
+        budget = f", KV {size(service.kv_budget_bytes)} at most"
     return size(service.mlx_active_bytes) + cache + budget
 
 
@@ -190,4 +198,6 @@ def _exit_of(system: "SystemStatus") -> Exit:
     states = {str(service.state) for service in system.services} - {"stopped"}
     if not states:
         return Exit.NOT_RUNNING
-    return Exit.OK if states == {"healthy"} else Exit.FAILED
+    if states == {"healthy"}:
+        return Exit.OK
+    return Exit.FAILED

@@ -46,7 +46,10 @@ def template(
     tokenizer = load_tokenizer(folder)
     if not tokenizer.has_chat_template and render is None and parse is None:
         none = "none: a base model, which continues text (/v1/completions)"
-        as_json({"template": None}) if json else table(("WHAT", "FOUND"), [("template", none)])
+        if json:
+            as_json({"template": None})
+        else:
+            table(("WHAT", "FOUND"), [("template", none)])
         return
     if render is not None:
         _each(render, _rendering(preset, tokenizer))
@@ -56,7 +59,10 @@ def template(
         from mlxstack.text.assembly import template_report
 
         report = template_report(tokenizer)
-        as_json(report) if json else _show(report)
+        if json:
+            as_json(report)
+        else:
+            _show(report)
 
 
 def _found(model: str) -> "tuple[Preset, Path]":

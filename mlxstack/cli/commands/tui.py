@@ -85,7 +85,9 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         code = _play(replay, speed, setting)
     else:
         where = _target(url, key, name)
-        machine = here(home, where.name) if where.name is not None else None
+        machine = None
+        if where.name is not None:
+            machine = here(home, where.name)
         code = asyncio.run(attach(where, record, replace(setting, machine=machine)))
     raise typer.Exit(code)
 
@@ -102,7 +104,9 @@ def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -
             f"--web needs {why.name}, which is not installed; in the clone, run "
             f"`{install_command('web')}`"
         ) from why
-    api_key = where.api_key if where is not None else None
+    api_key = None
+    if where is not None:
+        api_key = where.api_key
     if api_key is not None:
         os.environ[KEY_VARIABLE] = api_key
     web_dashboard.serve(options, port, api_key)

@@ -123,7 +123,7 @@ def _show_mac(report: "MacReport", home: "Home") -> None:
     say("")
     table(("PART", "RESULT"), [(part.name, summary(part)) for part in report.parts])
     say("")
-    say(f"{'Sound' if report.is_sound else 'FAULTY'}. Please send this file in {REPORT_TO}:")
+    say(f"{_soundness(report)}. Please send this file in {REPORT_TO}:")
     say(f"  {home.mac_report_file}")
 
 
@@ -138,7 +138,7 @@ def _show_kernels(report: "KernelReport") -> None:
     n_faults = sum(check.is_fault for check in report.checks)
     n_unavailable = sum(check.outcome == "unavailable" for check in report.checks)
     say(f"{len(report.checks)} checks, {n_faults} faults, {n_unavailable} not run: none here")
-    say(f"{'Sound' if report.is_sound else 'FAULTY'}, checked in {report.seconds:.0f} s.")
+    say(f"{_soundness(report)}, checked in {report.seconds:.0f} s.")
 
 
 def _show_soak(report: "SoakReport") -> None:
@@ -158,7 +158,7 @@ def _show_soak(report: "SoakReport") -> None:
         ("before", str(report.interrupted or "")),
     ]
     table(("CHECK", "FOUND"), [row for row in rows if row[1]])
-    say(f"{'Sound' if report.is_sound else 'FAULTY'}, soaked for {report.seconds:.0f} s.")
+    say(f"{_soundness(report)}, soaked for {report.seconds:.0f} s.")
 
 
 def _show_conditions(name: str, conditions: "Conditions") -> None:
@@ -179,4 +179,10 @@ def _show(report: "VerifyReport") -> None:
     rows = [(n, f"{tps:.0f} tokens/s") for n, tps in report.prefill_tps.items()]
     table(("PROMPT", "PREFILL"), rows)
     say("")
-    say(f"{'Sound' if report.is_sound else 'FAULTY'}, verified in {report.seconds:.0f} s.")
+    say(f"{_soundness(report)}, verified in {report.seconds:.0f} s.")
+
+
+def _soundness(report: "MacReport | KernelReport | SoakReport | VerifyReport") -> str:
+    if report.is_sound:
+        return "Sound"
+    return "FAULTY"

@@ -286,7 +286,9 @@ class Verifier:
         ]
         worst = max(gaps)
         p99 = percentile(gaps, 99)
-        level = CheckLevel.OK if worst <= LATE * bound_s else CheckLevel.WARN
+        level = CheckLevel.WARN
+        if worst <= LATE * bound_s:
+            level = CheckLevel.OK
         stalls = f"longest {1000 * worst:.0f} ms, p99 {1000 * p99:.0f} ms"
         self.note("stall of decoding rows", level, f"{stalls}, bound {1000 * bound_s:.0f} ms")
 
@@ -318,7 +320,9 @@ def compare(cold: GreedyResponse, warm: GreedyResponse, tolerance: float) -> tup
     pairs = zip(cold.logprobs[:n], warm.logprobs[:n], strict=True)
     drift = max((abs(a - b) for a, b in pairs), default=0.0)
     if n == len(cold.tokens) == len(warm.tokens):
-        level = CheckLevel.OK if drift <= tolerance else CheckLevel.BAD
+        level = CheckLevel.BAD
+        if drift <= tolerance:
+            level = CheckLevel.OK
         return level, f"{n} tokens the same, log probabilities within {drift:.2g}"
     if n == min(len(cold.tokens), len(warm.tokens)):
         return CheckLevel.BAD, f"{len(warm.tokens)} tokens instead of {len(cold.tokens)}"
@@ -326,7 +330,9 @@ def compare(cold: GreedyResponse, warm: GreedyResponse, tolerance: float) -> tup
     gap = abs(likely[cold.tokens[n]] - likely.get(warm.tokens[n], -1e9))
     if gap <= tolerance and drift <= tolerance:
         return CheckLevel.WARN, f"a tie at token {n}: its two likeliest are {gap:.2g} apart"
-    text = f"{gap:.2g} less likely" if warm.tokens[n] in likely else "none of the two likeliest"
+    text = "none of the two likeliest"
+    if warm.tokens[n] in likely:
+        text = f"{gap:.2g} less likely"
     return CheckLevel.BAD, f"token {n} differs, and is {text}; drift {drift:.2g} before"
 
 
@@ -395,7 +401,9 @@ def report(
     geometry = candidate.geometry(memory.half_bytes, preset.kv.bits)
     about = conditions(preset.model.id, datetime.now(UTC).date(), env)
     began = time.monotonic()
-    tolerance = EXACT if memory.half_bytes == SINGLE_BYTES else ROUNDED
+    tolerance = ROUNDED
+    if memory.half_bytes == SINGLE_BYTES:
+        tolerance = EXACT
     with tempfile.TemporaryDirectory(prefix="mlx-stack-verify-") as folder:
         run = verify(preset, Path(folder), geometry.growth, tolerance, say, plan)
     if is_widened(candidate.weights, memory):

@@ -56,7 +56,9 @@ class InterruptedRun(Struct, frozen=True):
 
     def __str__(self) -> str:
         report = self.report
-        part = report.parts[-1].name if report.parts else "first part"
+        part = "first part"
+        if report.parts:
+            part = report.parts[-1].name
         lasted = span(report.updated_at - report.started_at)
         return (
             f"`verify --mac {report.wanted}` ended without an end in its {part}, {lasted} after "

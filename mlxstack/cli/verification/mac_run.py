@@ -89,7 +89,9 @@ class MacRun:
     def _measure(self, seconds: float) -> None:
         """Measure with MLX's own command buffers, raised ones, and as served."""
         command = [sys.executable, "-m", "mlxstack.engine.checks"]
-        limit = MLX_LIMIT_OF_LARGE_CHIPS if LARGE_CHIP.search(chip()) else MLX_LIMIT
+        limit = MLX_LIMIT
+        if LARGE_CHIP.search(chip()):
+            limit = MLX_LIMIT_OF_LARGE_CHIPS
         own = dict.fromkeys(VARIABLES, str(limit))
         raised = mac_limits("", psutil.virtual_memory().total)
         short_s = SHORT_SHARE * seconds
@@ -165,7 +167,9 @@ def summary(part: PartResult) -> str:
     if part.name == "doctor":
         levels = [finding["verdict"] for finding in result["findings"]]
         return f"{levels.count('bad')} bad, {levels.count('warn')} warnings"
-    checks = f"{len(result['checks'])} checks, " if "checks" in result else ""
+    checks = ""
+    if "checks" in result:
+        checks = f"{len(result['checks'])} checks, "
     return f"{checks}{'sound' if result['is_sound'] else 'FAULTY'}, {span(result['seconds'])}"
 
 

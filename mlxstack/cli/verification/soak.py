@@ -131,7 +131,9 @@ def soak(name: str, home: Home, env: Mapping[str, str], say: Say, seconds: float
         pct = Budget(memory.total, 1).holding(parts.kv).pct
         preset = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
     refuse_if_too_big(replace(candidate, preset=preset), room_in(home, memory))
-    tolerance = EXACT if memory.half_bytes == SINGLE_BYTES else ROUNDED
+    tolerance = ROUNDED
+    if memory.half_bytes == SINGLE_BYTES:
+        tolerance = EXACT
     about = conditions(preset.model.id, datetime.now(UTC).date(), env)
     interrupted = interrupted_soak(home)
     if interrupted is not None:

@@ -58,7 +58,9 @@ class InterruptedSoak(Struct, frozen=True):
             f"{record.n_rounds} rounds without an end (device.wired is {record.wired})"
         )
         newer = "; ".join(map(str, self.reports or ()))
-        return f"{line}; newer: {newer}" if newer else line
+        if newer:
+            return f"{line}; newer: {newer}"
+        return line
 
 
 class SoakRecorder:
