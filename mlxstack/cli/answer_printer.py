@@ -28,14 +28,12 @@ class AnswerPrinter:
         self._is_thinking = False
 
     def think(self, piece: str) -> None:
-        """Print a piece of the reasoning."""
         if not self._is_thinking:
             self._write(OPENS)
         self._is_thinking = True
         self._write(printable_lines(piece))
 
     def answer(self, piece: str) -> None:
-        """Print a piece of the answer."""
         self._end_thinking()
         text = printable_lines(piece)
         if self._markdown is None:

@@ -58,12 +58,10 @@ def agent_names() -> list[str]:
 
 
 def preset_argument(text: str, metavar: str | None = None) -> Any:
-    """Argument of a preset or model."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=preset_names)
 
 
 def service_argument(text: str) -> Any:
-    """Argument of a service of this home."""
     return typer.Argument(help=text, autocompletion=service_names)
 
 

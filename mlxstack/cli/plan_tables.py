@@ -98,7 +98,6 @@ def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list
 
 
 def show_table(rows: Sequence[PlanRow]) -> None:
-    """The table of `table_rows`."""
     contexts = list(rows[0].kv_bytes) if rows else []
     headings = ["PRESET", "GEOMETRY", "PER TOKEN", "WINDOWS"]
     headings += [f"KV AT {tokens(n)}" for n in contexts]

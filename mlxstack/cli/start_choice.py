@@ -87,7 +87,6 @@ class StartChoice(NamedTuple):
 
     @property
     def gateway_name(self) -> str:
-        """Name of the gateway's service."""
         return self.name or self.mode or GATEWAY
 
     @property

@@ -1,4 +1,4 @@
-"""Reports of a start: what runs, its warnings, and what to do next."""
+"""Reports of a start: warnings, and next commands."""
 
 import shlex
 from typing import TYPE_CHECKING

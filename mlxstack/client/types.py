@@ -19,28 +19,27 @@ class GenerationSettings(Struct, frozen=True):
 
 
 class PropsResponse(Struct, frozen=True):
-    """Subset of GET /props for our own clients.
-
-    `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
-    `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers. `template_notes` are the
-    words of `mlx-stack template` on what the chat template lacks; a base model has none.
-    `warm_passes` kept the weights of an idle GPU warm.
-    """
+    """Subset of GET /props for our own clients."""
 
     total_slots: int
     default_generation_settings: GenerationSettings
     model_alias: str = ""
     model_path: str = ""
     why_not_batching: str | None = None
+    """Reason why running slots do not share a forward pass."""
     draft_model: str | None = None
     prevents_sleep: bool = False
     why_not_preventing_sleep: str | None = None
     warm_passes: int = 0
+    """Passes that kept the weights of an idle GPU warm."""
     peer_troubles: tuple[str, ...] = ()
     mlx_active_bytes: int = 0
+    """Arrays of MLX."""
     mlx_cache_bytes: int = 0
+    """Freed buffers that MLX keeps."""
     kv_budget_bytes: int = 0
     template_notes: tuple[str, ...] = ()
+    """What the chat template lacks, as `mlx-stack template` says it; a base model has none."""
     is_sleeping: bool = False
     is_base_model: bool = False
     n_ctx_train: int = 0
@@ -134,16 +133,15 @@ class ModelStatus(Struct, frozen=True):
 
 
 class ListedModel(Struct, frozen=True):
-    """Model of /v1/models; its status and what follows: a gateway only.
-
-    `max_input_tokens` per slot; `n_bytes` of memory that it may take; `idle_s` seconds since its
-    last request ended, None before the first.
-    """
+    """Model of /v1/models."""
 
     id: str
     status: ModelStatus | None = None
+    """Of a gateway only, like the fields that follow."""
     max_input_tokens: int = 0
+    """Tokens per slot."""
     n_bytes: int = 0
+    """Memory that it may take."""
     fits: bool = True
     aliases: tuple[str, ...] = ()
     resident: str = ""
@@ -151,6 +149,7 @@ class ListedModel(Struct, frozen=True):
     n_active: int = 0
     n_waiting: int = 0
     idle_s: float | None = None
+    """Seconds since its last request ended; None before the first."""
 
 
 class ListedModels(Struct, frozen=True):
@@ -167,11 +166,10 @@ class ServerSentEvent(Struct, frozen=True):
 
 
 class FeedLost(Struct, frozen=True):
-    """The feed broke off; the next try is in `retry_s` seconds.
-
-    `needs_key`: the API key is missing or wrong.
-    """
+    """The feed broke off."""
 
     reason: str
     retry_s: float
+    """Seconds until the next try."""
     needs_key: bool = False
+    """Whether the API key is missing or wrong."""

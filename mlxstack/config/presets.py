@@ -1,4 +1,4 @@
-"""Presets as files: found by name or path, layered, checked, their paths absolute."""
+"""Presets as files: found, layered and checked."""
 
 import re
 from collections.abc import Iterable

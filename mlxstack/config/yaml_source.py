@@ -1,4 +1,4 @@
-"""YAML with the source of every value: file and line, option, or variable."""
+"""YAML with the source of every value."""
 
 from collections.abc import Iterator
 from itertools import islice

@@ -64,13 +64,7 @@ class MemberStatus(Struct, frozen=True):
 
 
 class ServiceStatus(Struct, frozen=True):
-    """Status of a service; `total_ctx` counts all slots' tokens.
-
-    `since` is in seconds since the epoch. `uptime_s` and `memory_bytes` are of the worker that
-    runs; 0 without one. MLX holds `mlx_active_bytes` of that in arrays and `mlx_cache_bytes` of
-    freed buffers, as the worker itself reports; Metal buffers are not always part of a process's
-    resident memory. `members` are those of a gateway, also the ones that were never started.
-    """
+    """Status of a service, running or not."""
 
     name: str
     preset: str
@@ -81,19 +75,27 @@ class ServiceStatus(Struct, frozen=True):
     detail: str
     n_slots: int
     n_ctx: int
+    """Tokens per slot."""
     total_ctx: int
+    """Tokens of all slots."""
     n_restarts: int
     since: float
+    """Unix seconds of the last start."""
     log: str
     model: str = ""
     uptime_s: float = 0.0
+    """Of the worker that runs; 0 without one."""
     memory_bytes: int = 0
+    """Of the worker; Metal buffers are not always part of its resident memory."""
     mlx_active_bytes: int = 0
+    """Arrays of MLX, as the worker itself reports."""
     mlx_cache_bytes: int = 0
+    """Freed buffers that MLX keeps."""
     kv_budget_bytes: int = 0
     why_not_batching: str | None = None
     prevents_sleep: bool = False
     members: tuple[MemberStatus, ...] = ()
+    """Of a gateway, also those that were never started."""
 
 
 class SystemStatus(Struct, frozen=True):

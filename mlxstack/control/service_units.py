@@ -23,32 +23,30 @@ RETRY_S = 30
 
 
 class LoginJob(Struct, frozen=True):
-    """Login job: `command` in `cwd` with `env`; drains for `stop_s` seconds.
-
-    launchd, which has no journal, writes errors from before the service's own log to `log`.
-    """
+    """Command that runs from login to logout."""
 
     name: str
     command: tuple[str, ...]
     cwd: str
     env: dict[str, str]
     log: str
+    """File for errors from before the service's own log: launchd has no journal."""
     stop_s: float
+    """Seconds that the service may drain."""
 
 
 class ServiceUnit(Struct, frozen=True):
-    """Unit file of the system's supervisor, with start and stop commands.
-
-    `stop` may return while the service still drains; then `probe` succeeds until it has ended.
-    """
+    """Unit file of the system's supervisor, with start and stop commands."""
 
     name: str
     path: Path
     text: str
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
+    """May return while the service still drains."""
     remark: str
     probe: tuple[str, ...] = ()
+    """Command that succeeds until the service has ended; empty where `stop` waits."""
 
 
 def unit_of(job: LoginJob, env: Mapping[str, str], platform: str = sys.platform) -> ServiceUnit:

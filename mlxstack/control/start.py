@@ -75,15 +75,16 @@ class DerivedFile(Struct, frozen=True):
 
 
 class StartRequest(Struct, frozen=True):
-    """Start request: preset name or path, `--set` texts, folder `cwd`.
-
-    `file` is the preset itself, where it is derived from a model.
-    """
+    """Request to start a service."""
 
     preset: str
+    """Name or path."""
     sets: tuple[str, ...]
+    """Texts of `--set`."""
     cwd: Path
+    """Folder from which relative paths start."""
     file: DerivedFile | None = None
+    """The preset itself, where it is derived from a model."""
 
 
 class Started(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Choice of the member that answers a request: by model, by agent, or the default one."""
+"""Choice of the member that answers a request."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches

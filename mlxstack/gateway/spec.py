@@ -25,23 +25,21 @@ class ModelSummary(Struct, frozen=True):
 
 
 class GatewayMember(Struct, frozen=True):
-    """Service behind a gateway.
-
-    `names` are those by which requests choose it, the first one its model's; `n_bytes` is what it
-    may take of the budget when it is loaded. The process of one that `stops` ends with its model.
-    """
+    """Service behind a gateway."""
 
     names: tuple[str, ...]
+    """Names by which requests choose it, the first one its model's."""
     service: ServiceSpec
     n_bytes: int = 0
+    """Bytes of the budget that it may take when it is loaded."""
     residency: Residency = Residency.AUTO
     startup_timeout_s: float = 240.0
     model: ModelSummary = ModelSummary()
     stops: bool = False
+    """Whether its process ends when its model is unloaded."""
 
     @property
     def name(self) -> str:
-        """Name of the service."""
         return self.service.name
 
     @property
@@ -51,22 +49,23 @@ class GatewayMember(Struct, frozen=True):
 
 
 class GatewaySpec(Struct, frozen=True):
-    """Spec of a gateway; `secret` derives the keys for its members.
-
-    Of `budget` bytes the loaded members together may take; one stays for `linger_s` at least.
-    Members that are `handed_over` go on when the gateway ends, for another one. The members of one
-    `of_disk` are the models that were on this disk at its start.
-    """
+    """Spec of a gateway for its worker."""
 
     name: str
     server: ServerSpec
     secret: str
+    """Derives the keys for its members."""
     members: tuple[GatewayMember, ...]
     default: str
+    """Name of the member for requests without a model."""
     budget: int
+    """Bytes that the loaded members together may take."""
     linger_s: float = LINGER_S
+    """Seconds that a loaded member stays at least."""
     handed_over: tuple[str, ...] = ()
+    """Members that go on when the gateway ends, for another one."""
     of_disk: bool = False
+    """Whether the members are the models that were on this disk at its start."""
 
 
 def internal_key(secret: str, key: ApiKey | None) -> str:

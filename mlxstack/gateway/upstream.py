@@ -59,20 +59,16 @@ class ResponseReader:
         self._body: list[bytes] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Note the end of the head."""
         self.is_headed = True
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body."""
         self._body.append(body)
         self.n_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """Note the end of the response."""
         self.is_complete = True
 
     @property
@@ -109,7 +105,6 @@ class MemberConnection(asyncio.Protocol):
         return is_open and time.monotonic() - self.idle_at < KEPT_S
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -124,7 +119,6 @@ class MemberConnection(asyncio.Protocol):
         self._news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end of the connection."""
         self._fault = self._fault or str(exc or "the connection was closed")
         self._news.set()
 

@@ -80,19 +80,19 @@ class Endpoint(Struct, frozen=True):
 
 
 class ClientSetup(Struct, frozen=True):
-    """`variables` to set, names to `unset`, `files` to write (text by path).
-
-    `program` is what `run` starts with `options` before the user's own; empty when the user names
-    it. `caution` is for people, `hint` for those who use `run`.
-    """
+    """Environment and files of a client."""
 
     variables: dict[str, str]
     unset: tuple[str, ...] = ()
     files: dict[str, str] = {}
+    """Texts to write, by path."""
     program: str = ""
+    """What `run` starts; empty where the user names it."""
     options: tuple[str, ...] = ()
+    """Options of the program, before the user's own."""
     caution: str | None = None
     hint: str | None = None
+    """For those who use `run`."""
 
 
 def claude(service: Endpoint, folder: Path) -> ClientSetup:

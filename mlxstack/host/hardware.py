@@ -201,19 +201,17 @@ def last_line(error: Exception) -> str:
 
 
 class MemoryBudget(Struct, frozen=True):
-    """Bytes for models: `usable` of `total`; `half_bytes` is the size that numbers
-    of half precision have there (4 where MLX computes on a CPU, which widens them).
-
-    `working_set` is what the GPU should hold, 0 where unknown; `buffered_bytes` are those of freed
-    arrays that a command buffer may keep, beyond the cache of freed buffers.
-    """
+    """Bytes of a machine, and how many of them models may take."""
 
     total: int
     usable: int
     half_bytes: int
+    """Size of a number of half precision: 4 where MLX computes on a CPU, which widens them."""
     owner: str
     working_set: int = 0
+    """Bytes that the GPU should hold; 0 where unknown."""
     buffered_bytes: int = 0
+    """Freed arrays that a command buffer may keep, beyond the cache of freed buffers."""
 
 
 def this_memory(env: Mapping[str, str]) -> MemoryBudget:

@@ -21,7 +21,6 @@ class LoadProgress:
         self._reported_at = 0.0
 
     def report(self, step: str) -> None:
-        """Report the step that begins."""
         self.step = step
         self._reported_at = time.monotonic()
         self.n_reports += 1

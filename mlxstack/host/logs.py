@@ -30,7 +30,6 @@ class RotatingLog:
         self._file.handle(logging.makeLogRecord({"msg": line}))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

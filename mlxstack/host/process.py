@@ -20,15 +20,13 @@ REGISTERED_PORTS = range(20_000, 30_000)
 
 
 class ProcessId(Struct, frozen=True):
-    """Process identity that a reused number cannot match.
-
-    `born` is its creation in seconds since the boot with the id `boot`, where the system has such
-    ids (Linux); else in seconds since the epoch, by the clock of that time.
-    """
+    """Process identity that a reused number cannot match."""
 
     pid: int
     born: float
+    """Creation in seconds since `boot`; without one since the epoch, by the clock of that time."""
     boot: str = ""
+    """Id of the boot, where the system has such ids (Linux)."""
 
 
 def identify(pid: int) -> ProcessId | None:

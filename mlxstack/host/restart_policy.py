@@ -1,4 +1,4 @@
-"""When a supervisor starts its worker again, and when it takes it for stuck."""
+"""Limits of a worker: restarts, and time without health."""
 
 from msgspec import Struct
 

@@ -53,22 +53,25 @@ class Phase(StrEnum):
 
 
 class ServiceSpec(Struct, frozen=True):
-    """Supervisor's spec: the `worker` command, and additions to `env`.
-
-    `preset` and `overrides` are as the person typed them in the folder `cwd`; `n_ctx` is tokens
-    per slot.
-    """
+    """Spec of a service for its supervisor."""
 
     name: str
     root: str
+    """Home of the service."""
     preset: str
+    """As the person typed it, like `overrides`."""
     url: str
     worker: tuple[str, ...]
+    """Command of the worker."""
     env: dict[str, str] = {}
+    """Additions to the environment of the supervisor."""
     overrides: tuple[str, ...] = ()
+    """Texts of `--set`."""
     cwd: str = ""
+    """Folder from which relative paths in `preset` and `overrides` start."""
     n_slots: int = 0
     n_ctx: int = 0
+    """Tokens per slot."""
     policy: RestartPolicy = field(default=RestartPolicy(), name="patience")
     """In files under its earlier name, so that an update finds running services."""
 
@@ -84,11 +87,7 @@ class ServiceSpec(Struct, frozen=True):
 
 
 class ServiceState(Struct, frozen=True):
-    """State by the supervisor; `since`: Unix seconds of the last start.
-
-    `last_log_lines` are those of a worker that ended with `exit_code` (negative: a signal), and
-    `exit_summary` describes its end: "was killed by SIGKILL".
-    """
+    """State of a service, written by its supervisor."""
 
     spec: ServiceSpec = field(name="plan")
     """In files under its earlier name, as `ServiceSpec.policy` is."""
@@ -96,10 +95,14 @@ class ServiceState(Struct, frozen=True):
     supervisor: ProcessId
     worker: ProcessId | None = None
     since: float = 0.0
+    """Unix seconds of the last start of a worker."""
     n_crashes: int = 0
     exit_code: int | None = None
+    """Of the last worker that ended; negative for a signal."""
     exit_summary: str = ""
+    """Description of its end: "was killed by SIGKILL"."""
     last_log_lines: tuple[str, ...] = ()
+    """Of the worker that ended."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -20,22 +20,22 @@ from mlxstack.models.reference import lm_studio_folders
 
 
 class LocalModel(Struct, frozen=True):
-    """Model on disk; `last_used` in Unix seconds, 0 if unknown.
-
-    `where` is the hub's cache or LM Studio. An incomplete one lacks files of its weights, or has a
-    `fault`: why a file cannot be read.
-    """
+    """Model on disk."""
 
     name: str
     path: str
     where: str
+    """The hub's cache, LM Studio, or a folder."""
     n_bytes: int
     last_used: float
+    """Unix seconds; 0 if unknown."""
     is_complete: bool
+    """Whether all files of its weights are there and readable."""
     model_type: str = ""
     quantization: str = ""
     n_trained: int = 0
     fault: str = ""
+    """Why a file cannot be read."""
 
 
 def local_models() -> list[LocalModel]:

@@ -1,4 +1,4 @@
-"""Files of a model folder: config, weights, MTP and vision tensors. A fault is a SetupError."""
+"""Files of a model folder: config, weights, vision tensors. A fault is a SetupError."""
 
 import hashlib
 import re
@@ -56,18 +56,19 @@ READ_PER_TENSOR = 1024
 
 
 class ModelFiles(Struct, frozen=True):
-    """Model files: `config` from `source`; `weights` is None if absent.
-
-    An excerpt holds only those fields that decide sizes. `hub_bytes` is the size of the files on
-    the hub, 0 where it was not asked. `head` are the weights of an MTP head in any file.
-    """
+    """Config of a model, and the sizes of its weights."""
 
     config: dict[str, Any]
     source: Path
+    """File of the config."""
     is_excerpt: bool = False
+    """Whether the config holds only those fields that decide sizes."""
     weights: Weights | None = None
+    """None where the files are not here."""
     hub_bytes: int = 0
+    """Size of the files on the hub; 0 where it was not asked."""
     head: Weights = Weights()
+    """Weights of an MTP head in any file."""
 
 
 def find_model(

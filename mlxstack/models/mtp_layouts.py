@@ -1,4 +1,4 @@
-"""Names of the tensors of MTP heads, by the type of their model."""
+"""Tensor names of MTP heads, by type of model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,10 @@ Qwen's would be embeddings of its own, which are not known here.
 
 
 class HeadLayout(Struct, frozen=True):
-    """Tensor names of a head below `prefix`; by default those of GLM.
-
-    In it, {n} is the number of the model's layers. `is_normed`: drafting goes on from states after
-    the last norm, not before it. Latent attention takes its mask as an array.
-    """
+    """Tensor names of a head; by default those of GLM."""
 
     prefix: str = "model.layers.{n}."
+    """Beginning of all names; {n} is the number of the model's layers."""
     layer: str = ""
     embedding_norm: str = "enorm"
     hidden_norm: str = "hnorm"
@@ -29,7 +26,9 @@ class HeadLayout(Struct, frozen=True):
     norm: str = "shared_head.norm"
     shared: tuple[str, ...] = SHARED
     is_normed: bool = False
+    """Whether drafting goes on from states after the last norm, not before it."""
     is_mask_array: bool = False
+    """Whether attention takes its mask as an array, as latent attention does."""
 
 
 NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
@@ -44,15 +43,12 @@ LAYOUTS = {
 
 
 class HeadTensors(Struct, frozen=True):
-    """Names of a head's tensors, which begin with `prefix`.
-
-    `is_expected`: the checkpoint should have them. Conversions keep the number of heads in
-    config.json and drop their tensors.
-    """
+    """Names of a head's tensors."""
 
     layout: HeadLayout
     prefix: str
     is_expected: bool
+    """Whether the checkpoint should have them: conversions keep the number and drop the tensors."""
 
     def is_of_head(self, name: str) -> bool:
         """Whether a tensor belongs to the head, and is no copy."""

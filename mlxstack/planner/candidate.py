@@ -44,18 +44,18 @@ SINGLE_BYTES = 4
 
 
 class Candidate(Struct, frozen=True):
-    """`weights` are measured from their files, else estimated; `reply` is mlx-lm's model.
-
-    `draft` is the draft model, None where there is none or nothing is known of it. A tower of
-    `vision` and an MTP `head` are part of the weights.
-    """
+    """Preset whose memory can be planned."""
 
     preset: Preset
     files: ModelFiles
     reply: ShapeReply
+    """Shape of the model as mlx-lm builds it, or the reason why it does not."""
     draft: "Candidate | None" = None
+    """Draft model; None where there is none or nothing is known of it."""
     vision: VisionPlan = VisionPlan()
+    """Its tower is part of the weights."""
     head: Weights = Weights()
+    """MTP head, part of the weights."""
 
     @property
     def is_measured(self) -> bool:
@@ -64,7 +64,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def weights(self) -> Weights:
-        """Weights in memory. Raises Unsupported where they are unknown."""
+        """Weights, measured from their files, else estimated. Raises Unsupported if unknown."""
         built = None
         if self.reply.shape is not None:
             built = self.reply.shape.weights

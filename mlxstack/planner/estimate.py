@@ -48,12 +48,7 @@ class KindRow(Struct, frozen=True):
 
 
 class Spec(Struct, frozen=True):
-    """Bytes at 16-bit KV, as the model's own precision is.
-
-    Of the weights `tower_bytes` are those of the vision tower, `head_bytes` those of the MTP head;
-    a screenshot has `n_screenshot` tokens. They are 0 without one; `why_no_images` tells why a
-    tower serves no images.
-    """
+    """Geometry of a model's caches; bytes at 16-bit KV."""
 
     model: str
     architecture: str
@@ -68,9 +63,13 @@ class Spec(Struct, frozen=True):
     weights_bytes: int
     weights_from: str
     tower_bytes: int = 0
+    """Part of the weights: the vision tower."""
     n_screenshot: int = 0
+    """Tokens of a screenshot; 0 without a tower."""
     why_no_images: str = ""
+    """Why a tower serves no images."""
     head_bytes: int = 0
+    """Part of the weights: the MTP head."""
 
 
 class InMemory(Struct, frozen=True):
@@ -110,10 +109,7 @@ class CapacityCell(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """Fit of slots x context, or settings that do fit.
-
-    `over_budget` tells by how much their KV exceeds the engine's budget; "" where it does not.
-    """
+    """Fit of slots x context, or settings that do fit."""
 
     n_slots: int
     n_ctx: int
@@ -122,28 +118,31 @@ class Fit(Struct, frozen=True):
     kv_bytes: int
     fits: bool
     over_budget: str
+    """By how much their KV exceeds the engine's budget; "" where it does not."""
     nearest: tuple[str, ...]
+    """Settings that would fit."""
     max_ctx: int
     max_agents: int
 
 
 class Forecast(Struct, frozen=True):
-    """Forecast of a preset; `disk_bytes_50k` is a 50,000-token agent.
+    """Forecast of a preset.
 
-    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`. An
-    embedding model keeps no KV: its budget and disk are 0, and it has no tables. `here` is the
-    model in this memory.
+    An embedding model keeps no KV: its budget and disk are 0, and it has no tables.
     """
 
     preset: str
     kind: ServiceKind
     spec: Spec
     here: InMemory
+    """The model in `memory`."""
     memory: MemoryBudget
     workspace_bytes: int
     kv_budget_bytes: int
+    """What the engine gives to KV by `prefix_cache.memory_budget_pct`."""
     wanted: Fit
     disk_bytes_50k: int
+    """A saved agent of 50,000 tokens."""
     contexts: tuple[ContextRow, ...]
     matrix: tuple[CapacityCell, ...]
 

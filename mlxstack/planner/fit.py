@@ -1,4 +1,4 @@
-"""Fit of a candidate: the refusal of one that is too large, and settings that fit."""
+"""Fit of a candidate: refusals, and settings that fit."""
 
 from msgspec.structs import replace
 

@@ -39,7 +39,7 @@ N_PROPOSED = 3
 
 
 class AdviceRow(Struct, frozen=True):
-    """Ranked preset; `command` starts it with these agents, "" where it does not fit."""
+    """Ranked preset."""
 
     preset: str
     verdict: str
@@ -48,20 +48,20 @@ class AdviceRow(Struct, frozen=True):
     kv_bits: int
     max_agents: int
     options: tuple[str, ...]
+    """Options of `up` for these agents."""
     command: str
+    """Starts it with these agents; "" where it does not fit."""
     why: str
 
 
 class PresetFit(Struct, frozen=True):
-    """Weights, fit and presence of a preset's model; None where unknown.
-
-    `modalities` are those of the files, or of config.json before the download.
-    """
+    """Weights, fit and presence of a preset's model; None where unknown."""
 
     weights_bytes: int | None
     fits: bool | None
     is_downloaded: bool
     modalities: str = "text"
+    """By the files, or by config.json before the download."""
 
 
 def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:

@@ -41,12 +41,7 @@ COLD_EVERY = 8
 
 
 class SoakReport(SoakCounts, kw_only=True):
-    """Counts, their bounds, and what macOS reported.
-
-    `reports` of panics, the GPU and crashes are None but on macOS. `planned_bytes` are weights,
-    workspace, margin and the KV budget, which holds the slots full.
-    `interrupted` is the soak before, if it had no end.
-    """
+    """Counts, their bounds, and what macOS reported."""
 
     preset: str
     conditions: Conditions
@@ -55,9 +50,12 @@ class SoakReport(SoakCounts, kw_only=True):
     n_evicted: int
     kv_budget_bytes: int
     planned_bytes: int
+    """Weights, workspace, margin and the KV budget, which holds the slots full."""
     memory_limit_bytes: int
     reports: tuple[DiagnosticReport, ...] | None
+    """Of panics, the GPU and crashes; None but on macOS."""
     interrupted: InterruptedSoak | None
+    """The soak before, if it had no end."""
     is_sound: bool
 
 
