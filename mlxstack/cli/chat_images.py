@@ -59,8 +59,8 @@ def read_image(file: Path) -> ChatImage:
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
-    except OSError as why:
-        raise NotFound(f"{printable(str(file))} cannot be read ({why.strerror})") from why
+    except OSError as error:
+        raise NotFound(f"{printable(str(file))} cannot be read ({error.strerror})") from error
     if len(data) > MAX_BYTES:
         raise TooLarge(
             f"{printable(file.name)} is larger than {size(MAX_BYTES)}, the most of an image; "

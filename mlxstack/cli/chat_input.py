@@ -126,6 +126,6 @@ def edited(text: str = "") -> str:
         file.write_text(text, "utf-8")
         try:
             subprocess.run([*shlex.split(editor), str(file)], check=True)
-        except (OSError, subprocess.CalledProcessError) as why:
-            raise SetupError(f"the editor `{editor}` failed ({why}); set EDITOR") from why
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SetupError(f"the editor `{editor}` failed ({error}); set EDITOR") from error
         return file.read_text("utf-8").strip("\n")

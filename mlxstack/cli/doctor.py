@@ -109,8 +109,8 @@ def _all_of(check: Iterator[CheckResult]) -> Iterator[CheckResult]:
     """Results of a check; an unreadable file is one too."""
     try:
         yield from check
-    except OSError as why:
-        yield bad("files", f"{why.filename}: {why.strerror}", "correct its permissions")
+    except OSError as error:
+        yield bad("files", f"{error.filename}: {error.strerror}", "correct its permissions")
 
 
 def _system() -> Iterator[CheckResult]:
@@ -229,8 +229,8 @@ def _unusable(folder: Path, root: Path) -> str | None:
             root.stat()
         with tempfile.TemporaryDirectory(prefix=".mlx-stack-", dir=folder):
             return None
-    except OSError as why:
-        return why.strerror
+    except OSError as error:
+        return error.strerror
 
 
 def _home(home: Home) -> Iterator[CheckResult]:
@@ -324,9 +324,9 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """MLX's device, read in a child process, since MLX may crash."""
     try:
         facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], MAX_S, env=env)
-    except CHILD_FAULTS as why:
+    except CHILD_FAULTS as error:
         remedy = f"{REINSTALL}, and read what MLX says"
-        yield bad("device", f"MLX does not start: {last_line(why)}", remedy)
+        yield bad("device", f"MLX does not start: {last_line(error)}", remedy)
         return
     most = ""
     if facts["limit_bytes"]:
@@ -369,8 +369,8 @@ def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:
     """Memory for models, as `plan` and `up` compute it."""
     try:
         memory = this_memory(env)
-    except SetupError as why:
-        yield bad("ceiling", why.message, f"unset {MEMORY_VARIABLE}")
+    except SetupError as error:
+        yield bad("ceiling", error.message, f"unset {MEMORY_VARIABLE}")
         return
     wide = ""
     if memory.half_bytes > 2:
@@ -443,8 +443,8 @@ def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         remedy = f"`mlx-stack template {name}` shows more"
         try:
             notes = template_notes(folder, env, home)
-        except CHILD_FAULTS as why:
-            detail = f"{name}: it cannot be read: {last_line(why)}"
+        except CHILD_FAULTS as error:
+            detail = f"{name}: it cannot be read: {last_line(error)}"
             yield warn("template", detail, remedy)
             continue
         for note in notes:

@@ -41,7 +41,7 @@ class Unreached(Exception):
         self.remedy = remedy
 
 
-class Probed(Struct, frozen=True):
+class ProbeConnection(Struct, frozen=True):
     """Connection to a probe; its clock is `ahead_s` seconds ahead."""
 
     connection: socket.socket
@@ -64,8 +64,8 @@ def examine_hosts(
     try:
         own = socket.gethostbyname(hosts[0])
         socket.create_server((own, 0)).close()
-    except OSError as why:
-        detail = f"{hosts[0]} is no address of this machine: {why.strerror}"
+    except OSError as error:
+        detail = f"{hosts[0]} is no address of this machine: {error.strerror}"
         remedy = "name this machine first, by the address at which the others reach it"
         yield bad("hosts", detail, remedy)
         return
@@ -89,10 +89,10 @@ def examine_hosts(
                     yield compare_files(
                         host, model, files, rank_probe.receive(probed.stream, FilesDigest)
                     )
-        except Unreached as why:
-            yield bad("reach", f"{host}: {why}", why.remedy)
-        except (OSError, msgspec.MsgspecError) as why:
-            yield bad("reach", f"{host}: {why}", network_remedy(why))
+        except Unreached as error:
+            yield bad("reach", f"{host}: {error}", error.remedy)
+        except (OSError, msgspec.MsgspecError) as error:
+            yield bad("reach", f"{host}: {error}", network_remedy(error))
     if shape is not None and shape.division is Division.TENSOR and links:
         n_layers = len(shape.geometry.layers)
         step_s = max(sums_s(n_layers, shape.hidden, len(hosts), link) for link in links)
@@ -177,15 +177,15 @@ def network_remedy(error: BaseException) -> str:
 
 
 @contextmanager
-def _probing(host: str, own: str, patience_s: float) -> Iterator[Probed]:
+def _probing(host: str, own: str, patience_s: float) -> Iterator[ProbeConnection]:
     """Start a probe as a rank is started. Raises Unreached, OSError."""
     key = secrets.token_hex(16)
     with socket.create_server((own, 0)) as listener, TemporaryFile() as output:
         address = f"{own}:{listener.getsockname()[1]}"
         try:
             process = ranks.start(host, address, key, rank_probe.MODULE, output)
-        except FileNotFoundError as why:
-            raise Unreached(f"there is no program `{why.filename}` here", "install it") from why
+        except FileNotFoundError as error:
+            raise Unreached(f"there is no program `{error.filename}` here", "install it") from error
         try:
             probed = _accept(listener, process, key, time.monotonic() + patience_s)
             if probed is None:
@@ -201,7 +201,7 @@ def _probing(host: str, own: str, patience_s: float) -> Iterator[Probed]:
 
 def _accept(
     listener: socket.socket, process: "Popen[bytes]", key: str, until: float
-) -> Probed | None:
+) -> ProbeConnection | None:
     """Probe that shows `key`; None once it ended, or at `until`."""
     listener.settimeout(POLL_S)
     while time.monotonic() < until:
@@ -219,7 +219,7 @@ def _accept(
             if hmac.compare_digest(greeting.key.encode(), key.encode()):
                 connection.settimeout(rank_probe.DIGEST_S)
                 ahead_s = greeting.unix_s - time.time()
-                return Probed(connection, stream, greeting.versions, ahead_s)
+                return ProbeConnection(connection, stream, greeting.versions, ahead_s)
         stream.close()
         connection.close()
     return None

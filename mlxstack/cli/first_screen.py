@@ -71,8 +71,8 @@ def _of_idle(home: Home) -> tuple[KeyCommand, ...]:
     try:
         with spinner("looking for a model that fits this machine"):
             offer = recommended(home)
-    except SetupError as why:
-        note(f"note: {why.message}")
+    except SetupError as error:
+        note(f"note: {error.message}")
         return (demo, plan)
     size = f"{offer.n_agents} x {tokens(AGENT_TOKENS)} tokens"
     start = ("up", offer.preset, *offer.options)

@@ -58,8 +58,8 @@ def _describe(home: Home, names: tuple[str, ...]) -> dict[str, str]:
     for name in names:
         try:
             model = presets.load(name, home).preset.model.id
-        except StackError as why:
-            texts[name] = why.message
+        except StackError as error:
+            texts[name] = error.message
         else:
             texts[name] = _described(fits.get(name, UNKNOWN), model)
     return texts

@@ -195,28 +195,28 @@ def _run() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         sys.exit(app(_arguments(), standalone_mode=False))
-    except NoArgsIsHelpError as why:
-        why.show()
+    except NoArgsIsHelpError as error:
+        error.show()
         sys.exit(Exit.USAGE)
-    except UsageError as why:
-        note(f"error: {_one_line(why)}")
+    except UsageError as error:
+        note(f"error: {_one_line(error)}")
         sys.exit(Exit.USAGE)
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except typer.Abort:
         sys.exit(Exit.INTERRUPTED)
-    except (Misuse, StackError, ConnectionError) as why:
-        note(f"error: {why}{_hint(why)}")
-        sys.exit(exit_of(why))
-    except OSError as why:
+    except (Misuse, StackError, ConnectionError) as error:
+        note(f"error: {error}{_hint(error)}")
+        sys.exit(exit_of(error))
+    except OSError as error:
         where = ""
-        if why.filename:
-            where = f"{why.filename}: "
+        if error.filename:
+            where = f"{error.filename}: "
         remedy = "`mlx-stack doctor` checks folders, disk and ports"
-        note(f"error: {where}{why.strerror or why}; {remedy}")
+        note(f"error: {where}{error.strerror or error}; {remedy}")
         sys.exit(Exit.FAILED)
-    except UnicodeEncodeError as why:
-        near = why.object[max(0, why.start - NEAR) : why.end + NEAR]
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - NEAR) : error.end + NEAR]
         note(f"error: {near!r} is not valid UTF-8")
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
@@ -237,9 +237,9 @@ def _leave_deleted_folder() -> None:
     """Change to the root folder if the current folder was deleted."""
     try:
         Path.cwd()
-    except OSError as why:
+    except OSError as error:
         os.chdir(ROOT)
-        note(f"warning: the current folder is not there ({why.strerror}); paths begin at {ROOT}")
+        note(f"warning: the current folder is not there ({error.strerror}); paths begin at {ROOT}")
 
 
 def _one_line(error: UsageError) -> str:

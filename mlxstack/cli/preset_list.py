@@ -55,8 +55,8 @@ def with_fits(listings: list[PresetListing], home: Home) -> list[PresetListing]:
 def _entry(name: str, source: str, home: Home) -> PresetListing:
     try:
         preset = presets.load(name, home).preset
-    except SetupError as why:
-        return PresetListing(name, source, error=why.message)
+    except SetupError as error:
+        return PresetListing(name, source, error=error.message)
     return PresetListing(
         name=name,
         source=source,

@@ -110,8 +110,8 @@ class WebDashboard(Server):
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._check_host(request.headers, request.remote)
-        except Forbidden as why:
-            return web.Response(status=403, text=f"{why}\n")
+        except Forbidden as error:
+            return web.Response(status=403, text=f"{error}\n")
         if self._key is not None and not secrets.compare_digest(
             _given_key(request.headers.get("Authorization", "")).encode(), self._key.encode()
         ):
@@ -126,10 +126,10 @@ def serve(options: Sequence[str], port: int, key: str | None) -> None:
     """Serve `mlx-stack tui` with options. Raises SetupError for a taken port."""
     try:
         listener = socket.create_server((HOST, port))
-    except OSError as why:
+    except OSError as error:
         raise SetupError(
-            f"port {port} of {HOST} cannot be used: {why.strerror}; choose another --port"
-        ) from why
+            f"port {port} of {HOST} cannot be used: {error.strerror}; choose another --port"
+        ) from error
     with listener:
         WebDashboard(options, listener, key).run()
 

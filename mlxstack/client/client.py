@@ -137,9 +137,9 @@ class Client:
                     async for event in stream:
                         delay = FIRST_RECONNECT_S
                         yield event
-            except (Unreachable, StackError) as why:
-                reason = str(why)
-                needs_key = isinstance(why, Unauthorized)
+            except (Unreachable, StackError) as error:
+                reason = str(error)
+                needs_key = isinstance(error, Unauthorized)
             yield FeedLost(reason, delay, needs_key)
             await asyncio.sleep(delay)
             delay = min(delay * 2, MAX_RECONNECT_S)
@@ -157,8 +157,8 @@ class Client:
     ) -> httpx.Response:
         try:
             return await self._http.request(method, self._for_member(path), json=body)
-        except httpx.TransportError as why:
-            raise self._unreachable(why) from why
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
 
     @contextlib.asynccontextmanager
     async def _stream(
@@ -178,8 +178,8 @@ class Client:
                     await answer.aread()
                     raise error_of(answer)
                 yield answer
-        except httpx.TransportError as why:
-            raise self._unreachable(why) from why
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
 
     def _for_member(self, path: str) -> str:
         if self._model:

@@ -68,5 +68,5 @@ def decode(content: bytes, kind: type[T]) -> T:
     """Decode a body as `kind`. Raises Broken for an unexpected one."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError as why:
-        raise Broken(f"the service answered something unexpected: {why}") from why
+    except msgspec.MsgspecError as error:
+        raise Broken(f"the service answered something unexpected: {error}") from error

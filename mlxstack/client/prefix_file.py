@@ -16,5 +16,5 @@ def prefix_in(file: Path) -> dict[str, Any]:
         if file.suffix == ".json":
             return {"messages": msgspec.json.decode(text)}
         return {"text": text}
-    except (OSError, ValueError, RuntimeError) as why:
-        raise BadRequest(f"{file} cannot be read: {why}") from why
+    except (OSError, ValueError, RuntimeError) as error:
+        raise BadRequest(f"{file} cannot be read: {error}") from error

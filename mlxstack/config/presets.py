@@ -47,8 +47,8 @@ def expanded(path: str) -> Path:
     """The path without its `~`. Raises SetupError for an unknown user."""
     try:
         return Path(path).expanduser()
-    except RuntimeError as why:
-        raise SetupError(f"cannot expand the path {path!r}: no such user") from why
+    except RuntimeError as error:
+        raise SetupError(f"cannot expand the path {path!r}: no such user") from error
 
 
 def _absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
@@ -77,8 +77,8 @@ def _from(document: SourcedDocument, keys: Keys, path: str) -> str:
     mark = document.location(keys)
     try:
         return str((mark.folder / expanded(path)).resolve())
-    except (SetupError, ValueError, OSError) as why:
-        raise SetupError(f"{mark}: {dotted(keys)} is no path: {why}") from why
+    except (SetupError, ValueError, OSError) as error:
+        raise SetupError(f"{mark}: {dotted(keys)} is no path: {error}") from error
 
 
 class LoadedPreset(Struct, frozen=True):
@@ -202,8 +202,8 @@ def read_resolved(path: Path) -> Preset:
     """The preset that `up` resolved for its worker. Raises SetupError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Preset)
-    except (OSError, msgspec.MsgspecError) as why:
-        raise SetupError(f"the resolved preset {path} cannot be read: {why}") from why
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(f"the resolved preset {path} cannot be read: {error}") from error
 
 
 def _layers(
@@ -240,8 +240,8 @@ def _normalized(document: SourcedDocument) -> SourcedDocument:
 def _base_of(base: str, mark: SourceLocation | None, home: Home) -> Path:
     try:
         return find(from_anywhere(base, mark.folder if mark is not None else None), home)
-    except SetupError as why:
-        raise SetupError(f"{mark}: {why.message}") from why
+    except SetupError as error:
+        raise SetupError(f"{mark}: {error.message}") from error
 
 
 def _refuse_unknown(document: SourcedDocument, form: mi.Type, *names: str) -> None:
@@ -264,8 +264,8 @@ def read_struct(path: Path, kind: type[T]) -> T:
         raise SetupError(f"{document.location(keys)}: {dotted(keys)} must be finite")
     try:
         return msgspec.convert(document.values, kind)
-    except msgspec.ValidationError as why:
-        raise SetupError(f"{path}: {why}") from why
+    except msgspec.ValidationError as error:
+        raise SetupError(f"{path}: {error}") from error
 
 
 def _checked(document: SourcedDocument, home: Home) -> Preset:
@@ -276,8 +276,8 @@ def _checked(document: SourcedDocument, home: Home) -> Preset:
         )
     try:
         preset = msgspec.convert(document.values, Preset)
-    except msgspec.ValidationError as why:
-        raise SetupError(_complaint(document, str(why))) from why
+    except msgspec.ValidationError as error:
+        raise SetupError(_complaint(document, str(error))) from error
     if not NAME.fullmatch(preset.name):
         raise SetupError(
             f"{document.location(('name',))}: name is `{preset.name}`, but must be 1 to 64 "

@@ -55,8 +55,8 @@ def read_yaml(path: Path) -> SourcedDocument:
     """Document of a file. Raises SetupError with file and line."""
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as why:
-        raise SetupError(f"{path} cannot be read: {why}") from why
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{path} cannot be read: {error}") from error
     return parsed_yaml(text, path)
 
 
@@ -65,13 +65,13 @@ def parsed_yaml(text: str, path: Path) -> SourcedDocument:
     top = SourceLocation(str(path), path.parent, None)
     try:
         return _document(text, top)
-    except yaml.YAMLError as why:
-        problem = getattr(why, "problem", None) or str(why).splitlines()[0]
-        raise SetupError(f"{path}{_place(why)}: this is not YAML: {problem}") from why
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise SetupError(f"{path}{_place(error)}: this is not YAML: {problem}") from error
     except RecursionError:
         raise SetupError(f"{path}: this is nested deeper than a preset can be") from None
-    except schema.UNBUILT as why:
-        raise SetupError(f"{path}: invalid value: {why}") from why
+    except schema.UNBUILT as error:
+        raise SetupError(f"{path}: invalid value: {error}") from error
 
 
 def _document(text: str, top: SourceLocation) -> SourcedDocument:

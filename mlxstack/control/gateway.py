@@ -118,8 +118,8 @@ def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsO
             request = request_for(model.name, home, SlotSizes(), tuple(own))
             if request.file is not None:
                 refuse_if_too_big(request.file.preset.candidate, room)
-        except (SetupError, BadRequest) as why:
-            left_out[model.name] = why.message
+        except (SetupError, BadRequest) as error:
+            left_out[model.name] = error.message
             continue
         requests.append(request)
     if not requests:
@@ -304,8 +304,8 @@ def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate |
     for preset in presets:
         try:
             pairs.append((preset, files_of(preset.model)))
-        except SetupError as why:
-            unknown[preset.name] = why.message
+        except SetupError as error:
+            unknown[preset.name] = error.message
     by_name = {candidate.preset.name: candidate for candidate in of_many(pairs)}
     for name, candidate in by_name.items():
         if (why_not := refuse_if_too_big(candidate, room)) is not None:

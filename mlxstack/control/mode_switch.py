@@ -109,7 +109,7 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
     is_kept = name in healthy and any(_is_same(planned, presets, spec) for spec in former)
     try:
         url = _apply(change, planned, before, is_kept, home, say)
-    except BaseException as why:
+    except BaseException as error:
         try:
             begun = list(change.start)
             if not is_kept:
@@ -117,12 +117,12 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
             _go_back(before, begun, home, say)
         except StackError as worse:
             raise Broken(
-                f"mode `{name}` could not start ({why}), and what ran before did not come back "
+                f"mode `{name}` could not start ({error}), and what ran before did not come back "
                 f"({worse}); `mlx-stack status` shows what runs"
-            ) from why
+            ) from error
         modes.mark_active(home, active)
-        if isinstance(why, Exception):
-            raise Broken(f"mode `{name}` could not start, all is as before: {why}") from why
+        if isinstance(error, Exception):
+            raise Broken(f"mode `{name}` could not start, all is as before: {error}") from error
         raise
     modes.mark_active(home, Active(name, (name,)))
     return replace(change, url=url)

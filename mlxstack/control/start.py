@@ -210,12 +210,12 @@ def check_files(preset: Preset) -> None:
         make_private(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except SetupError as why:
-        raise SetupError(f"slots.save_path: {why.message}") from why
-    except OSError as why:
+    except SetupError as error:
+        raise SetupError(f"slots.save_path: {error.message}") from error
+    except OSError as error:
         raise SetupError(
-            f"slots.save_path: {folder} cannot be written to ({why.strerror})"
-        ) from why
+            f"slots.save_path: {folder} cannot be written to ({error.strerror})"
+        ) from error
 
 
 def check_port(server: ServerSpec, home: Home) -> None:
@@ -250,8 +250,8 @@ def check_memory(preset: Preset, home: Home) -> None:
     room = room_in(home, this_memory(os.environ), preset.name)
     try:
         candidate = of_preset(preset)
-    except (SetupError, BadRequest) as why:
-        unknown: str | None = why.message
+    except (SetupError, BadRequest) as error:
+        unknown: str | None = error.message
     else:
         unknown = _refuse_if_too_big(candidate, room, home)
     if unknown:
@@ -263,9 +263,9 @@ def check_memory(preset: Preset, home: Home) -> None:
 def _refuse_if_too_big(candidate: Candidate, room: MemoryRoom, home: Home) -> str | None:
     try:
         return fit.refuse_if_too_big(candidate, room)
-    except DoesNotFit as why:
+    except DoesNotFit as error:
         left = replace(room.memory, usable=room.free)
-        raise SetupError(f"{why.message}\n{proposal(home, left)}") from why
+        raise SetupError(f"{error.message}\n{proposal(home, left)}") from error
 
 
 def _check_model_id(key: str, model_id: str) -> None:
@@ -282,8 +282,8 @@ def _check_model_id(key: str, model_id: str) -> None:
     try:
         check_startable(folder)
         check_weights(folder)
-    except SetupError as why:
-        raise SetupError(f"{key}: {why.message}") from why
+    except SetupError as error:
+        raise SetupError(f"{key}: {error.message}") from error
 
 
 def _check_adapter_folder(folder: Path) -> None:
@@ -386,8 +386,8 @@ async def _until_healthy(
             nonlocal health
             try:
                 health = await client.health()
-            except Unreachable as why:
-                health = HealthResponse(False, str(why))
+            except Unreachable as error:
+                health = HealthResponse(False, str(error))
             state = owner(spec.home, spec.name)
             is_here = state is not None and state.worker is not None
             if is_here and health.is_ready:

@@ -307,8 +307,8 @@ class Supervisor:
         file = self._spec.home.state_file(self._spec.name)
         try:
             write_json(file, self._state)
-        except OSError as why:
-            self._say(f"{file} cannot be written ({why.strerror}); `status` may be outdated")
+        except OSError as error:
+            self._say(f"{file} cannot be written ({error.strerror}); `status` may be outdated")
 
 
 def _describe_exit(code: int, *, was_stuck: bool) -> str:
@@ -345,10 +345,10 @@ def main() -> int:
         supervisor = Supervisor(spec)
         supervisor.claim()
         return asyncio.run(supervisor.run())
-    except StackError as why:
-        sys.stderr.write(f"error: {why.message}\n")
-    except OSError as why:
-        sys.stderr.write(f"error: {why.filename}: {why.strerror}\n")
+    except StackError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+    except OSError as error:
+        sys.stderr.write(f"error: {error.filename}: {error.strerror}\n")
     return 1
 
 

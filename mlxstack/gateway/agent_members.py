@@ -90,8 +90,8 @@ def _write(file: Path, agent: str, member: str) -> None:
             members.pop(agent, None)
             members[agent] = member
             write_json(file, dict(list(members.items())[-MAX_AGENTS:]))
-    except (OSError, SetupError) as why:
-        log.warning("a restart may send agent %s to another model: %s", agent, why)
+    except (OSError, SetupError) as error:
+        log.warning("a restart may send agent %s to another model: %s", agent, error)
 
 
 def _age(file: Path) -> float:

@@ -119,15 +119,15 @@ class Gateway:
                 finally:
                     member.leave()
                 return
-            except MemberLost as why:
+            except MemberLost as error:
                 member.lose()
-                problem = Broken(f"{member.spec.name} ended during the request: {why}")
+                problem = Broken(f"{member.spec.name} ended during the request: {error}")
                 if response.is_begun:
                     await response.fail(problem)
                     return
-                is_safe = not (why.is_sent and scope["path"].startswith(AGENTS))
+                is_safe = not (error.is_sent and scope["path"].startswith(AGENTS))
                 if n_sent == MAX_SENT or not is_safe:
-                    raise problem from why
+                    raise problem from error
 
     def _forwarding(self, member: MemberGate, body: bytes, key: str) -> App:
         """The member as an application, which raises MemberLost, also while it loads."""
@@ -174,9 +174,9 @@ async def _read(
         raise Loading(f"{member.spec.name} does not run; the first request for it starts it")
     try:
         await app(scope, receive, response.send)
-    except MemberLost as why:
+    except MemberLost as error:
         if not response.is_begun:
-            raise Loading(f"{member.spec.name} does not answer: {why}") from why
+            raise Loading(f"{member.spec.name} does not answer: {error}") from error
 
 
 def _agents_of(path: str, body: bytes) -> set[str]:

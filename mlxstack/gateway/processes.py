@@ -201,8 +201,8 @@ class MemberProcess:
                 self._place()
                 self._reap()
                 self._supervisor = services.start(self._spec)
-        except OSError as why:
-            raise Broken(f"{name} cannot be started: {why}") from why
+        except OSError as error:
+            raise Broken(f"{name} cannot be started: {error}") from error
         deadline = time.monotonic() + CALL_S
         while not self.is_running and time.monotonic() < deadline:
             time.sleep(LOOK_S / 4)

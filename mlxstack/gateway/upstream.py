@@ -111,8 +111,8 @@ class MemberConnection(asyncio.Protocol):
         """Parse received bytes; pause while the client is behind."""
         try:
             self._parser.feed_data(data)
-        except HttpParserError as why:
-            self._fault = f"the response is no HTTP: {why}"
+        except HttpParserError as error:
+            self._fault = f"the response is no HTTP: {error}"
             self.transport.abort()
         if self._response.n_bytes > MAX_HELD_BYTES:
             self.transport.pause_reading()
@@ -223,9 +223,9 @@ class Upstream:
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, opened = await loop.create_connection(MemberConnection, self._host, self._port)
-        except (OSError, TimeoutError) as why:
-            reason = f"{str(why) or 'no connection'}{local_network_hint(why)}"
-            raise MemberLost(reason, is_sent=False) from why
+        except (OSError, TimeoutError) as error:
+            reason = f"{str(error) or 'no connection'}{local_network_hint(error)}"
+            raise MemberLost(reason, is_sent=False) from error
         return opened
 
     def _keep(self, connection: MemberConnection) -> None:

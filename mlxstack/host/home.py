@@ -112,10 +112,10 @@ def home_from(env: Mapping[str, str]) -> Home:
     place = env.get(HOME_VARIABLE) or "~/.mlx-stack"
     try:
         return Home(Path(place).expanduser().absolute())
-    except RuntimeError as why:
+    except RuntimeError as error:
         raise SetupError(
             f"cannot expand {place}: no such user; set {HOME_VARIABLE} to another folder"
-        ) from why
+        ) from error
 
 
 def make_private(folder: Path) -> None:
@@ -124,11 +124,11 @@ def make_private(folder: Path) -> None:
         missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         for parent in reversed(missing):
             parent.mkdir(mode=0o700, exist_ok=True)
-    except OSError as why:
+    except OSError as error:
         raise SetupError(
-            f"the folder {folder} cannot be created ({why.strerror}: {why.filename}); "
+            f"the folder {folder} cannot be created ({error.strerror}: {error.filename}); "
             "choose another place or make its parent writable"
-        ) from why
+        ) from error
     if not folder.is_dir():
         raise SetupError(f"{folder} is a file, but a folder is needed there")
 

@@ -99,8 +99,8 @@ def refusal(host: str, port: int) -> OSError | None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as why:
-            return why
+        except OSError as error:
+            return error
     with socket.socket(family, socket.SOCK_STREAM) as caller:
         caller.settimeout(1.0)
         if caller.connect_ex((reachable(host), port)) == 0:

@@ -112,8 +112,8 @@ def digest_files(model: ModelSpec) -> FilesDigest:
     """Digests of a model's files, by a child process that imports MLX."""
     try:
         return ask_mlx(["-P", "-m", DIGEST_MODULE], FilesDigest, DIGEST_S, model)
-    except CHILD_FAULTS as why:
-        return FilesDigest(problem=f"MLX does not start: {last_line(why)}")
+    except CHILD_FAULTS as error:
+        return FilesDigest(problem=f"MLX does not start: {last_line(error)}")
 
 
 def _transfer(connection: socket.socket, n_bytes: int) -> float:
@@ -130,8 +130,8 @@ def _serve_link(stream: BufferedRWPair, address: str) -> None:
     """Listen on `address`, and confirm each transfer of one connection."""
     try:
         listener = socket.create_server((address, 0))
-    except OSError as why:
-        send(stream, LinkListener(problem=f"it cannot listen on {address}: {why.strerror}"))
+    except OSError as error:
+        send(stream, LinkListener(problem=f"it cannot listen on {address}: {error.strerror}"))
         return
     with listener:
         send(stream, LinkListener(listener.getsockname()[1]))
@@ -163,8 +163,8 @@ def main() -> int:
     key = sys.stdin.readline().strip()
     try:
         connection = socket.create_connection((host, int(port)), CONNECT_S)
-    except OSError as why:
-        sys.stderr.write(f"{sys.argv[1]} cannot be reached from there: {why}\n")
+    except OSError as error:
+        sys.stderr.write(f"{sys.argv[1]} cannot be reached from there: {error}\n")
         return UNREACHED
     # A `doctor` that has gone needs no answer.
     with suppress(OSError, msgspec.MsgspecError), connection, connection.makefile("rwb") as stream:

@@ -31,7 +31,7 @@ def start(
     return process
 
 
-def shown(host: str, address: str) -> str:
+def command_text(host: str, address: str) -> str:
     """The command that `start` runs, for a message."""
     return shlex.join(_command(host, address, MODULE))
 

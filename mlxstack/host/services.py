@@ -114,10 +114,10 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException as why:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(why, OSError):
-            why.filename = str(path)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
 
 

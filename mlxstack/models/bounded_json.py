@@ -52,8 +52,8 @@ def parse_object(data: bytes, file: Path) -> dict[str, Any]:
         parsed = json.loads(data)
     except RecursionError:
         raise too_deep(file) from None
-    except ValueError as why:
-        raise SetupError(f"{file} is not what it should be: {why}") from why
+    except ValueError as error:
+        raise SetupError(f"{file} is not what it should be: {error}") from error
     if not isinstance(parsed, dict):
         raise SetupError(f"{file} holds no JSON object")
     return parsed
@@ -69,8 +69,8 @@ def read_bytes(file: Path, max_bytes: int) -> bytes:
                 "model"
             )
         return file.read_bytes()
-    except OSError as why:
-        raise SetupError(f"{file} cannot be read: {why.strerror}") from why
+    except OSError as error:
+        raise SetupError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def refuse_special(file: Path) -> None:

@@ -129,8 +129,8 @@ def _modules(file: Path) -> list[tuple[str, str]]:
     try:
         modules = msgspec.json.decode(read_bytes(file, MAX_FILE_BYTES), type=list[dict[str, Any]])
         ordered = sorted(modules, key=lambda module: int(module.get("idx", 0)))
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as why:
-        raise SetupError(f"{file} is not what it should be: {why}") from why
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise SetupError(f"{file} is not what it should be: {error}") from error
     kinds = []
     for module in ordered:
         package, _, kind = str(module.get("type")).rpartition(".")

@@ -139,8 +139,8 @@ def _check_tokenizer(file: Path) -> None:
         growth = max(_growth(rules.normalizer), _growth(rules.decoder))
     except RecursionError:
         raise too_deep(file) from None
-    except msgspec.MsgspecError as why:
-        raise SetupError(f"{file} is not what it should be: {why}") from why
+    except msgspec.MsgspecError as error:
+        raise SetupError(f"{file} is not what it should be: {error}") from error
     if growth > MAX_GROWTH:
         raise SetupError(
             f"{file} replaces a character by up to {min(growth, 10**12):.0f}, at most "

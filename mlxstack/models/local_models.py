@@ -146,8 +146,8 @@ def _state(path: Path) -> tuple[bool, str]:
             return False, ""
         read_config_object(path / CONFIG)
         return measured(path) is not None, ""
-    except Exception as why:  # A damaged file is listed, whatever is wrong with it.
-        return False, str(why)
+    except Exception as error:  # A damaged file is listed, whatever is wrong with it.
+        return False, str(error)
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -390,10 +390,10 @@ def _reading(file: Path) -> Iterator[None]:
     """Raise SetupError for a damaged or unreadable weight file."""
     try:
         yield
-    except (TypeError, ValueError, LookupError) as why:
-        raise SetupError(f"the header of {file} is damaged: {why}") from why
-    except OSError as why:
-        raise SetupError(f"{file} cannot be read: {why.strerror}") from why
+    except (TypeError, ValueError, LookupError) as error:
+        raise SetupError(f"the header of {file} is damaged: {error}") from error
+    except OSError as error:
+        raise SetupError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

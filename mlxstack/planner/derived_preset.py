@@ -223,8 +223,8 @@ def _reasons(
 def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
     try:
         load = candidate.load(room.memory, has_kv_share=False)
-    except BadRequest as why:
-        return Reason("KV budget", "auto", why.message)
+    except BadRequest as error:
+        return Reason("KV budget", "auto", error.message)
     left = max(0, kv_budget(room.free, weights, load.workspace))
     live = load.geometry.n_bytes(load.n_ctx) * load.n_slots
     return Reason("KV budget", size(left), f"{size(live)} of it when all slots are full")

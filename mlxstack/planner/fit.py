@@ -26,10 +26,10 @@ def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTI
     unknown = None
     try:
         load = candidate.load(room.memory)
-    except BadRequest as why:
-        if (why.param or "").startswith(("kv.", "hosts")):
-            raise SetupError(f"{why.param}: {why.message}") from why
-        unknown = why.message
+    except BadRequest as error:
+        if (error.param or "").startswith(("kv.", "hosts")):
+            raise SetupError(f"{error.param}: {error.message}") from error
+        unknown = error.message
         try:
             weights = candidate.weights.n_bytes(room.memory.half_bytes)
         except BadRequest:

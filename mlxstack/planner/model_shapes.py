@@ -40,10 +40,10 @@ def _built(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
     program = ["-P", str(PROGRAM), str(LIMIT_S * len(configs)), str(MAX_BYTES)]
     try:
         return ask_mlx(program, list[ShapeReply], MAX_S, configs)
-    except CHILD_FAULTS as why:
+    except CHILD_FAULTS as error:
         if len(configs) > 1:
             return [reply for config in configs for reply in _built([config])]
-        reason = last_line(why)
-        if (code := getattr(why, "returncode", 0)) < 0:
+        reason = last_line(error)
+        if (code := getattr(error, "returncode", 0)) < 0:
             reason = f"building it was ended by {signal.Signals(-code).name}"
         return [ShapeReply(refusal=f"MLX cannot build this model here: {reason}")]

@@ -67,8 +67,8 @@ def history(agent: AgentId, service: ServiceOptions) -> VerbResult:
     path = _path(_known(agent, service), "history")
     try:
         conversation = _request(service, lambda client: client.get(path, AgentDict))
-    except NotFound as why:
-        raise NotFound(f"{why}: {HAS_HISTORY}") from None
+    except NotFound as error:
+        raise NotFound(f"{error}: {HAS_HISTORY}") from None
     return VerbResult(conversation, "\n".join(map(_message, conversation["messages"])))
 
 

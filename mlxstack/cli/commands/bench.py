@@ -156,8 +156,8 @@ def _measured(benchmark: str, request: "BenchRequest") -> "Iterator[BenchReport]
         try:
             for name in names:
                 yield report(name, request, inputs)
-        except httpx.TransportError as why:
-            raise Unreachable(f"no answer from {why.request.url} ({why})") from why
+        except httpx.TransportError as error:
+            raise Unreachable(f"no answer from {error.request.url} ({error})") from error
 
 
 def _key() -> str | None:

@@ -149,8 +149,8 @@ async def _talk(session: "ChatSession", images: list["ChatImage"]) -> None:
                         return
                 elif text.strip():
                     await _turn(session, _with_dropped_files(session, text))
-            except (StackError, ConnectionError) as why:
-                note(f"error: {why}")
+            except (StackError, ConnectionError) as error:
+                note(f"error: {error}")
 
 
 def _attach(session: "ChatSession", image: "ChatImage") -> None:

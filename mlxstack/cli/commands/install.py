@@ -270,8 +270,8 @@ def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
 def _run(command: tuple[str, ...]) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except UNTOLD as why:
-        return str(why)
+    except UNTOLD as error:
+        return str(error)
     output = (done.stderr or done.stdout).strip()
     if done.returncode == 0:
         return None

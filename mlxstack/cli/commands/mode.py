@@ -43,8 +43,8 @@ def list_modes() -> VerbResult:
     for name in sorted(modes.listed(home)):
         try:
             loaded[name] = modes.load(name, home)
-        except SetupError as why:
-            note(f"warning: {why.message}")
+        except SetupError as error:
+            note(f"warning: {error.message}")
     rows = [
         (name, ", ".join(member.preset for member in mode.members), mode.description)
         for name, mode in loaded.items()

@@ -50,7 +50,7 @@ def _work(preset: Path) -> None:
             from mlxstack.api.server import run
 
         code = run(resolved, home_from(os.environ).root, preset)
-    except SetupError as why:
-        typer.echo(f"error: {why}", err=True)
-        raise typer.Exit(Exit.HOPELESS) from why
+    except SetupError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(Exit.HOPELESS) from error
     raise typer.Exit(code)

@@ -99,11 +99,11 @@ def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -
 
     try:
         from mlxstack.cli import web_dashboard
-    except ModuleNotFoundError as why:
+    except ModuleNotFoundError as error:
         raise SetupError(
-            f"--web needs {why.name}, which is not installed; in the clone, run "
+            f"--web needs {error.name}, which is not installed; in the clone, run "
             f"`{install_command('web')}`"
-        ) from why
+        ) from error
     api_key = None
     if where is not None:
         api_key = where.api_key

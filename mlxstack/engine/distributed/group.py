@@ -315,7 +315,7 @@ class RankGroup:
         privacy = f"; on both Macs, {LOCAL_NETWORK}" if sys.platform == "darwin" else ""
         return (
             f"no rank has connected from {names}{why}; see the log, and try "
-            f"`{ranks.shown(host, address)}` by hand{privacy}"
+            f"`{ranks.command_text(host, address)}` by hand{privacy}"
         )
 
     def _name(self, rank: int) -> str:
