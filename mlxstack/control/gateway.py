@@ -125,7 +125,7 @@ def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsO
     if not requests:
         raise SetupError(
             "no model on this disk can be served; `mlx-stack plan` proposes some, and "
-            "`mlx-stack pull MODEL` downloads one" + _told(left_out)
+            "`mlx-stack pull MODEL` downloads one" + _lines_of(left_out)
         )
     return ModelsOnDisk(tuple(requests), left_out)
 
@@ -461,5 +461,5 @@ def _service_name(model: str) -> str:
     return service_name(model.rpartition("/")[2])
 
 
-def _told(left_out: dict[str, str]) -> str:
+def _lines_of(left_out: dict[str, str]) -> str:
     return "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())

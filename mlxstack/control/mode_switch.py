@@ -227,9 +227,9 @@ def _presets(former: list[GatewaySpec], home: Home) -> dict[str, Preset]:
 def _is_same(planned: GatewayPlan, presets: Mapping[str, Preset], spec: GatewaySpec) -> bool:
     """Whether a gateway and its members have the wanted settings."""
     is_same = all(presets.get(member.preset.name) == member.preset for member in planned.members)
-    return is_same and _shown(planned.spec) == _shown(spec)
+    return is_same and _settings_of(planned.spec) == _settings_of(spec)
 
 
-def _shown(spec: GatewaySpec) -> tuple[object, ...]:
+def _settings_of(spec: GatewaySpec) -> tuple[object, ...]:
     members = [(member.name, member.n_bytes, member.residency) for member in spec.members]
     return spec.name, spec.server, spec.budget, members

@@ -127,7 +127,7 @@ def survey(home: Home, is_recent_only: bool = False) -> SystemStatus:
     `is_recent_only` leaves out services that were stopped more than a day ago.
     """
     hardware = this_hardware()
-    seen = asyncio.run(_look(home))
+    seen = asyncio.run(_service_statuses(home))
     if is_recent_only:
         seen = [service for service in seen if not _is_old(home, service)]
     alive = [service.name for service in seen if service.supervisor_pid is not None]
@@ -193,12 +193,12 @@ def classify(
     return ServiceHealthLevel.HEALTHY, last
 
 
-async def _look(home: Home) -> list[ServiceStatus]:
+async def _service_statuses(home: Home) -> list[ServiceStatus]:
     states = [read_state(home, name) for name in services.names(home)]
-    return await asyncio.gather(*(_see(home, state) for state in states if state is not None))
+    return await asyncio.gather(*(_status_of(home, state) for state in states if state is not None))
 
 
-async def _see(home: Home, state: ServiceState) -> ServiceStatus:
+async def _status_of(home: Home, state: ServiceState) -> ServiceStatus:
     spec = state.spec
     is_owned = owner(home, spec.name) is not None
     health = None

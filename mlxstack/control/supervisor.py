@@ -155,17 +155,17 @@ class Supervisor:
             if self._stop.is_set() or code == 0:
                 break
             if code == os.EX_CONFIG:
-                self._say("worker exited with a configuration error; not restarting")
+                self._log_message("worker exited with a configuration error; not restarting")
                 return Phase.CRASHED
             delay = self._next_delay(time.monotonic())
             if delay is None:
                 policy = self._spec.policy
-                self._say(
+                self._log_message(
                     f"the worker died {policy.max_crashes} times within {policy.window_s:g} s; "
                     "giving up; see the log above"
                 )
                 return Phase.CRASHED
-            self._say(f"starting again in {delay:g} s")
+            self._log_message(f"starting again in {delay:g} s")
             self._record_state(phase=Phase.WAITING)
             await self._wait_or_stop(delay)
         return Phase.STOPPED
@@ -178,7 +178,9 @@ class Supervisor:
             with suppress(OSError, StackError):
                 files.keep()
                 if files.restore(self._state):
-                    self._say(f"{self._spec.home.run} was deleted; its files are written again")
+                    self._log_message(
+                        f"{self._spec.home.run} was deleted; its files are written again"
+                    )
 
     async def _run_worker(self) -> int:
         """Start a worker and see it to its end; its exit code."""
@@ -194,7 +196,7 @@ class Supervisor:
             await self._end(process, ending)
         elif sticking.done() and not ending.done():
             stuck = sticking.result()
-            self._say(f"worker {process.pid} {stuck}; killing it")
+            self._log_message(f"worker {process.pid} {stuck}; killing it")
             process.kill()
         stopping.cancel()
         sticking.cancel()
@@ -224,14 +226,14 @@ class Supervisor:
             env=os.environ | self._spec.env | grace,
             process_group=0,
         )
-        self._say(f"worker {process.pid} started")
+        self._log_message(f"worker {process.pid} started")
         worker = identify(process.pid) or ProcessId(process.pid, 0.0)
         self._record_state(phase=Phase.RUNNING, worker=worker, since=time.time())
         return process
 
     async def _end(self, process: Process, ending: "asyncio.Task[int]") -> None:
         self._record_state(phase=Phase.STOPPING)
-        self._say(f"stopping worker {process.pid}")
+        self._log_message(f"stopping worker {process.pid}")
         process.terminate()
         grace = self._spec.policy.grace_s
         first = min(SIGTERM_IGNORED_S, grace)
@@ -242,7 +244,7 @@ class Supervisor:
         elif not done:
             done, _ = await asyncio.wait({ending}, timeout=grace - first)
         if not done:
-            self._say(f"worker {process.pid} did not stop within {grace:g} s; killing it")
+            self._log_message(f"worker {process.pid} did not stop within {grace:g} s; killing it")
             process.kill()
             await ending
 
@@ -262,7 +264,7 @@ class Supervisor:
         lines = tuple(self._log.last_lines)
         # Other ranks and native code may print many lines after an error.
         errors = [line for line in lines[:-N_LAST_LINES] if log_lines.read(line).is_error][-1:]
-        self._say(f"worker {pid} {description}")
+        self._log_message(f"worker {pid} {description}")
         self._record_state(
             worker=None,
             exit_code=code,
@@ -286,7 +288,7 @@ class Supervisor:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    def _say(self, message: str) -> None:
+    def _log_message(self, message: str) -> None:
         line = LogLine(
             time=datetime.now().astimezone(),
             level="INFO",
@@ -308,7 +310,9 @@ class Supervisor:
         try:
             write_json(file, self._state)
         except OSError as error:
-            self._say(f"{file} cannot be written ({error.strerror}); `status` may be outdated")
+            self._log_message(
+                f"{file} cannot be written ({error.strerror}); `status` may be outdated"
+            )
 
 
 def _describe_exit(code: int, *, was_stuck: bool) -> str:

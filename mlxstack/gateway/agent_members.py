@@ -48,7 +48,7 @@ class AgentMembers:
 
     async def note(self, agent: str, member: str) -> None:
         """Note that a member serves an agent; a named one on disk."""
-        noted = self._known(agent)
+        noted = self._members_by_agent(agent)
         is_new = noted.get(agent) != member
         noted[agent] = member
         noted.move_to_end(agent)
@@ -61,7 +61,7 @@ class AgentMembers:
 
     def find(self, agent: str) -> str | None:
         """Member of an agent: as noted, else by KV on disk."""
-        name = self._known(agent).get(agent)
+        name = self._members_by_agent(agent).get(agent)
         if name is None and is_agent(agent):
             folder = self._folder / folder_of(agent)
             files = sorted(folder.glob("*/manifest.json"), key=_age, reverse=True)
@@ -75,7 +75,7 @@ class AgentMembers:
             return False
         return not (is_agent(agent) and (self._folder / folder_of(agent)).exists())
 
-    def _known(self, agent: str) -> OrderedDict[str, str]:
+    def _members_by_agent(self, agent: str) -> OrderedDict[str, str]:
         if is_implicit(agent):
             return self._conversations
         return self._agents

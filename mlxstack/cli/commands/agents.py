@@ -56,7 +56,7 @@ def list_agents(service: ServiceOptions, show_all: All = False) -> VerbResult:
 @app.command()
 def show(agent: AgentId, service: ServiceOptions) -> VerbResult:
     """Show an agent: its KV, its cost and its latest turns."""
-    path = _path(_known(agent, service))
+    path = _path(_resolved_id(agent, service))
     view = _request(service, lambda client: client.get(path, AgentDict))
     return VerbResult(view, lambda: _show(view))
 
@@ -64,7 +64,7 @@ def show(agent: AgentId, service: ServiceOptions) -> VerbResult:
 @app.command()
 def history(agent: AgentId, service: ServiceOptions) -> VerbResult:
     """Print the messages of an agent."""
-    path = _path(_known(agent, service), "history")
+    path = _path(_resolved_id(agent, service), "history")
     try:
         conversation = _request(service, lambda client: client.get(path, AgentDict))
     except NotFound as error:
@@ -85,7 +85,7 @@ def remove(
 
     `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
     """
-    agent = _known(agent, service)
+    agent = _resolved_id(agent, service)
     path = _path(agent)
     text = f"{agent} is deleted"
     if evict_only:
@@ -168,7 +168,7 @@ def _request(service: ServiceOptions, question: "Question[AgentDict]") -> AgentD
     return service.ask(question, is_of_all=True)
 
 
-def _known(agent: str, service: ServiceOptions) -> str:
+def _resolved_id(agent: str, service: ServiceOptions) -> str:
     """Id of the agent that was meant. Raises Misuse, NotFound."""
     _path(agent)
     return id_of(agent, _listed(service))
@@ -178,7 +178,7 @@ def _post(
     agent: str, verb: str, body: AgentDict, service: ServiceOptions
 ) -> tuple[str, dict[str, Any]]:
     """Id of an agent, and the answer to a change of it."""
-    agent = _known(agent, service)
+    agent = _resolved_id(agent, service)
     return agent, _request(service, lambda client: client.post(_path(agent, verb), body))
 
 

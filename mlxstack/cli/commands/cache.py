@@ -37,7 +37,7 @@ NOTHING = "Nothing is kept yet."
 def status(service: ServiceOptions, json: Json = False, watch: Watch = False) -> None:
     """Show budget, entries, hit rates and top prefixes."""
     while True:
-        view = _look(service)
+        view = _cache_view(service)
         if json:
             as_json(view)
         else:
@@ -50,7 +50,7 @@ def status(service: ServiceOptions, json: Json = False, watch: Watch = False) ->
 @app.command()
 def top(service: ServiceOptions) -> VerbResult:
     """List pinned and the most used prefixes."""
-    prefixes = _look(service).prefixes
+    prefixes = _cache_view(service).prefixes
     if not prefixes:
         return VerbResult(prefixes, NOTHING)
     titles = labels(service)
@@ -154,7 +154,7 @@ def render(view: "CacheView", titles: "Mapping[str, str]") -> str:
     return "\n".join(lines)
 
 
-def _look(service: ServiceOptions) -> "CacheView":
+def _cache_view(service: ServiceOptions) -> "CacheView":
     from mlxstack.core.status import CacheView
 
     return service.ask(lambda client: client.get("/cache", CacheView))

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mlxstack.cli.check_result import CheckResult
     from mlxstack.host.home import Home
 
-Wanted = Annotated[
+ModelArgument = Annotated[
     str | None, preset_argument("Whose model files to compare on all machines.", "MODEL")
 ]
 
 
-def doctor(model: Wanted = None, hosts: HostsOption = None) -> VerbResult:
+def doctor(model: ModelArgument = None, hosts: HostsOption = None) -> VerbResult:
     """Check this machine, and with --hosts the others.
 
     The exit code is 1 when something must be repaired.

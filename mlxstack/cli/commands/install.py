@@ -42,7 +42,7 @@ PROBE_S = 0.2
 KILL_S = 5.0
 """Seconds of launchd to kill a job after its timeout."""
 
-UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
+RUN_FAULTS = (FileNotFoundError, subprocess.TimeoutExpired)
 
 Service = Annotated[str, preset_argument("The service's name, or its preset.")]
 
@@ -270,7 +270,7 @@ def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
 def _run(command: tuple[str, ...]) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except UNTOLD as error:
+    except RUN_FAULTS as error:
         return str(error)
     output = (done.stderr or done.stdout).strip()
     if done.returncode == 0:

@@ -23,7 +23,7 @@ CHANGES = {
 }
 """Options that change the output of each form of `plan`."""
 
-Wanted = Annotated[
+ModelArgument = Annotated[
     str | None, preset_argument("What to plan for; left out: the presets that fit.", "MODEL")
 ]
 
@@ -45,7 +45,7 @@ AgentsOption = Annotated[
 
 def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     context: typer.Context,
-    model: Wanted = None,
+    model: ModelArgument = None,
     memory: MemoryOption = None,
     hosts: MachinesOption = None,
     ctx: ContextsOption = None,

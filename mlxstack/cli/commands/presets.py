@@ -146,11 +146,11 @@ def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:
         for key in keys:
             value = value[key]
         name = ".".join(keys)
-        rows.append((name, _shown(value), _origin(loaded.origins, name)))
+        rows.append((name, _value_text(value), _origin(loaded.origins, name)))
     return rows
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     import json
 
     if isinstance(value, str) and value:

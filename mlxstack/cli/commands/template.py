@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from mlxstack.core.preset import Preset
     from mlxstack.text.prompt.report import TemplateReport
 
-Wanted = Annotated[str, preset_argument("Whose template; a folder needs no weights.", "MODEL")]
+ModelArgument = Annotated[
+    str, preset_argument("Whose template; a folder needs no weights.", "MODEL")
+]
 Line = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def template(
-    model: Wanted,
+    model: ModelArgument,
     render: Annotated[
         Path | None,
         typer.Option(
@@ -42,7 +44,7 @@ def template(
     """Report the output format of a model and its template's limits."""
     from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 
-    preset, folder = _found(model)
+    preset, folder = _preset_and_folder(model)
     tokenizer = load_tokenizer(folder)
     if not tokenizer.has_chat_template and render is None and parse is None:
         none = "none: a base model, which continues text (/v1/completions)"
@@ -65,7 +67,7 @@ def template(
             _show(report)
 
 
-def _found(model: str) -> "tuple[Preset, Path]":
+def _preset_and_folder(model: str) -> "tuple[Preset, Path]":
     """The preset, and the folder of its tokenizer. Raises SetupError."""
     from mlxstack.config import presets
     from mlxstack.core.preset import ModelSpec, Preset

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlxstack.cli.verification.soak import SoakReport
     from mlxstack.host.home import Home
 
-Wanted = Annotated[
+ModelArgument = Annotated[
     str, preset_argument("What to verify; its weights are downloaded first.", "PRESET|MODEL")
 ]
 Kernels = Annotated[
@@ -47,7 +47,7 @@ REPORT_TO = "an issue of mlx-stack"
 
 
 def verify(
-    model: Wanted,
+    model: ModelArgument,
     quick: Annotated[
         bool, typer.Option("--quick", help="Short prompts and times; for a small model.")
     ] = False,

@@ -105,7 +105,7 @@ class MacRun:
 
         def keep(line: bytes) -> None:
             measurement = msgspec.json.decode(line)
-            self._say(_shown(measurement))
+            self._say(_measurement_text(measurement))
             results.append(measurement)
             self.file.put(PartResult("measurements", result=results))
 
@@ -188,7 +188,7 @@ def _json(lines: Sequence[bytes]) -> Any:
         return None
 
 
-def _shown(measurement: dict[str, Any]) -> str:
+def _measurement_text(measurement: dict[str, Any]) -> str:
     figures = [
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in measurement["figures"].items()
