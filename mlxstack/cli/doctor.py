@@ -38,7 +38,7 @@ from mlxstack.host.hardware import (
     this_memory,
     version_of,
 )
-from mlxstack.host.home import HOME_VARIABLE, Home, make_private
+from mlxstack.host.home import HOME_VARIABLE, Home, make_folder
 from mlxstack.host.macos import MIN_MACOS, SystemVersion, gpu_name, gpu_panics, system_version
 from mlxstack.host.memory_pressure import sysctl
 from mlxstack.host.power_state import PowerSource, PowerState, power_state
@@ -464,6 +464,6 @@ def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[st
     command = ["-m", "mlxstack.cli.main", "template", str(folder), "--json"]
     notes = tuple(ask_mlx(command, dict[str, Any], MAX_S, env=env)["notes"])
     if home.run.is_dir():
-        make_private(cache_file.parent)
+        make_folder(cache_file.parent)
         write_json(cache_file, notes)
     return notes

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from mlxstack.config import preset_schema, presets
 from mlxstack.core.errors import SetupError, Taken
-from mlxstack.host.home import Home, make_private
-from mlxstack.host.services import read_json, write_atomic, write_json
+from mlxstack.host.home import Home, make_folder
+from mlxstack.host.services import read_json, write_json, write_private
 
 FOLDER = "modes"
 Value = str | int | float | bool | None
@@ -70,9 +70,9 @@ def create(name: str, names: list[str], description: str, home: Home) -> Path:
     for preset in names:
         presets.load(preset, home)
     mode = Mode(tuple(Member(presets.from_anywhere(preset)) for preset in names), description)
-    make_private(path.parent)
+    make_folder(path.parent)
     text = yaml.safe_dump(msgspec.to_builtins(mode), sort_keys=False)
-    write_atomic(path, text.encode())
+    write_private(path, text.encode())
     return path
 
 

@@ -29,7 +29,7 @@ from mlxstack.gateway.spec import (
     own_preset,
 )
 from mlxstack.host.hardware import MemoryBudget, this_memory
-from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.home import Home, make_folder, make_home
 from mlxstack.host.process import free_port
 from mlxstack.host.restart_policy import RestartPolicy
 from mlxstack.host.services import Phase, ServiceSpec, owner, read_json, read_state, write_json
@@ -410,7 +410,7 @@ def _member(
 def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
     """The gateway's own process; its spec is written down for it."""
     file = home.gateway_file(spec.name)
-    make_private(file.parent)
+    make_folder(file.parent)
     write_json(file, spec)
     members_s = (member.service.policy.grace_s for member in spec.members)
     return ServiceSpec(

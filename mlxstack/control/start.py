@@ -26,7 +26,7 @@ from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Taken
 from mlxstack.core.preset import PARKING_S, Preset, ServerSpec
 from mlxstack.host import log_lines, services
 from mlxstack.host.hardware import for_mlx, this_memory
-from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.home import Home, make_folder, make_home
 from mlxstack.host.log_lines import SUPERVISOR, for_people
 from mlxstack.host.process import free_port, listener, reachable, refusal
 from mlxstack.host.restart_policy import RestartPolicy
@@ -39,8 +39,8 @@ from mlxstack.host.services import (
     read_json,
     state_of,
     until_answered,
-    write_atomic,
     write_json,
+    write_private,
 )
 from mlxstack.models import reference
 from mlxstack.models.folder_check import check_startable, check_weights
@@ -150,8 +150,8 @@ def prepare(request: StartRequest, loaded: LoadedPreset, home: Home) -> ServiceS
 def write(request: StartRequest, preset: Preset, home: Home) -> ServiceSpec:
     """Write down what the worker is to serve."""
     if request.file is not None:
-        make_private(request.file.path.parent)
-        write_atomic(request.file.path, request.file.text.encode())
+        make_folder(request.file.path.parent)
+        write_private(request.file.path, request.file.text.encode())
     write_json(home.preset_file(preset.name), preset)
     return spec_of(request, preset, home)
 
@@ -207,7 +207,7 @@ def check_files(preset: Preset) -> None:
         _check_adapter_folder(Path(model.adapter))
     folder = Path(preset.slots.save_path or ".")
     try:
-        make_private(folder)
+        make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except SetupError as error:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import Damaged, SetupError
 from mlxstack.gateway.spec import GatewaySpec, home_of, names_of
-from mlxstack.host.home import make_private
+from mlxstack.host.home import make_folder
 from mlxstack.host.services import locked, read_json, write_json
 from mlxstack.policy.kv.conversation_id import is_implicit
 from mlxstack.store.agent_history import folder_of, is_agent
@@ -84,7 +84,7 @@ class AgentMembers:
 def _write(file: Path, agent: str, member: str) -> None:
     """Add an agent to the file, in place of the oldest."""
     try:
-        make_private(file.parent)
+        make_folder(file.parent)
         with locked(file.with_suffix(".lock")):
             members = read_json(file, dict[str, str]) or {}
             members.pop(agent, None)

@@ -118,7 +118,7 @@ def home_from(env: Mapping[str, str]) -> Home:
         ) from error
 
 
-def make_private(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Create a folder and its parents with 0700. Raises SetupError."""
     try:
         missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -136,4 +136,4 @@ def make_private(folder: Path) -> None:
 def make_home(home: Home) -> None:
     """Create the folders that running a service needs."""
     for folder in (home.run / "plans", home.run / "presets", home.logs):
-        make_private(folder)
+        make_folder(folder)

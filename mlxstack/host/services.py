@@ -21,7 +21,7 @@ from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.formatting import short_time
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host import log_lines
-from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.home import Home, make_folder, make_home
 from mlxstack.host.logs import tail
 from mlxstack.host.process import ProcessId, ask_to_stop, end, is_alive, kill, wait_gone
 from mlxstack.host.restart_policy import RestartPolicy
@@ -105,7 +105,7 @@ class ServiceState(Struct, frozen=True):
     """Of the worker that ended."""
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_private(path: Path, data: bytes) -> None:
     """Replace `path` (0600) atomically."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -123,7 +123,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """`value` as indented JSON, atomically."""
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    write_private(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
@@ -187,7 +187,7 @@ def _write_claim(state: ServiceState) -> None:
     home = state.spec.home
     name = state.spec.name
     write_json(home.state_file(name), state)
-    write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+    write_private(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
 
 
 class FileCopy(Struct, frozen=True):
@@ -233,8 +233,8 @@ class ServiceFiles:
                 return False
             for path, copy in self._copies.items():
                 if not path.exists():
-                    make_private(path.parent)
-                    write_atomic(path, copy.data)
+                    make_folder(path.parent)
+                    write_private(path, copy.data)
             _write_claim(state)
         return True
 

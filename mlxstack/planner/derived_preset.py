@@ -14,8 +14,8 @@ from mlxstack.core.errors import BadRequest, SetupError, Taken
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset
 from mlxstack.host.hardware import MemoryBudget, this_memory
-from mlxstack.host.home import Home, make_private
-from mlxstack.host.services import write_atomic
+from mlxstack.host.home import Home, make_folder
+from mlxstack.host.services import write_private
 from mlxstack.models import model_files
 from mlxstack.models.generation_config import FILE, sampling_defaults
 from mlxstack.models.reference import Reference, resolve
@@ -110,8 +110,8 @@ def write_preset(name: str, source: str, home: Home, fixed: SlotSizes) -> Writte
         derived = derive(replace(resolve(source, home), name=name), home, room, fixed)
         presets.overridden(derived.preset, (), home)
         text = text_of(derived)
-    make_private(path.parent)
-    write_atomic(path, text.encode())
+    make_folder(path.parent)
+    write_private(path, text.encode())
     return WrittenPreset(path, derived)
 
 

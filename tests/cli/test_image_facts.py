@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("PIL")
 
 from mlxstack.cli.doctor import CheckLevel, images
-from mlxstack.host.home import Home, make_private
+from mlxstack.host.home import Home, make_folder
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.model_files import vision_weights
 from mlxstack.text.images import families
@@ -72,7 +72,7 @@ def test_doctor_and_gateway_tell_whether_a_checkpoint_takes_images(
 def test_images_of_gemma_need_kv_of_full_precision(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     folder = vision_models.build(tmp_path / "eyes", "gemma4")
-    make_private(home.root)
+    make_folder(home.root)
     preset(home, folder)
     whole = json.loads(run(home.root, "plan", "eyes", "--json").stdout)["spec"]
     assert (whole["tower_bytes"], whole["n_screenshot"]) == (vision_weights(folder).n_bytes(), 18)

@@ -28,8 +28,8 @@ from mlxstack.host.services import (
     mark_stopped,
     owner,
     read_state,
-    write_atomic,
     write_json,
+    write_private,
 )
 from tests.patience import PATIENCE_S
 from tests.patience import wait_until as until
@@ -304,7 +304,7 @@ def test_a15_a_foreign_or_reused_pid_is_stale(
     plan = ServiceSpec("one", str(home.root), "one", "http://127.0.0.1:1", ("true",))
     state = ServiceState(plan, Phase.RUNNING, foreign)
     write_json(home.state_file("one"), state)
-    write_atomic(home.pid_file("one"), b"%d\n" % bystander.pid)
+    write_private(home.pid_file("one"), b"%d\n" % bystander.pid)
     assert owner(home, "one") is not None
 
     reused = msgspec.structs.replace(foreign, born=foreign.born - 60)
@@ -312,12 +312,12 @@ def test_a15_a_foreign_or_reused_pid_is_stale(
     assert owner(home, "one") is None
 
     write_json(home.state_file("one"), state)
-    write_atomic(home.pid_file("one"), b"1\n")
+    write_private(home.pid_file("one"), b"1\n")
     assert owner(home, "one") is None
-    write_atomic(home.pid_file("one"), b"garbage")
+    write_private(home.pid_file("one"), b"garbage")
     assert owner(home, "one") is None
 
-    write_atomic(home.pid_file("one"), b"%d\n" % bystander.pid)
+    write_private(home.pid_file("one"), b"%d\n" % bystander.pid)
     home.state_file("one").write_text("{half")
     assert owner(home, "one") is None
     assert services.sweep(home, "one") is not None
@@ -337,7 +337,7 @@ def test_a15_who_clears_after_the_dead_takes_no_name_from_the_living(home: Home)
         )
         dead = ServiceState(plan, Phase.RUNNING, ProcessId(me.pid, 1.0), identify(worker.pid))
         write_json(home.state_file("one"), dead)
-        write_atomic(home.pid_file("one"), b"%d\n" % me.pid)
+        write_private(home.pid_file("one"), b"%d\n" % me.pid)
         told: list[str | None] = []
         sweeping = threading.Thread(target=lambda: told.append(services.sweep(home, "one")))
         sweeping.start()

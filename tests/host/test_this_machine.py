@@ -28,7 +28,7 @@ from mlxstack.host.hardware import (
     preload,
     this_hardware,
 )
-from mlxstack.host.home import Home, home_from, make_home, make_private
+from mlxstack.host.home import Home, home_from, make_folder, make_home
 from mlxstack.host.process import end, free_port, identify, is_alive, listener, refusal
 
 pytestmark = pytest.mark.net
@@ -160,7 +160,7 @@ def test_a4_a_slot_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert caught.value.message.startswith("slots.save_path")
     assert str(folder) in caught.value.message
     with pytest.raises(SetupError, match="is a file, but a folder is needed"):
-        make_private(tmp_path / "file")
+        make_folder(tmp_path / "file")
 
 
 def test_a4_a_new_slot_folder_is_private(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from mlxstack.control import gateway
 from mlxstack.control.start import StartRequest
 from mlxstack.core.preset import Preset
 from mlxstack.host.hardware import bytes_of, memory_of, this_memory
-from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.home import Home, make_folder, make_home
 from mlxstack.host.process import identify
 from mlxstack.host.services import Phase, ServiceSpec, ServiceState, claim, locked, write_json
 from mlxstack.planner.memory_room import claim_of, claims_in, room_in
@@ -234,7 +234,7 @@ def start(shell: Shell, *names: str) -> list["subprocess.Popen[str]"]:
 
 def bytes_held(home: Home, fixed: int) -> int:
     """Bytes of all services at one instant, `fixed` of each beside KV, as they have reserved."""
-    make_private(home.memory)
+    make_folder(home.memory)
     with locked(home.memory / "lock"):
         grants = grants_in(home)
     return fixed * len(grants) + sum(grants.values())

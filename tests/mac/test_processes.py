@@ -12,7 +12,14 @@ from mlxstack.core.errors import Taken
 from mlxstack.host import process, services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import identify, is_alive
-from mlxstack.host.services import Phase, ServiceSpec, ServiceState, claim, write_atomic, write_json
+from mlxstack.host.services import (
+    Phase,
+    ServiceSpec,
+    ServiceState,
+    claim,
+    write_json,
+    write_private,
+)
 
 
 def test_a_process_lives_on_after_a_step_of_the_clock(
@@ -67,6 +74,6 @@ def test_a_name_that_differs_by_case_from_a_running_service_is_refused(home: Hom
 
 def test_the_name_of_a_service_that_ended_is_free_in_another_case(home: Home) -> None:
     write_json(home.state_file("Coder"), state_of(home, "Coder"))
-    write_atomic(home.pid_file("Coder"), b"1\n")
+    write_private(home.pid_file("Coder"), b"1\n")
     with services.starting(home, "coder", waits=True):
         claim(state_of(home, "coder"))

@@ -217,12 +217,12 @@ def _warn(caution: str | None) -> None:
 
 
 def _write(setup: "ClientSetup") -> None:
-    from mlxstack.host.home import make_private
-    from mlxstack.host.services import write_atomic
+    from mlxstack.host.home import make_folder
+    from mlxstack.host.services import write_private
 
     for path, text in setup.files.items():
-        make_private(Path(path).parent)
-        write_atomic(Path(path), text.encode())
+        make_folder(Path(path).parent)
+        write_private(Path(path), text.encode())
 
 
 def _path_of(argv: list[str]) -> str:

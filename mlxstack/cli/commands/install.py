@@ -146,7 +146,7 @@ def _replace_unit(unit: "ServiceUnit", home: "Home", check_free: Callable[[], No
             raise start.already_running(running)
     check_free()
     unit.path.parent.mkdir(parents=True, exist_ok=True)
-    services.write_atomic(unit.path, unit.text.encode())
+    services.write_private(unit.path, unit.text.encode())
 
 
 def _stop(unit: "ServiceUnit") -> str | None:

@@ -60,7 +60,7 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
     from mlxstack.cli.plan_tables import show_reasons
     from mlxstack.config import presets
     from mlxstack.control.start import request_for
-    from mlxstack.host.home import home_from, make_private
+    from mlxstack.host.home import home_from, make_folder
     from mlxstack.host.services import write_json
     from mlxstack.models.reference import HUB_ID
     from mlxstack.policy.memory.capacity_advice import SlotSizes
@@ -84,7 +84,7 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
         return
     handover = token_hex(16)
     copy = home.handover_file(handover)
-    make_private(copy.parent)
+    make_folder(copy.parent)
     try:
         write_json(copy, resolved)
         yield {"handover": handover}

@@ -21,7 +21,7 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
 from mlxstack.host.hardware import this_memory
-from mlxstack.host.home import Home, make_private
+from mlxstack.host.home import Home, make_folder
 from mlxstack.host.process import ProcessId, identify, is_alive
 from mlxstack.host.services import locked, read_json, write_json
 from mlxstack.planner.memory_room import claim_of, claims_in, gateways_in
@@ -144,7 +144,7 @@ class Neighbors(ServiceFeature):
     @contextmanager
     def _locked(self) -> Iterator[dict[str, int]]:
         """KV bytes of the running services, while none changes."""
-        make_private(self._home.memory)
+        make_folder(self._home.memory)
         with locked(self._home.memory / "lock"):
             yield grants_in(self._home)
 
