@@ -54,7 +54,7 @@ def test_why_tells_phases_that_add_up() -> None:
 
 
 def test_an_empty_cache_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_look", lambda _: CacheView())
+    monkeypatch.setattr(cache, "_cache_view", lambda _: CacheView())
     result = cache.top(ServiceOptions())
     assert result.value == () and result.text == "Nothing is kept yet."
 
