@@ -132,8 +132,9 @@ class Dashboard(App[None]):
         line = self.focused
         if self.screen.maximized or (isinstance(line, Input) and not isinstance(line, LineInput)):
             return False
-        if isinstance(event, Key) and (found := self.screen.active_bindings.get(event.key)):
-            return found.enabled and await self.run_action(found.binding.action, found.node)
+        if isinstance(event, Key) and event.key in self.screen.active_bindings:
+            active = self.screen.active_bindings[event.key]
+            return active.enabled and await self.run_action(active.binding.action, active.node)
         return isinstance(line, LineInput) and line.took(event)
 
     async def _follow(self) -> None:
@@ -171,17 +172,17 @@ class Dashboard(App[None]):
     def action_explain(self) -> None:
         """Show the help page of the screen."""
         if isinstance(self.screen, BaseScreen):
-            self.push_screen(TextPage("Help", help_lines(self.screen.EXPLAINS, self.keymap)))
+            self.push_screen(TextPage("Help", help_lines(self.screen.HELP, self.keymap)))
 
     def action_log(self) -> None:
         """Show the service log's end, on the service's computer."""
         if isinstance(self.screen, ModalScreen):
             return
         if self.machine is None:
-            told = "the log is on the computer of the service: `mlx-stack logs` shows it there"
-            self.notify(f"Log: {told}", severity="warning", markup=False)
+            remedy = "the log is on the computer of the service: `mlx-stack logs` shows it there"
+            self.notify(f"Log: {remedy}", severity="warning", markup=False)
             return
-        lines = tuple((TextCell(printable(one)),) for one in self.machine.log())
+        lines = tuple((TextCell(printable(line)),) for line in self.machine.log())
         self.push_screen(TextPage("Log", lines, is_at_end=True))
 
     def action_command_palette(self) -> None:
@@ -252,8 +253,8 @@ class Dashboard(App[None]):
         if answer is None:
             return
         if holder(self.model, pending.action, pending.key) != pending.holder:
-            told = f"{pending.action.label}: not done, slot {pending.key} has another agent now"
-            self.notify(told, severity="warning", markup=False)
+            reason = f"{pending.action.label}: not done, slot {pending.key} has another agent now"
+            self.notify(reason, severity="warning", markup=False)
             return
         context = ActionContext(pending.calls, self.copy_to_clipboard, self.machine)
         self.run_worker(run_action(self, pending.action, context, Aim(pending.key, answer)))

@@ -44,16 +44,16 @@ class LiveFeed:
     async def news(self) -> AsyncGenerator[News, None]:
         """Frames and models as they come; a Lost at each break."""
         async with aclosing(merged(self._frames(), self._models())) as both:
-            async for one in both:
-                yield one
+            async for news in both:
+                yield news
 
     async def _frames(self) -> AsyncGenerator[News, None]:
         async with aclosing(self._client.feed(PATH, SILENCE_S)) as feed:
-            async for one in feed:
-                if isinstance(one, FeedLost):
-                    yield replace(one, reason=f"{one.reason}; {KEY}") if one.needs_key else one
-                elif one.event == "frame":
-                    yield frame_in(one.data)
+            async for event in feed:
+                if isinstance(event, FeedLost):
+                    yield _with_remedy(event)
+                elif event.event == "frame":
+                    yield frame_in(event.data)
 
     async def _models(self) -> AsyncGenerator[News, None]:
         """Models whenever they can be read: the frames tell of a break."""
@@ -65,7 +65,7 @@ class LiveFeed:
 
 async def merged(*sources: AsyncGenerator[News, None]) -> AsyncGenerator[News, None]:
     """Yield the items of all sources as they come."""
-    nexts = {asyncio.ensure_future(anext(one)): one for one in sources}
+    nexts = {asyncio.ensure_future(anext(source)): source for source in sources}
     try:
         while nexts:
             done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
@@ -85,9 +85,15 @@ async def merged(*sources: AsyncGenerator[News, None]) -> AsyncGenerator[News, N
             await source.aclose()
 
 
+def _with_remedy(lost: FeedLost) -> FeedLost:
+    if lost.needs_key:
+        return replace(lost, reason=f"{lost.reason}; {KEY}")
+    return lost
+
+
 def frame_in(data: bytes) -> News:
     """Frame in a message, or a Lost with the decoding error."""
     try:
         return msgspec.json.decode(data, type=StatusFrame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as why:
-        return FeedLost(f"unexpected data from the service ({why}); is it another version?", 0.0)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return FeedLost(f"unexpected data from the service ({error}); is it another version?", 0.0)

@@ -1,6 +1,7 @@
-"""Help page of a screen: keys, actions, explanation."""
+"""Help page of a screen: keys, actions, and its section of help.md."""
 
 from collections.abc import Mapping
+from importlib.resources import files
 
 from mlxstack.tui.actions import ACTIONS
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
@@ -19,9 +20,11 @@ KEYS = (
 """Ids of bindings, their keys, and what these do."""
 
 
-def help_lines(explains: str, keymap: Mapping[str, str]) -> tuple[Line, ...]:
-    """Keys and actions of a screen, its explanation; `keymap` replaces keys."""
-    paragraphs: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
+def help_lines(heading: str, keymap: Mapping[str, str]) -> tuple[Line, ...]:
+    """Keys and actions of a screen, then its help; `keymap` replaces keys."""
+    paragraphs: list[Line] = []
+    for paragraph in _section(heading).split("\n\n"):
+        paragraphs += [(), (TextCell(" ".join(paragraph.split())),)]
     actions = [
         _key(
             keymap.get(f"action-{action.id}", action.key),
@@ -29,9 +32,19 @@ def help_lines(explains: str, keymap: Mapping[str, str]) -> tuple[Line, ...]:
         )
         for action in ACTIONS
     ]
-    keys = [_key(keymap.get(name, key), told) for name, key, told in KEYS]
-    return (*keys, *actions, (), *paragraphs)
+    keys = [_key(keymap.get(name, key), effect) for name, key, effect in KEYS]
+    return (*keys, *actions, *paragraphs)
 
 
-def _key(key: str, told: str) -> Line:
-    return (TextCell(f"  {key:<8} ", CellStyle.BUSY), TextCell(told))
+def _section(heading: str) -> str:
+    """Text below a heading of help.md. Raises KeyError for one that is not there."""
+    page = files("mlxstack.tui").joinpath("help.md").read_text(encoding="utf-8")
+    sections = {}
+    for section in page.removeprefix("# ").split("\n# "):
+        name, _, text = section.partition("\n")
+        sections[name] = text.strip()
+    return sections[heading]
+
+
+def _key(key: str, effect: str) -> Line:
+    return (TextCell(f"  {key:<8} ", CellStyle.BUSY), TextCell(effect))

@@ -36,12 +36,12 @@ class RecordingFeed:
     async def news(self) -> AsyncGenerator[News, None]:
         """Yield the recording from its beginning to its end."""
         last_at = None
-        for one in self._recording:
-            if isinstance(one, StatusFrame):
+        for news in self._recording:
+            if isinstance(news, StatusFrame):
                 if last_at is not None and self._speed > 0:
-                    await asyncio.sleep(max(0.0, one.at - last_at) / self._speed)
-                last_at = one.at
-            yield one
+                    await asyncio.sleep(max(0.0, news.at - last_at) / self._speed)
+                last_at = news.at
+            yield news
 
 
 class RecordingWriter:
@@ -55,9 +55,9 @@ class RecordingWriter:
     async def news(self) -> AsyncGenerator[News, None]:
         """Yield the feed, and write each line at once."""
         async with aclosing(self._feed.news()) as feed:
-            async for one in feed:
-                self._file.write(msgspec.json.encode(_entry(one)) + b"\n")
-                yield one
+            async for news in feed:
+                self._file.write(msgspec.json.encode(_entry(news)) + b"\n")
+                yield news
 
 
 def read_recording(path: Path) -> tuple[News, ...]:
@@ -85,12 +85,12 @@ def new_recording(path: Path) -> BinaryIO:
     return file
 
 
-def _entry(one: News) -> RecordedFrame:
-    if isinstance(one, FeedLost):
-        return RecordedFrame(lost=one.reason, retry_s=one.retry_s)
-    if isinstance(one, ListedModels):
-        return RecordedFrame(models=one)
-    return RecordedFrame(frame=one)
+def _entry(news: News) -> RecordedFrame:
+    if isinstance(news, FeedLost):
+        return RecordedFrame(lost=news.reason, retry_s=news.retry_s)
+    if isinstance(news, ListedModels):
+        return RecordedFrame(models=news)
+    return RecordedFrame(frame=news)
 
 
 def _news(entry: RecordedFrame) -> News:

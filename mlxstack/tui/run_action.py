@@ -31,43 +31,48 @@ class PendingAction(Struct, frozen=True):
     holder: str | None
 
 
-PRIORITIES = tuple(one.name.lower() for one in Priority)
+PRIORITIES = tuple(priority.name.lower() for priority in Priority)
 
 
 def holder(model: DashboardState, action: Action, key: str) -> str | None:
     """Owner of the slot's context: agent or request; None without slot."""
     if action.target is not ActionTarget.SLOT:
         return None
-    slot = next((one for one in model.frame.snapshot.slots if str(one.id) == key), None)
-    return (slot.agent or slot.request) if slot else None
+    for slot in model.frame.snapshot.slots:
+        if str(slot.id) == key:
+            return slot.agent or slot.request
+    return None
 
 
 def question(
     pending: PendingAction, model: DashboardState, machine: LocalActions | None
 ) -> Question | None:
     """Dialog before an action; its result is input, or None."""
-    told = pending.action.describe(model, pending.key)
+    text = pending.action.describe(model, pending.key)
     wants = pending.action.wants
     match wants:
         case ActionInput.NOTHING:
             return None
         case ActionInput.CONSENT:
-            return ConfirmDialog(told)
+            return ConfirmDialog(text)
         case ActionInput.PRIORITY:
-            return ChoiceDialog(told, PRIORITIES)
-    proposal = filename_of(model, pending.key) if wants is ActionInput.FILENAME else ""
+            return ChoiceDialog(text, PRIORITIES)
+        case ActionInput.FILENAME:
+            return TextDialog(text, filename_of(model, pending.key))
     if machine is not None and wants is ActionInput.PRESET:
         describe = partial(machine.describe, machine.presets)
-        return TextDialog(told, proposal, machine.presets, describe)
-    names = machine.modes if machine is not None and wants is ActionInput.MODE else ()
-    return TextDialog(told, proposal, names)
+        return TextDialog(text, "", machine.presets, describe)
+    modes: tuple[str, ...] = ()
+    if machine is not None and wants is ActionInput.MODE:
+        modes = machine.modes
+    return TextDialog(text, "", modes)
 
 
 async def run_action(app: App[None], action: Action, context: ActionContext, aim: Aim) -> None:
     """Run the action in a worker: the service may take its time."""
     try:
         done = await action.do(context, aim)
-    except (StackError, ConnectionError) as why:
-        app.notify(printable(str(why)), title=action.label, severity="error", markup=False)
+    except (StackError, ConnectionError) as error:
+        app.notify(printable(str(error)), title=action.label, severity="error", markup=False)
     else:
         app.notify(printable(done), markup=False)

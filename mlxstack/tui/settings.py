@@ -68,9 +68,9 @@ def read_settings(path: Path) -> TuiSettings:
     return settings
 
 
-def theme_choice(settings: TuiSettings, kept: Path) -> ThemeChoice:
-    """Theme of the settings, else the last choice in the file `kept`."""
-    look = look_from(kept)
+def theme_choice(settings: TuiSettings, choice_file: Path) -> ThemeChoice:
+    """Theme of the settings, else the last choice in `choice_file`."""
+    look = look_from(choice_file)
     look.theme = settings.theme or look.theme
     if settings.colors:
         below = THEMES.get(look.theme, HOUSE)
@@ -88,11 +88,11 @@ def keymap(settings: TuiSettings) -> dict[str, str]:
     }
 
 
-def _check_name(place: str, name: str, known: Collection[str], what: str) -> None:
+def _check_name(place: str, name: str, valid_names: Collection[str], kind: str) -> None:
     """Raise SetupError for an unknown name."""
-    if name not in known:
-        told = suggestion(name, sorted(known))
-        raise SetupError(f"{place}: no {what} is called `{name}`{told}")
+    if name not in valid_names:
+        hint = suggestion(name, sorted(valid_names))
+        raise SetupError(f"{place}: no {kind} is called `{name}`{hint}")
 
 
 def _is_key(text: str) -> bool:

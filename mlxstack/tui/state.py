@@ -40,9 +40,10 @@ class Link(Struct, frozen=True):
 
 
 class CounterSample(Struct, frozen=True):
-    """Token counts up to `at`, summed over restarts of the service."""
+    """Token counts up to a time, summed over restarts of the service."""
 
-    at: float
+    time: float
+    """Seconds since 1970."""
     n_prompt: float
     n_generated: float
     n_cached: float = 0.0
@@ -77,27 +78,27 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost | ListedModels) 
     counters = news.snapshot.counters
     n_prompt = counters.n_prompt_tokens
     n_generated = counters.n_generated_tokens
-    here = ThroughputSample(news.at, n_prompt, n_generated, counters.n_cached_tokens)
-    now = _above(base, here)
-    seen = _remembering(before, news.past, base)
+    sample = ThroughputSample(news.at, n_prompt, n_generated, counters.n_cached_tokens)
+    now = _above(base, sample)
+    samples = _samples(_remembering(before, news.past, base), now)
     return DashboardState(
-        replace(news, past=()), Link(LinkState.LIVE), _samples(seen, now), now, base, before.models
+        replace(news, past=()), Link(LinkState.LIVE), samples, now, base, before.models
     )
 
 
 def prompt_rate(model: DashboardState) -> float:
     """Prompt tokens computed per second over the last seconds."""
-    return _speed(_at(model, model.now.at - RATE_S), model.now)[0]
+    return _speed(_counts(model, model.now.time - RATE_S), model.now)[0]
 
 
 def decode_rate(model: DashboardState) -> float:
     """Generated tokens per second of all slots over the last seconds."""
-    return _speed(_at(model, model.now.at - RATE_S), model.now)[1]
+    return _speed(_counts(model, model.now.time - RATE_S), model.now)[1]
 
 
 def reuse_rate(model: DashboardState) -> float:
     """Prompt tokens reused per second over the last seconds."""
-    return _speed(_at(model, model.now.at - RATE_S), model.now)[2]
+    return _speed(_counts(model, model.now.time - RATE_S), model.now)[2]
 
 
 def series(model: DashboardState, n_columns: int) -> tuple[Speeds | Unseen, ...]:
@@ -109,17 +110,18 @@ def series(model: DashboardState, n_columns: int) -> tuple[Speeds | Unseen, ...]
     if not model.samples or n_columns < 1:
         return (UNSEEN,) * n_columns
     step = WINDOW_S / n_columns
-    last = model.now.at // step
+    last = model.now.time // step
     edges = [(last - n_columns + 1 + i) * step for i in range(n_columns + 1)]
-    samples = [_at(model, min(edge, model.now.at)) for edge in edges]
-    return tuple(
-        _speed(a, b) if edge > model.samples[0].at else UNSEEN
-        for a, b, edge in zip(samples, samples[1:], edges[1:], strict=False)
-    )
+    counts = [_counts(model, min(edge, model.now.time)) for edge in edges]
+    speeds: list[Speeds | Unseen] = []
+    for before, after, edge in zip(counts, counts[1:], edges[1:], strict=False):
+        is_seen = edge > model.samples[0].time
+        speeds.append(_speed(before, after) if is_seen else UNSEEN)
+    return tuple(speeds)
 
 
 def _speed(a: CounterSample, b: CounterSample) -> Speeds:
-    seconds = b.at - a.at
+    seconds = b.time - a.time
     if seconds <= 0:
         return 0.0, 0.0, 0.0
     computed = b.n_prompt - a.n_prompt
@@ -127,19 +129,21 @@ def _speed(a: CounterSample, b: CounterSample) -> Speeds:
     return computed / seconds, generated / seconds, (b.n_cached - a.n_cached) / seconds
 
 
-def _at(model: DashboardState, at: float) -> CounterSample:
-    """Counts at a moment, interpolated linearly between samples."""
-    after = bisect_right(model.samples, at, key=attrgetter("at"))
-    late = model.samples[after] if after < len(model.samples) else model.now
-    if not after:
-        return late
-    mark = model.samples[after - 1]
-    share = (at - mark.at) / (late.at - mark.at) if late.at > mark.at else 0.0
+def _counts(model: DashboardState, time: float) -> CounterSample:
+    """Counts at a time, interpolated linearly between samples."""
+    index = bisect_right(model.samples, time, key=attrgetter("time"))
+    after = (*model.samples, model.now)[index]
+    if not index:
+        return after
+    before = model.samples[index - 1]
+    share = 0.0
+    if after.time > before.time:
+        share = (time - before.time) / (after.time - before.time)
     return CounterSample(
-        at,
-        mark.n_prompt + share * (late.n_prompt - mark.n_prompt),
-        mark.n_generated + share * (late.n_generated - mark.n_generated),
-        mark.n_cached + share * (late.n_cached - mark.n_cached),
+        time,
+        before.n_prompt + share * (after.n_prompt - before.n_prompt),
+        before.n_generated + share * (after.n_generated - before.n_generated),
+        before.n_cached + share * (after.n_cached - before.n_cached),
     )
 
 
@@ -158,21 +162,24 @@ def _remembering(
     before: DashboardState, past: tuple[ThroughputSample, ...], base: CounterSample
 ) -> DashboardState:
     """Add the samples of the service from before the dashboard was attached."""
-    is_first = not before.samples
-    told = tuple(_above(base, one) for one in past if is_first or one.at > before.now.at)
-    if not told:
+    samples = list(before.samples)
+    if samples:
+        past = tuple(sample for sample in past if sample.at > before.now.time)
+    if not past:
         return before
-    last = (before.now,) if before.samples and before.now.at > before.samples[-1].at else ()
-    return replace(before, samples=(*before.samples, *last, *told), now=told[-1])
+    if samples and before.now.time > samples[-1].time:
+        samples.append(before.now)
+    samples += [_above(base, sample) for sample in past]
+    return replace(before, samples=tuple(samples), now=samples[-1])
 
 
-def _above(base: CounterSample, one: ThroughputSample) -> CounterSample:
+def _above(base: CounterSample, sample: ThroughputSample) -> CounterSample:
     """Counts of the service, with those before its restarts."""
     return CounterSample(
-        one.at,
-        base.n_prompt + one.n_prompt,
-        base.n_generated + one.n_generated,
-        base.n_cached + one.n_cached,
+        sample.at,
+        base.n_prompt + sample.n_prompt,
+        base.n_generated + sample.n_generated,
+        base.n_cached + sample.n_cached,
     )
 
 
@@ -182,9 +189,9 @@ def _samples(before: DashboardState, now: CounterSample) -> tuple[CounterSample,
     last = before.now
     if not samples:
         return (now,)
-    if now.at < samples[-1].at + MARK_S:
+    if now.time < samples[-1].time + MARK_S:
         return samples
-    if last.at > samples[-1].at and now.at >= last.at + MARK_S:
+    if last.time > samples[-1].time and now.time >= last.time + MARK_S:
         samples = (*samples, last)
-    oldest = now.at - WINDOW_S - 2 * MARK_S
-    return (*(mark for mark in samples if mark.at >= oldest), now)
+    oldest = now.time - WINDOW_S - 2 * MARK_S
+    return (*(sample for sample in samples if sample.time >= oldest), now)

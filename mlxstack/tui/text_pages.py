@@ -17,10 +17,12 @@ MAX_ROWS = 10
 
 def page(model: DashboardState, width: int) -> str:
     """The screens as text; of long lists the first rows."""
-    told = overview.banner(model)
-    parts = [told] if told else []
+    banner = overview.banner(model)
     if not model.has_frame:
-        return told
+        return banner
+    parts = []
+    if banner:
+        parts.append(banner)
     narrow = min(width, WIDE - 1)
     frame = model.frame
     parts += map(_line, overview.health(model, width))
@@ -34,21 +36,23 @@ def page(model: DashboardState, width: int) -> str:
     if frame.cache is not None:
         parts += ["", *map(_line, cache.budget(model, width))]
         parts += [_table(draw(model, width)) for draw in (cache.rates, cache.prefixes)]
-    parts += [_begun(agents.agents(model, width))] if frame.agents else []
-    parts += [_begun(requests.requests(model, width))] if frame.requests else []
+    if frame.agents:
+        parts.append(_begun(agents.agents(model, width)))
+    if frame.requests:
+        parts.append(_begun(requests.requests(model, width)))
     return "\n".join(parts)
 
 
 async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, None]:
     """Text page every `every_s` seconds, or when the link changes."""
     model = DashboardState()
-    shown = DashboardState()
+    printed = DashboardState()
     async with aclosing(feed.news()) as stream:
         async for news in stream:
             model = reduce(model, news)
-            is_due = model.frame.at >= shown.frame.at + every_s
-            if is_due or model.link.state is not shown.link.state:
-                shown = model
+            is_due = model.frame.at >= printed.frame.at + every_s
+            if is_due or model.link.state is not printed.link.state:
+                printed = model
                 yield page(model, width)
 
 

@@ -60,7 +60,7 @@ class ThemeChoice(Struct):
 def look_from(path: Path) -> ThemeChoice:
     """Theme chosen last, else the default."""
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        choice = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):
-        kept = {}
-    return ThemeChoice(kept.get("theme", HOUSE.name), path)
+        choice = {}
+    return ThemeChoice(choice.get("theme", HOUSE.name), path)

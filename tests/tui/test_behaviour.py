@@ -233,7 +233,7 @@ async def test_palette_footer_and_help_come_from_one_registry() -> None:
         await settled(pilot)
         titles = [command.title for command in app.get_system_commands(app.screen)]
         keys = {one.binding.key: one.binding.description for one in app.active_bindings.values()}
-        page = "\n".join("".join(cell.text for cell in line) for line in help_lines("", {}))
+        page = "\n".join("".join(cell.text for cell in line) for line in help_lines("overview", {}))
         for deed in ACTIONS:
             named = f"{deed.title or deed.label}: {deed.target}"
             assert any(title.startswith(named) for title in titles)

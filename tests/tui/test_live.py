@@ -209,7 +209,7 @@ async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Runnin
     oldest = samples[0]
     async with watching(live.url) as pilot:
         app = board(pilot)
-        assert app.model.samples[0].at <= max(oldest.at, app.model.now.at - WINDOW_S) + 3
+        assert app.model.samples[0].time <= max(oldest.at, app.model.now.time - WINDOW_S) + 3
         shown = [pair[1] for pair in series(app.model, 300)]
         assert len([rate for rate in shown if rate is not None]) >= 2
         assert sum(rate for rate in shown if rate) > 0

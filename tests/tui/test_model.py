@@ -78,7 +78,7 @@ def test_h5_after_a_gap_the_service_tells_what_happened_meanwhile() -> None:
     )
     late = replace(frame(1090.0, 900, 90, 90), past=past)
     model = folded(*before, FeedLost("gone", 0.1), late)
-    at = [mark.at for mark in model.samples]
+    at = [mark.time for mark in model.samples]
     assert at == sorted(set(at))
     assert at[0] == 1000.0
     assert len([pair for pair in series(model, 300) if pair[1]]) in range(88, 92)
@@ -141,7 +141,7 @@ def test_history_is_bounded_and_never_negative(steps: list[tuple[float, int, int
         assert prompt_rate(model) >= -1e-6
         assert decode_rate(model) >= -1e-6
     assert len(model.samples) <= 2 * WINDOW_S + 8
-    assert [m.at for m in model.samples] == sorted(m.at for m in model.samples)
+    assert [m.time for m in model.samples] == sorted(m.time for m in model.samples)
     assert len(series(model, 17)) == 17
     for prompt_tps, decode_tps, _ in series(model, 17):
         assert (prompt_tps or 0) >= -1e-6

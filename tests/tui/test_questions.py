@@ -148,7 +148,7 @@ async def test_a_choice_says_measuring_until_it_is_described() -> None:
     app = Dashboard(RecordingFeed("127.0.0.1:7109", scenes.empty()), Clerk(), ThemeChoice())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await app.push_screen(TextDialog("Which?", known=("demo",), describe=describe))
+        await app.push_screen(TextDialog("Which?", choices=("demo",), describe=describe))
         await until(lambda: "demo  measuring" in text(pilot))
         described.set()
         await until(lambda: "demo  3.3 MiB" in text(pilot))

@@ -106,12 +106,12 @@ def action(
     says it.
     """
 
-    def made(do: Do) -> Action:
-        told = " ".join((do.__doc__ or "").split())
+    def decorator(do: Do) -> Action:
+        help_text = " ".join((do.__doc__ or "").split())
 
         def describe(model: DashboardState, thing: str) -> str:
             return question.format(name_of(model, thing))
 
-        return Action(do.__name__, key, label, told, target, describe, do, **more)
+        return Action(do.__name__, key, label, help_text, target, describe, do, **more)
 
-    return made
+    return decorator

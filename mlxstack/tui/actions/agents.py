@@ -13,17 +13,21 @@ def _path(agent: str) -> str:
     return f"/v1/agents/{quote(agent, safe='')}"
 
 
-def _told(model: DashboardState, key: str) -> str:
-    one = next((view for view in model.frame.agents or () if view.id == key), None)
+def _agent(model: DashboardState, key: str) -> str:
+    agent = next((view for view in model.frame.agents or () if view.id == key), None)
     name = agent_name(model, key)
-    shown = printable(key, 60)
-    known = [shown] if name != shown else []
-    if one is not None:
-        known += [f"{count(one.n_tokens)} tokens", size(one.n_bytes)]
-    return f"{name} ({', '.join(known)})" if known else name
+    agent_id = printable(key, 60)
+    facts = []
+    if name != agent_id:
+        facts.append(agent_id)
+    if agent is not None:
+        facts += [f"{count(agent.n_tokens)} tokens", size(agent.n_bytes)]
+    if not facts:
+        return name
+    return f"{name} ({', '.join(facts)})"
 
 
-on_agent = partial(action, ActionTarget.AGENT, _told)
+on_agent = partial(action, ActionTarget.AGENT, _agent)
 
 
 @on_agent("p", "Park", "Take {} out of its slot and memory?")

@@ -11,12 +11,13 @@ from mlxstack.tui.actions.action import ActionContext, ActionInput, ActionTarget
 from mlxstack.tui.state import DashboardState
 
 
-def _told(model: DashboardState, key: str) -> str:
-    cache = model.frame.cache
-    one = next((view for view in cache.prefixes if view.id == key), None) if cache else None
-    if one is None:
-        return printable(key, 60)
-    return f"{printable(one.name, 60) or 'the unnamed prefix'} ({count(one.n_tokens)} tokens)"
+def _prefix(model: DashboardState, key: str) -> str:
+    prefixes = model.frame.cache.prefixes if model.frame.cache else ()
+    for prefix in prefixes:
+        if prefix.id == key:
+            name = printable(prefix.name, 60) or "the unnamed prefix"
+            return f"{name} ({count(prefix.n_tokens)} tokens)"
+    return printable(key, 60)
 
 
 def _parked(model: DashboardState, _: str) -> str:
@@ -24,7 +25,7 @@ def _parked(model: DashboardState, _: str) -> str:
     return size(cache.memory_bytes) if cache else "all"
 
 
-on_prefix = partial(action, ActionTarget.PREFIX, _told)
+on_prefix = partial(action, ActionTarget.PREFIX, _prefix)
 on_cache = partial(action, ActionTarget.CACHE, _parked)
 
 

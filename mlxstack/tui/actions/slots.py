@@ -22,8 +22,10 @@ def _slot(model: DashboardState, key: str) -> str:
     view = next((v for v in model.frame.snapshot.slots if str(v.id) == key), None)
     if view is None:
         return f"slot {key}"
-    who = f" of {agent_name(model, view.agent)}" if view.agent else ""
-    return f"slot {key}{who}, {count(view.n_tokens)} tokens"
+    name = f"slot {key}"
+    if view.agent:
+        name += f" of {agent_name(model, view.agent)}"
+    return f"{name}, {count(view.n_tokens)} tokens"
 
 
 on_slot = partial(action, ActionTarget.SLOT, _slot)

@@ -24,12 +24,7 @@ class AgentsScreen(BaseScreen):
 
     MODE = "agents"
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(ActionTarget.AGENT)]
-    EXPLAINS = (
-        "An agent is a named conversation. There may be many more agents than slots: those "
-        "without one are parked in memory or kept on disk, and come back where they stopped.\n\n"
-        "`reused` is the share of all its prompt tokens that were not computed, `saved` the time "
-        "that this saved. A star marks who is pinned. Enter shows the turns of one agent."
-    )
+    HELP = "agents"
 
     def compose_body(self) -> Iterable[Widget]:
         """One table."""
@@ -49,10 +44,7 @@ class AgentScreen(BaseScreen):
         Binding("escape", "app.pop_screen", "Back", id="back"),
         *keys_of(ActionTarget.AGENT),
     ]
-    EXPLAINS = (
-        "Each turn is a bar of tokens: reused ones first, then those that had to be computed, "
-        "then the generated ones, all turns on one scale. The latest turn is on top."
-    )
+    HELP = "agent"
 
     def __init__(self, feed: str, name: str) -> None:
         super().__init__(feed)

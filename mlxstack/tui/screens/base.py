@@ -25,7 +25,8 @@ class BaseScreen(Screen[None]):
     """Base of all screens; changes of `model` redraw bound widgets."""
 
     MODE: ClassVar[str]
-    EXPLAINS: ClassVar[str]
+    HELP: ClassVar[str]
+    """Heading of its section in help.md."""
 
     # Before the table's own: that one tells of the row later.
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -77,7 +78,7 @@ class BaseScreen(Screen[None]):
             section.sort_next()
 
     def _focused_table(self) -> TitledTable | None:
-        return next((one for one in self.query(TitledTable) if one.has_focus_within), None)
+        return next((table for table in self.query(TitledTable) if table.has_focus_within), None)
 
     async def on_titled_table_opened(self, event: TitledTable.Opened) -> None:
         """Open a row, but only once per double click."""
@@ -108,5 +109,7 @@ def keys_of(*targets: ActionTarget) -> list[Binding]:
 
 
 def _banner(model: DashboardState, _: int) -> tuple[Line, ...]:
-    told = banner(model)
-    return ((TextCell(told, CellStyle.STRONG),),) if told else ()
+    text = banner(model)
+    if text:
+        return ((TextCell(text, CellStyle.STRONG),),)
+    return ()

@@ -20,16 +20,7 @@ class CacheScreen(BaseScreen):
 
     MODE = "cache"
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(ActionTarget.PREFIX, ActionTarget.CACHE)]
-    EXPLAINS = (
-        "A prefix that was computed once is kept in memory and on disk, and reused for "
-        "every request that begins with it. A star marks what is pinned.\n\n"
-        "`hits` counts requests that reused anything, `of tokens` the share of all prompt tokens "
-        "that were not computed. `time saved` is what computing them would have taken.\n\n"
-        "A miss tells why a request computed more than it had to, and the seconds and tokens it "
-        "lost; the largest loss is on top. With `diverged`, the texts "
-        "show where the prompt stopped being what the cache holds: usually a date, a counter or "
-        "a reordered list near the start. Enter shows all of it."
-    )
+    HELP = "cache"
 
     def compose_body(self) -> Iterable[Widget]:
         """Budgets, rates, prefixes, misses."""
@@ -40,6 +31,6 @@ class CacheScreen(BaseScreen):
 
     async def open(self, section: str, key: str) -> None:
         """All of one miss."""
-        one = cache.miss(self.model, key) if section == "misses" else None
-        if one is not None:
-            await self.app.push_screen(TextPage("Why", miss_lines(one)))
+        miss = cache.miss(self.model, key)
+        if section == "misses" and miss is not None:
+            await self.app.push_screen(TextPage("Why", miss_lines(miss)))

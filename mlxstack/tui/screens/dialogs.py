@@ -103,7 +103,7 @@ class ConfirmDialog(ChoiceDialog):
 
 
 class TextDialog(Question):
-    """Text dialog that suggests `known` choices, with details of `describe`."""
+    """Text dialog that suggests choices, with details of `describe`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         # Before the line's own: that one tells of the words later.
@@ -116,25 +116,27 @@ class TextDialog(Question):
         self,
         question: str,
         proposal: str = "",
-        known: tuple[str, ...] = (),
+        choices: tuple[str, ...] = (),
         describe: Callable[[], dict[str, str]] | None = None,
         *,
         is_empty_allowed: bool = False,
     ) -> None:
         super().__init__(question)
         self._proposal = proposal
-        self._known = dict.fromkeys(known, "" if describe is None else "measuring")
+        self._choices = dict.fromkeys(choices, "measuring" if describe else "")
         self._describe = describe
         self._is_empty_allowed = is_empty_allowed
 
     def compose_answers(self) -> ComposeResult:
-        """A line to write in, and what is known."""
-        suggester = SuggestFromList(tuple(self._known), case_sensitive=False)
+        """A line to write in, and the choices."""
+        suggester = SuggestFromList(tuple(self._choices), case_sensitive=False)
         yield LineInput(self._proposal, max_length=4096, suggester=suggester)
-        if self._known:
+        if self._choices:
             yield Static(self._listing(self._proposal), markup=False, id="choices")
-        told = "up and down choose, enter confirms" if self._known else "enter confirms"
-        yield Static(f"{told}, esc cancels", markup=False, classes="note")
+        note = "enter confirms, esc cancels"
+        if self._choices:
+            note = f"up and down choose, {note}"
+        yield Static(note, markup=False, classes="note")
 
     def on_mount(self) -> None:
         """Describe the choices without holding up the keys."""
@@ -143,30 +145,38 @@ class TextDialog(Question):
 
     def on_input_changed(self, event: LineInput.Changed) -> None:
         """Show the choices that contain the text."""
-        for choices in self.query("#choices").results(Static):
-            choices.update(self._listing(event.value))
+        for listing in self.query("#choices").results(Static):
+            listing.update(self._listing(event.value))
 
     def action_step(self, by: int) -> None:
         """Write the next or the previous choice."""
         line = self.query_one(LineInput)
-        names = tuple(self._known)
+        names = tuple(self._choices)
         if names:
-            place = names.index(line.value) + by if line.value in names else min(by, 0)
-            line.value = names[place % len(names)]
+            index = min(by, 0)
+            if line.value in names:
+                index = names.index(line.value) + by
+            line.value = names[index % len(names)]
 
     async def _add_descriptions(self, describe: Callable[[], dict[str, str]]) -> None:
-        self._known = await asyncio.to_thread(describe)
+        self._choices = await asyncio.to_thread(describe)
         self.query_one("#choices", Static).update(self._listing(self.query_one(LineInput).value))
 
     def _listing(self, text: str) -> str:
         """Choices around the one in the input, which is marked."""
-        is_known = text in self._known
-        names = [name for name in self._known if is_known or text.lower() in name.lower()]
-        first = max(0, names.index(text) - MAX_ROWS // 2) if is_known else 0
-        widest = max((len(name) for name in self._known), default=0)
-        rows = {name: f"{name:<{widest}}  {self._known[name]}" for name in names}
-        shown = names[first : first + MAX_ROWS]
-        return "\n".join(f"{'>' if n == text else ' '} {printable(rows[n], 70)}" for n in shown)
+        names = list(self._choices)
+        first = 0
+        if text in names:
+            first = max(0, names.index(text) - MAX_ROWS // 2)
+        else:
+            names = [name for name in names if text.lower() in name.lower()]
+        widest = max((len(name) for name in self._choices), default=0)
+        rows = {name: f"{name:<{widest}}  {self._choices[name]}" for name in names}
+        lines = []
+        for name in names[first : first + MAX_ROWS]:
+            mark = ">" if name == text else " "
+            lines.append(f"{mark} {printable(rows[name], 70)}")
+        return "\n".join(lines)
 
     def action_accept(self) -> None:
         """Accept the text; an empty one only where that is allowed."""

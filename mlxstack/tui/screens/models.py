@@ -18,12 +18,7 @@ class ModelsScreen(BaseScreen):
 
     MODE = "models"
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(ActionTarget.MODEL, ActionTarget.SERVICE)]
-    EXPLAINS: ClassVar[str] = (
-        "The models that this address serves. A gateway has several: one that is `unloaded` is "
-        "started by its first request, and unloaded when another needs its memory. `memory` is "
-        "what it may take, of a service without gateway what it takes.\n\n"
-        "The other screens show one of them: `mlx-stack tui NAME` shows another."
-    )
+    HELP = "models"
 
     def compose_body(self) -> Iterable[Widget]:
         """One table."""
@@ -32,6 +27,7 @@ class ModelsScreen(BaseScreen):
     async def open(self, section: str, key: str) -> None:
         """Details of a member."""
         del section
-        one = next((one for one in models.members(self.model) if one.id == key), None)
-        if one is not None:
-            await self.app.push_screen(TextPage("Model", models.details(one)))
+        for member in models.members(self.model):
+            if member.id == key:
+                await self.app.push_screen(TextPage("Model", models.details(member)))
+                return

@@ -25,19 +25,7 @@ class OverviewScreen(BaseScreen):
 
     MODE = "overview"
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(*TARGETS)]
-    EXPLAINS = (
-        "The tiles tell how much memory is left and what takes the rest (weights, live and parked "
-        "KV, work space; dashes are other programs), how fast tokens are generated and "
-        "prompts computed, how much was reused, and who waits.\n\n"
-        "The charts show tokens per second of all slots together: prompt tokens that were "
-        "computed with reused ones on top, and generated ones. The line below shows the time until "
-        "the first token of the last requests.\n\n"
-        "A slot is a place in the running batch. `state` says what its request does now, "
-        "`context` how many tokens it holds of how many it could, `reused` the share of its prompt "
-        "that was not computed again, and `why not more` why the rest was.\n\n"
-        "In the queue the first request gets the next slot; waiting raises its rank. `What cost "
-        "time` ranks the misses and waits of the last ten minutes; enter explains one."
-    )
+    HELP = "overview"
 
     def compose_body(self) -> Iterable[Widget]:
         """Health, tiles, charts, totals, tables."""
@@ -64,6 +52,6 @@ class OverviewScreen(BaseScreen):
         """Explain a finished request, or show an agent."""
         if section == "everyone":
             await show_agent(self, self._feed, key)
-        one = requests.request(self.model, key) if section in {"costs", "finished"} else None
-        if one is not None:
-            await self.app.push_screen(why_page(one))
+        request = requests.request(self.model, key)
+        if section in {"costs", "finished"} and request is not None:
+            await self.app.push_screen(why_page(request))

@@ -1,7 +1,6 @@
 """Finished requests, and where their time went."""
 
 from collections.abc import Iterable
-from typing import ClassVar
 
 from textual.widget import Widget
 
@@ -12,23 +11,16 @@ from mlxstack.tui.views import requests
 from mlxstack.tui.widgets.titled_table import TitledTable
 
 
-def why_page(one: RequestView) -> TextPage:
+def why_page(request: RequestView) -> TextPage:
     """Page with the times of a request; v shows its headers."""
-    return TextPage("Why", requests.why(one), more=requests.response_headers(one))
+    return TextPage("Why", requests.why(request), more=requests.response_headers(request))
 
 
 class RequestsScreen(BaseScreen):
-    """The last ones; enter tells why one took what it took."""
+    """The last requests; press Enter for the timing of a request."""
 
     MODE = "requests"
-    EXPLAINS: ClassVar[str] = (
-        "The last finished requests, the latest on top. `ttft` is the time from its arrival to its "
-        "first token. `phases` is all of its time as a bar, all bars on one scale: queued, waited "
-        "for other prompts and answers, read KV, computed the prompt, wrote the answer. Wide "
-        "terminals have `queue`, `prefill` and `decode` as numbers too.\n\n"
-        "Enter shows the phases, whose sum is the time until the first token, and why it reused no "
-        "more; v there shows the values of its response headers."
-    )
+    HELP = "requests"
 
     def compose_body(self) -> Iterable[Widget]:
         """One table."""
@@ -37,6 +29,6 @@ class RequestsScreen(BaseScreen):
     async def open(self, section: str, key: str) -> None:
         """Why, for one request."""
         del section
-        one = requests.request(self.model, key)
-        if one is not None:
-            await self.app.push_screen(why_page(one))
+        request = requests.request(self.model, key)
+        if request is not None:
+            await self.app.push_screen(why_page(request))

@@ -18,6 +18,7 @@ from mlxstack.tui.views.table_data import (
     TextCell,
     number,
     percentage,
+    starred,
     tabulated,
     title,
 )
@@ -32,7 +33,7 @@ GENERATED = "░"
 
 def _name(agent: AgentView, context: DrawContext) -> TextCell:
     name = agent_name(context.model, agent.id)
-    return TextCell(f"* {name}" if agent.is_pinned else name)
+    return starred(name, agent.is_pinned)
 
 
 def _place(agent: AgentView) -> TextCell:
@@ -43,8 +44,9 @@ def _place(agent: AgentView) -> TextCell:
 
 
 def _idle_s(agent: AgentView) -> float | None:
-    is_busy = agent.place == "live" and not agent.idle_s
-    return None if is_busy else agent.idle_s
+    if agent.place == "live" and not agent.idle_s:
+        return None
+    return agent.idle_s
 
 
 def _last_miss(agent: AgentView, _: DrawContext) -> TextCell:
@@ -60,7 +62,7 @@ def turn_bar(turn: TurnView, largest: float, width: int) -> str:
     """Three parts on one scale, each nonzero one visible."""
     parts = ((turn.n_cached, REUSED), (turn.n_computed, COMPUTED), (turn.n_generated, GENERATED))
     n_free = max(0, width - sum(n > 0 for n, _ in parts))
-    scale = n_free / largest if largest else 0.0
+    scale = n_free / max(1.0, largest)
     return "".join(sign * (1 + int(n * scale)) for n, sign in parts if n > 0)
 
 
@@ -133,9 +135,13 @@ def portrait(agent: AgentView, title: str = "") -> tuple[Line, ...]:
         f"{count(agent.n_cached)} reused ({share(agent.n_cached, agent.n_prompt)}), "
         f"{count(n_computed)} computed, {count(agent.n_generated)} out"
     )
-    first = [TextCell(printable(title, 60), CellStyle.STRONG)] if title else []
+    first = [TextCell(printable(agent.id, 60), CellStyle.STRONG)]
+    if title:
+        first = [
+            TextCell(printable(title, 60), CellStyle.STRONG),
+            TextCell(printable(agent.id, 60), CellStyle.FAINT),
+        ]
     first += [
-        TextCell(printable(agent.id, 60), CellStyle.FAINT if title else CellStyle.STRONG),
         _place(agent),
         TextCell(agent.priority.name.lower(), PRIORITIES[agent.priority]),
         TextCell(f"{count(agent.n_tokens)} tokens, {size(agent.n_bytes)}"),
@@ -152,11 +158,12 @@ def portrait(agent: AgentView, title: str = "") -> tuple[Line, ...]:
 
 def last_miss(miss: MissView) -> Line:
     """The last miss: reason, place, both texts."""
-    position = "" if miss.at is None else f" at token {miss.at}"
-    change = ""
+    text = printable(miss.reason, 40)
+    if miss.at is not None:
+        text += f" at token {miss.at}"
+    text += f", {span(miss.age_s)} ago"
     if miss.text_cached or miss.text_sent:
-        change = f": {printable(miss.text_cached, 24)} -> {printable(miss.text_sent, 24)}"
-    text = f"{printable(miss.reason, 40)}{position}, {span(miss.age_s)} ago{change}"
+        text += f": {printable(miss.text_cached, 24)} -> {printable(miss.text_sent, 24)}"
     return (TextCell("last miss ", CellStyle.FAINT), TextCell(text, CellStyle.WARN))
 
 
@@ -184,6 +191,9 @@ def _census(model: DashboardState) -> str:
     counts = Counter("live" if agent.slot is not None else agent.place for agent in agents)
     places = ", ".join(f"{counts[place]} {name}" for place, name in NAMES.items() if counts[place])
     n_all = model.frame.n_agents
-    listed = f"the last {len(agents)} of {n_all}" if n_all > len(agents) else str(len(agents))
-    summary = f"{listed}: {places}" if places else listed
+    summary = str(len(agents))
+    if n_all > len(agents):
+        summary = f"the last {len(agents)} of {n_all}"
+    if places:
+        summary += f": {places}"
     return f"{summary}  enter shows one"

@@ -16,8 +16,10 @@ from mlxstack.tui.views.table_data import (
     TextCell,
     number,
     percentage,
+    starred,
     tabulated,
     title,
+    warned,
 )
 
 NOT_YET = "This service does not report its prefix cache yet."
@@ -27,7 +29,7 @@ OFF = "The prefix cache is off; prefix_cache.enabled in the preset turns it on."
 
 def _pinned_name(prefix: PrefixView, context: DrawContext) -> TextCell:
     name = prefix_name(context.model, prefix)
-    return TextCell(f"* {name}" if prefix.is_pinned else name)
+    return starred(name, prefix.is_pinned)
 
 
 def _users(prefix: PrefixView, context: DrawContext) -> TextCell:
@@ -36,8 +38,7 @@ def _users(prefix: PrefixView, context: DrawContext) -> TextCell:
 
 
 def _reason(miss: MissView, _: DrawContext) -> TextCell:
-    tone = CellStyle.WARN if miss.n_lost else CellStyle.PLAIN
-    return TextCell(printable(miss.reason, 40), tone)
+    return warned(printable(miss.reason, 40), bool(miss.n_lost))
 
 
 def _change(miss: MissView, context: DrawContext) -> TextCell:
@@ -111,16 +112,14 @@ def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
     n_bar = 24 if width >= WIDE else 14
     memory = _filled("memory", cache.memory_bytes, cache.memory_budget, n_bar)
     disk = _filled("disk  ", cache.disk_bytes, cache.disk_budget, n_bar)
-    bound = f" of {cache.max_entries}" if cache.max_entries else ""
-    entries = TextCell(f"{cache.n_entries}{bound} entries")
-    evicted = TextCell(
-        f"{cache.n_evicted} evicted", CellStyle.WARN if cache.n_evicted else CellStyle.FAINT
-    )
-    parked = model.frame.memory.parked_bytes if model.frame.memory else 0
-    memory.append(entries)
-    if parked:
-        memory.append(TextCell(f"X frees up to {size(parked)}"))
-    return joined(memory), joined([*disk, evicted])
+    n_entries = str(cache.n_entries)
+    if cache.max_entries:
+        n_entries += f" of {cache.max_entries}"
+    memory.append(TextCell(f"{n_entries} entries"))
+    if model.frame.memory and model.frame.memory.parked_bytes:
+        memory.append(TextCell(f"X frees up to {size(model.frame.memory.parked_bytes)}"))
+    disk.append(warned(f"{cache.n_evicted} evicted", cache.n_evicted > 0, CellStyle.FAINT))
+    return joined(memory), joined(disk)
 
 
 def rates(model: DashboardState, width: int) -> TableData:
@@ -137,7 +136,8 @@ def rates(model: DashboardState, width: int) -> TableData:
 def prefixes(model: DashboardState, width: int) -> TableData:
     """The prefixes that are worth most."""
     cache = model.frame.cache
-    rows = [(prefix.id, prefix) for prefix in cache.prefixes] if cache else []
+    prefixes = cache.prefixes if cache else ()
+    rows = [(prefix.id, prefix) for prefix in prefixes]
     note = _why_not(cache) or "Nothing is kept yet."
     return tabulated(title("Top prefixes"), PREFIXES, rows, DrawContext(model, width), note)
 
@@ -165,11 +165,13 @@ def miss(model: DashboardState, request: str) -> MissView | None:
 def _why_not(cache: CacheView | None) -> str:
     if cache is None:
         return NOT_YET
-    return "" if cache.is_enabled else OFF
+    if not cache.is_enabled:
+        return OFF
+    return ""
 
 
 def _filled(name: str, n_bytes: int, bound: int | None, n_bar: int) -> list[TextCell]:
     if bound is None:
         return [TextCell(f"{name} {size(n_bytes)}, no bound")]
-    tone = CellStyle.WARN if n_bytes > 0.85 * bound else CellStyle.PLAIN
-    return [TextCell(f"{name} {bar(n_bytes, bound, n_bar)} {of_size(n_bytes, bound)}", tone)]
+    text = f"{name} {bar(n_bytes, bound, n_bar)} {of_size(n_bytes, bound)}"
+    return [warned(text, n_bytes > 0.85 * bound)]

@@ -53,7 +53,7 @@ COSTS: tuple[Column[Cost], ...] = (
     Column("why", 38, lambda cost, _: TextCell(cost.reason), grows=True),
     Column("age", 6, _age, lambda cost: cost.age_s, is_right=True),
 )
-WIDE_COSTS = tuple(replace(AGENT, width=24) if column is AGENT else column for column in COSTS)
+WIDE_COSTS = (COSTS[0], replace(AGENT, width=24), *COSTS[2:])
 
 
 def costs(model: DashboardState, width: int) -> TableData:
@@ -61,9 +61,13 @@ def costs(model: DashboardState, width: int) -> TableData:
     ranking = ranked(model)
     now_s = sum(cost.lost_s for cost in ranking if cost.age_s is None)
     past_s = sum(cost.lost_s for cost in ranking if cost.age_s is not None)
-    summary = f"now {span(now_s)}, ten minutes {span(past_s)}, enter explains"
-    head = title("What cost time", summary if ranking else "")
-    note = "" if not model.has_frame else "No request lost a second in the last ten minutes."
+    head = title("What cost time")
+    if ranking:
+        summary = f"now {span(now_s)}, ten minutes {span(past_s)}, enter explains"
+        head = title("What cost time", summary)
+    note = ""
+    if model.has_frame:
+        note = "No request lost a second in the last ten minutes."
     columns = WIDE_COSTS if width >= WIDE else COSTS
     rows = [(cost.request, cost) for cost in ranking]
     return tabulated(head, columns, rows, DrawContext(model, width), note)
@@ -81,11 +85,14 @@ def ranked(model: DashboardState) -> tuple[Cost, ...]:
 
 def reason(miss: MissView) -> str:
     """A miss in words: what changed where, and what can be done."""
-    n_lost = f"{count(miss.n_lost)} tokens" if miss.n_lost else "tokens"
+    n_lost = "tokens"
+    if miss.n_lost:
+        n_lost = f"{count(miss.n_lost)} tokens"
     match miss.reason:
         case "diverged":
-            place = "" if miss.at is None else f" at token {miss.at}"
-            return f"prompt changed{place}{_change(miss)}"
+            if miss.at is None:
+                return f"prompt changed{_change(miss)}"
+            return f"prompt changed at token {miss.at}{_change(miss)}"
         case "evicted":
             return f"{n_lost} were evicted; raise prefix_cache.memory_budget_pct"
         case "no checkpoint":
@@ -117,8 +124,8 @@ def _live(model: DashboardState) -> list[Cost]:
 
 
 def _wait(view: WaitingView, late_s: float) -> Cost:
-    place = "all slots are busy" if view.pin is None else f"slot {view.pin} is busy"
-    return Cost(view.request, view.agent, view.waited_s + late_s, place)
+    text = "all slots are busy" if view.pin is None else f"slot {view.pin} is busy"
+    return Cost(view.request, view.agent, view.waited_s + late_s, text)
 
 
 def _recomputation(view: SlotView, late_s: float) -> Cost:

@@ -13,20 +13,20 @@ MAX_COLUMNS = 40
 
 def first_tokens(model: DashboardState, width: int) -> tuple[Line, ...]:
     """Sparkline of the last requests, latest at the right, and percentiles."""
-    latest = [one.ttft_s for one in model.frame.requests or () if one.ttft_s]
+    latest = [view.ttft_s for view in model.frame.requests or () if view.ttft_s]
     if not latest:
         return ()
     seconds = latest[: min(MAX_COLUMNS, width // 3)][::-1]
     ordered = sorted(latest)
     late_s = ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)]
-    told = f" median {short_time(median(latest))}, 95% {short_time(late_s)}"
-    rest = f", slowest {short_time(ordered[-1])}, of the last {len(latest)}"
+    percentiles = f" median {short_time(median(latest))}, 95% {short_time(late_s)}"
+    slowest = f", slowest {short_time(ordered[-1])}, of the last {len(latest)}"
     return (
         (
             TextCell("first token ", CellStyle.FAINT),
             TextCell(sparkline(seconds), CellStyle.BUSY),
-            TextCell(told),
-            TextCell(rest, CellStyle.FAINT),
+            TextCell(percentiles),
+            TextCell(slowest, CellStyle.FAINT),
         ),
     )
 

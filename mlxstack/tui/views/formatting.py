@@ -29,9 +29,10 @@ def stacked(parts: Sequence[float], whole: float, width: int) -> list[int]:
     used = 0
     for part in parts:
         so_far += part
-        end = round(so_far / whole * width) if whole else 0
-        cells = max(1 if part > 0 else 0, end - used)
-        cells = min(cells, width - used)
+        end = 0
+        if whole:
+            end = round(so_far / whole * width)
+        cells = min(max(int(part > 0), end - used), width - used)
         ends.append(cells)
         used += cells
     return ends
@@ -61,10 +62,14 @@ def rate(per_second: float) -> str:
 
 def bar(part: float, whole: float, width: int) -> str:
     """A bar of `width` cells, filled to an eighth of a cell."""
-    filled = min(1.0, max(0.0, part / whole)) * width * 8 if whole else 0.0
-    full, rest = divmod(round(filled), 8)
-    tail = BLOCKS[rest] if full < width and rest else ""
-    return ("█" * full + tail).ljust(width, "░")
+    filled = 0.0
+    if whole:
+        filled = min(1.0, max(0.0, part / whole)) * width * 8
+    n_full, n_eighths = divmod(round(filled), 8)
+    drawn = "█" * n_full
+    if n_eighths and n_full < width:
+        drawn += BLOCKS[n_eighths]
+    return drawn.ljust(width, "░")
 
 
 def plot_stacked(
@@ -74,24 +79,27 @@ def plot_stacked(
 
     Part 0 is lower, 1 upper, 2 a cell with both: lower in front of upper.
     """
-    pairs = [None if a is None else (a, a + (b or 0.0)) for a, b in zip(lower, upper, strict=True)]
-    top = max((pair[1] for pair in pairs if pair), default=0.0) or 1.0
-    levels = [None if pair is None else _levels(pair, top, height) for pair in pairs]
+    pairs = [(a, (a or 0.0) + (b or 0.0)) for a, b in zip(lower, upper, strict=True)]
+    top = max((both for a, both in pairs if a is not None), default=0.0) or 1.0
+    levels = [_levels(a, both, top, height) for a, both in pairs]
     return tuple(tuple(_stack(level, row) for level in levels) for row in reversed(range(height)))
 
 
-def _levels(pair: tuple[float, float], top: float, height: int) -> tuple[int, int]:
+def _levels(lower: float | None, both: float, top: float, height: int) -> tuple[int, int] | None:
     """Eighths of cells of both; what is more than nothing is seen."""
-    lower, both = (round(value / top * height * 8) for value in pair)
-    lower = max(lower, 1) if pair[0] > 0 else 0
-    return lower, max(both, lower)
+    if lower is None:
+        return None
+    n_lower = round(lower / top * height * 8)
+    if lower > 0:
+        n_lower = max(n_lower, 1)
+    return n_lower, max(round(both / top * height * 8), n_lower)
 
 
 @lru_cache(maxsize=8192)
 def _stack(level: tuple[int, int] | None, row: int) -> tuple[str, int]:
     if level is None:
         return " ", 0
-    lower, both = (max(0, min(8, one - row * 8)) for one in level)
+    lower, both = (max(0, min(8, end - row * 8)) for end in level)
     if lower == 8 or (lower and both == lower):
         return STEPS[lower - 1], 0
     if lower:

@@ -1,6 +1,7 @@
 """Models of an address: their state, memory and requests."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.client.types import ListedModel
 from mlxstack.core.formatting import NONE, age, printable, size
@@ -17,6 +18,7 @@ from mlxstack.tui.views.table_data import (
     number,
     tabulated,
     title,
+    warned,
 )
 
 STYLES = {
@@ -50,17 +52,19 @@ class ModelRow(Struct, frozen=True):
 
 
 def _memory(row: ModelRow, _: DrawContext) -> TextCell:
-    text = NONE if row.n_bytes is None else size(row.n_bytes)
-    return TextCell(text, CellStyle.PLAIN if row.fits else CellStyle.BAD)
+    if row.n_bytes is None:
+        return TextCell(NONE)
+    return TextCell(size(row.n_bytes), CellStyle.PLAIN if row.fits else CellStyle.BAD)
 
 
 def _slots(row: ModelRow, _: DrawContext) -> TextCell:
-    return TextCell(f"{row.n_active}/{row.n_slots}" if row.n_slots else NONE)
+    if not row.n_slots:
+        return TextCell(NONE)
+    return TextCell(f"{row.n_active}/{row.n_slots}")
 
 
 def _waiting(row: ModelRow, _: DrawContext) -> TextCell:
-    tone = CellStyle.WARN if row.n_waiting else CellStyle.FAINT
-    return TextCell(str(row.n_waiting), tone)
+    return warned(str(row.n_waiting), row.n_waiting > 0, CellStyle.FAINT)
 
 
 MODELS: tuple[Column[ModelRow], ...] = (
@@ -105,7 +109,7 @@ def details(member: ListedModel) -> tuple[Line, ...]:
     if not member.fits:
         memory += ", more than this machine has"
     facts = (
-        ("state", member.status.value if member.status else NONE),
+        ("state", _state(member) or NONE),
         ("memory", memory),
         ("stays", member.resident or NONE),
         ("context", f"{member.max_input_tokens} tokens per slot"),
@@ -123,23 +127,30 @@ def details(member: ListedModel) -> tuple[Line, ...]:
     )
 
 
+def _state(member: ListedModel) -> str:
+    return member.status.value if member.status else ""
+
+
 def _member(member: ListedModel, model: DashboardState) -> ModelRow:
-    state = member.status.value if member.status else ""
-    is_watched = member.id == model.frame.service.model
-    slots = model.frame.snapshot.slots if is_watched and state == "loaded" else ()
-    return ModelRow(
+    state = _state(member)
+    row = ModelRow(
         member.id,
         state,
-        _progress(state, model) if is_watched else state,
+        state,
         member.n_bytes,
         member.fits,
         member.max_input_tokens,
         member.n_requests,
         member.n_waiting,
         member.idle_s,
-        n_active=sum(map(is_active, slots)),
-        n_slots=len(slots),
     )
+    if member.id != model.frame.service.model:
+        return row
+    row = replace(row, progress=_progress(state, model))
+    if state != "loaded":
+        return row
+    slots = model.frame.snapshot.slots
+    return replace(row, n_active=sum(map(is_active, slots)), n_slots=len(slots))
 
 
 def _single_model(model: DashboardState) -> ModelRow:

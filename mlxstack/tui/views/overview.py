@@ -22,8 +22,10 @@ from mlxstack.tui.views.table_data import (
     TextCell,
     number,
     percentage,
+    starred,
     tabulated,
     title,
+    warned,
 )
 
 PRIORITIES = {
@@ -52,8 +54,10 @@ def banner(model: DashboardState) -> str:
     reason = printable(link.reason, MAX_TEXT)
     if link.retry_s <= 0:
         return f"{reason}."
-    remark = "The screen shows the last frame. " if model.has_frame else ""
-    return f"Disconnected: {reason}. {remark}Next try in {short_time(link.retry_s)}."
+    text = f"Disconnected: {reason}."
+    if model.has_frame:
+        text += " The screen shows the last frame."
+    return f"{text} Next try in {short_time(link.retry_s)}."
 
 
 def health(model: DashboardState, width: int) -> tuple[Line, ...]:
@@ -89,8 +93,8 @@ def _kv(model: DashboardState, n_bar: int) -> TextCell:
     budget = model.frame.service.budget_bytes
     if not budget:
         return TextCell(f"KV {size(kv_bytes)}")
-    tone = CellStyle.WARN if kv_bytes > 0.85 * budget else CellStyle.PLAIN
-    return TextCell(f"KV {bar(kv_bytes, budget, n_bar)} {of_size(kv_bytes, budget)}", tone)
+    text = f"KV {bar(kv_bytes, budget, n_bar)} {of_size(kv_bytes, budget)}"
+    return warned(text, kv_bytes > 0.85 * budget)
 
 
 def loading(view: LoadView, width: int) -> Line:
@@ -161,12 +165,12 @@ def speed(model: DashboardState) -> tuple[Line, Line]:
 
 def _agent_of_slot(view: SlotView, context: DrawContext) -> TextCell:
     name = agent_name(context.model, view.agent)
-    return TextCell(f"* {name}" if _is_pinned(view, context.model) else name)
+    return starred(name, _is_pinned(view, context.model))
 
 
 def _context(view: SlotView, _: DrawContext) -> TextCell:
-    tone = CellStyle.WARN if view.n_tokens > 0.9 * view.n_ctx else CellStyle.PLAIN
-    return TextCell(f"{bar(view.n_tokens, view.n_ctx, N_BAR)} {count(view.n_tokens):>5}", tone)
+    text = f"{bar(view.n_tokens, view.n_ctx, N_BAR)} {count(view.n_tokens):>5}"
+    return warned(text, view.n_tokens > 0.9 * view.n_ctx)
 
 
 def _elapsed(view: SlotView, context: DrawContext) -> TextCell:
@@ -263,7 +267,9 @@ def slots(model: DashboardState, width: int) -> TableData:
         n_busy = sum(is_active(view) for view in views)
         summary = f"{n_busy} of {len(views)} busy, {context_length(views[0].n_ctx)} tokens each"
     rows = [(str(view.id), view) for view in views]
-    note = "No slots yet: the model is being loaded." if model.has_frame else ""
+    note = ""
+    if model.has_frame:
+        note = "No slots yet: the model is being loaded."
     return tabulated(title("Slots", summary), SLOTS, rows, DrawContext(model, width), note)
 
 
@@ -271,7 +277,9 @@ def queue(model: DashboardState, width: int) -> TableData:
     """Waiting requests in their order, and what each waits for."""
     waiting = enumerate(model.frame.snapshot.waiting)
     rows = [(view.request, QueuedRequest(i, view)) for i, view in waiting]
-    note = "No request waits." if model.has_frame else ""
+    note = ""
+    if model.has_frame:
+        note = "No request waits."
     return tabulated(title("Queue"), QUEUE, rows, DrawContext(model, width), note)
 
 
@@ -283,14 +291,18 @@ def waits_for(n_ahead: int, view: WaitingView, model: DashboardState) -> str:
         if slot and is_active(slot):
             return f"slot {view.pin} behind {agent_name(model, slot.agent)}"
         return f"slot {view.pin}"
-    return f"a free slot, {n_ahead} ahead" if n_ahead else "a free slot, next"
+    if n_ahead:
+        return f"a free slot, {n_ahead} ahead"
+    return "a free slot, next"
 
 
 def joined(parts: list[TextCell]) -> Line:
     """Cells with dots between them."""
     line: list[TextCell] = []
     for part in parts:
-        line += [TextCell(" · ", CellStyle.FAINT), part] if line else [part]
+        if line:
+            line.append(TextCell(" · ", CellStyle.FAINT))
+        line.append(part)
     return tuple(line)
 
 
@@ -317,8 +329,10 @@ def state(view: SlotView, model: DashboardState) -> TextCell:
         return TextCell(f"begun early, {count(view.n_early)} of {n_all}", CellStyle.REUSED)
     if not view.n_tokens:
         return TextCell("empty", CellStyle.FAINT)
-    idle = f"idle {age(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
-    return TextCell(idle, CellStyle.FAINT)
+    text = "idle"
+    if view.is_used:
+        text = f"idle {age(view.idle_s + model.frame.snapshot_age_s)}"
+    return TextCell(text, CellStyle.FAINT)
 
 
 def _decoding(model: DashboardState) -> tuple[Line, ...]:

@@ -85,10 +85,14 @@ def requests(model: DashboardState, width: int) -> TableData:
     finished = model.frame.requests or ()
     longest_s = max(map(phases.total_s, finished), default=0.0)
     rows = [(request.id, request) for request in finished]
-    note = NOT_YET if model.frame.requests is None else "No request has finished yet."
+    note = "No request has finished yet."
+    if model.frame.requests is None:
+        note = NOT_YET
     head = title("Requests")
     if rows:
-        summary = f"the last {len(rows)}, enter tells why" if width >= WIDE else "enter: why"
+        summary = "enter: why"
+        if width >= WIDE:
+            summary = f"the last {len(rows)}, enter tells why"
         head = title("Requests", f"{summary}  {phases.LEGEND}")
     return tabulated(head, REQUESTS, rows, DrawContext(model, width, longest_s), note)
 
@@ -114,7 +118,10 @@ def why(request: RequestView) -> tuple[Line, ...]:
     for name, text in facts:
         lines.append((TextCell(f"    {name:<26}", CellStyle.FAINT), TextCell(text)))
     lines.append(())
-    lines += miss_lines(request.miss) if request.miss else [_full_reuse(request)]
+    if request.miss:
+        lines += miss_lines(request.miss)
+    else:
+        lines.append(_full_reuse(request))
     return tuple(lines)
 
 
@@ -141,9 +148,11 @@ def response_headers(request: RequestView) -> tuple[Line, ...]:
 
 
 def _miss_headers(miss: MissView) -> dict[str, str]:
-    position = "" if miss.at is None else f" at token {miss.at}"
+    reason = miss.reason
+    if miss.at is not None:
+        reason += f" at token {miss.at}"
     return {
-        "cache-miss-reason": f"{miss.reason}{position}",
+        "cache-miss-reason": reason,
         "cache-lost-tokens": str(miss.n_lost),
         "cache-lost-ms": f"{miss.lost_s * 1000:.0f}",
     }

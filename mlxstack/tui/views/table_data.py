@@ -42,6 +42,16 @@ class TextCell(Struct, frozen=True):
 Line = tuple[TextCell, ...]
 
 
+def warned(text: str, is_warning: bool, otherwise: CellStyle = CellStyle.PLAIN) -> TextCell:
+    """Cell in the color of a warning, if it is one."""
+    return TextCell(text, CellStyle.WARN if is_warning else otherwise)
+
+
+def starred(name: str, is_pinned: bool) -> TextCell:
+    """Name with a star if it is pinned."""
+    return TextCell(f"* {name}" if is_pinned else name)
+
+
 class DrawContext(Struct, frozen=True):
     """Input of a cell beside its row."""
 
@@ -86,7 +96,9 @@ def number(
 
     def cell(row: Row, _: DrawContext) -> TextCell:
         amount = value(row)
-        return TextCell(NONE if amount is None else text(amount), tone)
+        if amount is None:
+            return TextCell(NONE, tone)
+        return TextCell(text(amount), tone)
 
     return Column(title, width, cell, value, is_right=True, min_screen=min_screen)
 
@@ -104,7 +116,9 @@ def percentage(
     """Column of parts in percent; a dash stands for no whole."""
 
     def ratio(row: Row) -> float | None:
-        return part(row) / whole(row) if whole(row) else None
+        if not whole(row):
+            return None
+        return part(row) / whole(row)
 
     def cell(row: Row, _: DrawContext) -> TextCell:
         return TextCell(share(part(row), whole(row)), tone if part(row) else zero_tone)
@@ -161,9 +175,7 @@ def fitted(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
     """Columns of which those that grow fill `width`."""
     spare = max(0, width - sum(column.width + GAP for column in columns))
     more = spare // max(1, sum(column.grows for column in columns))
-    return [
-        replace(column, width=column.width + more) if column.grows else column for column in columns
-    ]
+    return [replace(column, width=column.width + more * column.grows) for column in columns]
 
 
 def cell_text(text: str, column: Column[Any]) -> str:
@@ -224,7 +236,10 @@ def distinct(table_data: TableData) -> TableData:
     rows = []
     for row in table_data.rows:
         n = counts[row.key] = counts.get(row.key, 0) + 1
-        rows.append(row if n == 1 else replace(row, key=f"{row.key}#{n}"))
+        if n == 1:
+            rows.append(row)
+        else:
+            rows.append(replace(row, key=f"{row.key}#{n}"))
     if len(counts) == len(rows):
         return table_data
     return distinct(replace(table_data, rows=tuple(rows)))

@@ -7,7 +7,7 @@ from mlxstack.core.formatting import NONE, count, share, size, span
 from mlxstack.core.status import MemoryView
 from mlxstack.tui.state import DashboardState, decode_rate, prompt_rate
 from mlxstack.tui.views.formatting import gib, rate, stacked
-from mlxstack.tui.views.table_data import WIDE, CellStyle, Line, TextCell
+from mlxstack.tui.views.table_data import WIDE, CellStyle, Line, TextCell, warned
 
 MEMORY_BAR = 30
 NARROW_BAR = 12
@@ -40,8 +40,7 @@ def memory(model: DashboardState, width: int) -> Tile:
         if width >= WIDE:
             # The tile has room for one line of 50 cells.
             pressure = view.pressure
-    tone = CellStyle.WARN if is_low else CellStyle.GOOD
-    cells = (TextCell(left, tone), TextCell(f" · {pressure} · {swap}"))
+    cells = (warned(left, is_low, CellStyle.GOOD), TextCell(f" · {pressure} · {swap}"))
     parts = memory_parts(view)
     if width < WIDE:
         return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *cells),)
@@ -92,7 +91,9 @@ def reuse(model: DashboardState, width: int) -> Tile:
     n_all = now.n_prompt_tokens + now.n_cached_tokens
     reused = TextCell(f"{share(now.n_cached_tokens, n_all)} reused", CellStyle.STRONG)
     cache = model.frame.cache
-    saved = f"saved {span(cache.whole.saved_s)}" if cache else NONE
+    saved = NONE
+    if cache:
+        saved = f"saved {span(cache.whole.saved_s)}"
     return _tile("Reuse", width, (reused,), TextCell(saved, CellStyle.REUSED))
 
 
@@ -100,7 +101,9 @@ def queue(model: DashboardState, width: int) -> Tile:
     """Waiting requests, and how long the oldest waits."""
     waiting = model.frame.snapshot.waiting
     limit = model.frame.service.max_waiting
-    text = f"queue {len(waiting)}/{limit}" if limit else f"queue {len(waiting)}"
+    text = f"queue {len(waiting)}"
+    if limit:
+        text += f"/{limit}"
     length = TextCell(text, CellStyle.STRONG)
     if not waiting:
         return _tile("Queue", width, (length,), TextCell("no wait", CellStyle.FAINT))
@@ -119,7 +122,9 @@ def n_to_compute(view: SlotView) -> int:
 def eta(n_tokens: int, model: DashboardState) -> float | None:
     """Seconds to prefill `n_tokens` at this speed; None if unknown."""
     speed = prompt_rate(model)
-    return n_tokens / speed if speed > 0 else None
+    if speed <= 0:
+        return None
+    return n_tokens / speed
 
 
 def _tile(name: str, width: int, *lines: TextCell | Line) -> Tile:

@@ -53,22 +53,28 @@ class SparklineChart(Widget):
         """The speed now, its past, or the axis."""
         base = self.visual_style.rich_style
         variables = self.app.theme_variables
-        line = self._lines[y] if y < len(self._lines) else ()
-        return Strip(Segment(one.text, base + rich_style(one.tone, variables)) for one in line)
+        cells = self._lines[y] if y < len(self._lines) else ()
+        return Strip(Segment(cell.text, base + rich_style(cell.tone, variables)) for cell in cells)
 
     def _picture(self) -> tuple[Line, ...]:
         width, height = self.size
         past = series(self.model, width)
-        lower = [one[self._which] for one in past]
-        upper = [one[2] if self._which == PREFILL else 0.0 for one in past]
+        lower = [speeds[self._which] for speeds in past]
+        upper: list[float | None] = [0.0] * len(past)
+        if self._which == PREFILL:
+            upper = [reused for _, _, reused in past]
         top = max(((a or 0.0) + (b or 0.0) for a, b in zip(lower, upper, strict=True)), default=0.0)
         head = speed(self.model)[self._which]
-        room = width - sum(len(cell.text) for cell in head)
-        told = f" top {rate(top)}"
-        peak = (TextCell(told.rjust(room), CellStyle.FAINT),) if len(told) <= room else ()
-        axis = [(_axis(width),)] if height >= MIN_WITH_AXIS else []
-        n_rows = max(1, height - 1 - len(axis))
-        return ((*head, *peak), *map(self._line, plot_stacked(lower, upper, n_rows)), *axis)
+        n_free = width - sum(len(cell.text) for cell in head)
+        peak = f" top {rate(top)}"
+        if len(peak) <= n_free:
+            head = (*head, TextCell(peak.rjust(n_free), CellStyle.FAINT))
+        has_axis = height >= MIN_WITH_AXIS
+        n_rows = max(1, height - 1 - has_axis)
+        lines = [head, *map(self._line, plot_stacked(lower, upper, n_rows))]
+        if has_axis:
+            lines.append((_axis(width),))
+        return tuple(lines)
 
     def _line(self, cells: tuple[tuple[str, int], ...]) -> Line:
         """A line of cells, each run of one color at once."""

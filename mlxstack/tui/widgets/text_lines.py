@@ -65,4 +65,6 @@ class TileBox(TextLines):
 def _n_rows(lines: tuple[Line, ...], width: int) -> int | None:
     """Count the rows of these lines; None where one of them wraps."""
     widest = max((sum(cell_len(cell.text) for cell in line) for line in lines), default=0)
-    return len(lines) if widest <= width else None
+    if widest > width:
+        return None
+    return len(lines)

@@ -40,18 +40,18 @@ class TitledTable(Vertical):
 
     def __init__(self, draw: Draw, name: str, target: ActionTarget | None = None) -> None:
         super().__init__(id=name)
-        self._draw_sheet = draw
+        self._draw = draw
         self._table = PatchedTable()
         self.target = target
-        self._shown: TableData | None = None
-        self._told: str | None = None
+        self._shown = TableData(())
+        self._announced: str | None = None
         self.filter_text = ""
         self._sorted_by: int | None = None
 
     @property
     def name_of(self) -> str:
         """The heading of the table."""
-        if self._shown and self._shown.title:
+        if self._shown.title:
             return self._shown.title[0].text
         return ""
 
@@ -64,14 +64,13 @@ class TitledTable(Vertical):
     def hits(self, filter_text: str) -> str:
         """Search, and return the number of rows that are left."""
         self.search(filter_text)
-        n_rows = len(self._shown.rows) if self._shown else 0
-        return f"{n_rows} {'row' if n_rows == 1 else 'rows'}"
+        n_rows = len(self._shown.rows)
+        return "1 row" if n_rows == 1 else f"{n_rows} rows"
 
     def sort_next(self) -> None:
         """Sort by the next column."""
-        n_columns = len(self._shown.columns) if self._shown else 0
-        place = 0 if self._sorted_by is None else self._sorted_by + 1
-        self._sorted_by = place if place < n_columns else None
+        index = 0 if self._sorted_by is None else self._sorted_by + 1
+        self._sorted_by = index if index < len(self._shown.columns) else None
         self._redraw()
 
     @property
@@ -86,11 +85,11 @@ class TitledTable(Vertical):
         yield Static(classes="note", markup=False)
 
     def watch_model(self) -> None:
-        """The model may say something new."""
+        """Redraw when the state has changed."""
         self._redraw()
 
     def on_resize(self, _: events.Resize) -> None:
-        """Another width, other columns."""
+        """Redraw for the new width, which other columns fit."""
         self._redraw()
 
     def on_data_table_row_highlighted(self, event: PatchedTable.RowHighlighted) -> None:
@@ -110,7 +109,7 @@ class TitledTable(Vertical):
         width = self.size.width or self.app.size.width
         if not (self.is_mounted and width):
             return
-        drawn = self._draw_sheet(self.model, width)
+        drawn = self._draw(self.model, width)
         table_data = distinct(arranged(drawn, self.filter_text, self._sorted_by))
         if table_data != self._shown:
             self._become(table_data)
@@ -120,9 +119,9 @@ class TitledTable(Vertical):
 
     def _become(self, table_data: TableData) -> None:
         heading, note = self.query(Static)
-        if self._shown is None or table_data.title != self._shown.title:
+        if table_data.title != self._shown.title:
             heading.update(content((table_data.title,)), layout=False)
-        if self._shown is None or table_data.note != self._shown.note:
+        if table_data.note != self._shown.note:
             note.update(table_data.note)
         note.display = not table_data.rows and bool(table_data.note)
         self._table.display = bool(table_data.rows)
@@ -132,6 +131,6 @@ class TitledTable(Vertical):
 
     def _choose(self) -> None:
         chosen = self.chosen
-        if self.target is not None and chosen != self._told:
-            self._told = chosen
+        if self.target is not None and chosen != self._announced:
+            self._announced = chosen
             self.post_message(self.RowChosen(self.target, chosen))
