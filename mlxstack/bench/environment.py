@@ -53,11 +53,12 @@ def child_env(env: Mapping[str, str]) -> dict[str, str]:
 
 def conditions(model: str, day: date, env: Mapping[str, str]) -> Conditions:
     """Describe this computer now; `ended` adds its state after the measurement."""
-    here = this_hardware()
+    hardware = this_hardware()
+    memory = size(hardware.total_bytes)
     system = system_version()
     return Conditions(
         day=day.isoformat(),
-        machine=f"{here.chip}, {here.n_cores} cores, {size(here.total_bytes)}, {here.system}",
+        machine=f"{hardware.chip}, {hardware.n_cores} cores, {memory}, {hardware.system}",
         versions={"mlx-stack": __version__, **{name: metadata.version(name) for name in PACKAGES}},
         model=model,
         blas=_blas(child_env(env)),
@@ -89,13 +90,13 @@ def details(conditions: Conditions) -> list[str]:
         limit = f"{conditions.wired_limit_mb} MiB" if conditions.wired_limit_mb else "not set"
         lines.append(f"iogpu.wired_limit_mb {limit}")
     variables = [f"{name}={value}" for name, value in sorted(conditions.mlx_variables.items())]
-    shown = ["; ".join(lines), " ".join(variables)]
+    remarks = ["; ".join(lines), " ".join(variables)]
     if conditions.buffer_limits:
-        shown.append(f"Command buffers: {', '.join(map(str, conditions.buffer_limits))}")
+        remarks.append(f"Command buffers: {', '.join(map(str, conditions.buffer_limits))}")
     for when, state in (("Before", conditions.before), ("After", conditions.after)):
         if state is not None:
-            shown.append(f"{when}: {state}")
-    return [line for line in shown if line]
+            remarks.append(f"{when}: {state}")
+    return [line for line in remarks if line]
 
 
 def mlx_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -110,7 +111,9 @@ def gpu(env: Mapping[str, str]) -> str:
         facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], MAX_DEVICE_S, env=env)
     except CHILD_FAULTS:
         return ""
-    return gpu_name(facts) if facts["kind"] == "gpu" else ""
+    if facts["kind"] != "gpu":
+        return ""
+    return gpu_name(facts)
 
 
 def _blas(env: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.bench.environment import Conditions
+from mlxstack.bench.statistics import ratio
 from mlxstack.client.client import Client
 from mlxstack.client.types import CallUsage
 from mlxstack.core.errors import Broken, StackError
@@ -193,26 +194,26 @@ class Trial:
 
 async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> list[PromptSpeed]:
     """Measure the first length, then all that slots and time allow."""
-    found: list[PromptSpeed] = []
+    speeds: list[PromptSpeed] = []
     longest = 0
     tps = 0.0
-    for wanted in LENGTHS:
-        n_tokens = min(wanted, n_ctx - max(RESERVE, n_ctx // 8))
-        expected_s = n_tokens / tps if tps else 0.0
+    for length in LENGTHS:
+        n_tokens = min(length, n_ctx - max(RESERVE, n_ctx // 8))
+        expected_s = ratio(n_tokens, tps)
         if n_tokens == longest:
-            found.append(PromptSpeed(wanted, skipped=f"a slot holds {n_ctx} tokens"))
-        elif found and time.monotonic() + expected_s > deadline:
-            found.append(PromptSpeed(wanted, skipped=f"would take about {expected_s:.0f} s"))
+            speeds.append(PromptSpeed(length, skipped=f"a slot holds {n_ctx} tokens"))
+        elif speeds and time.monotonic() + expected_s > deadline:
+            speeds.append(PromptSpeed(length, skipped=f"would take about {expected_s:.0f} s"))
             longest = n_tokens
         else:
             say(f"a prompt of {n_tokens} tokens, cold and warm")
-            found.append(await _prompt_speed(trial, wanted, n_tokens))
+            speeds.append(await _prompt_speed(trial, length, n_tokens))
             longest = n_tokens
-            tps = found[-1].prefill_tps
-    return found
+            tps = speeds[-1].prefill_tps
+    return speeds
 
 
-async def _prompt_speed(trial: Trial, wanted: int, n_tokens: int) -> PromptSpeed:
+async def _prompt_speed(trial: Trial, length: int, n_tokens: int) -> PromptSpeed:
     agent = trial.agent()
     question = trial.question(n_tokens)
     cold = await trial.ask([question], agent)
@@ -221,7 +222,7 @@ async def _prompt_speed(trial: Trial, wanted: int, n_tokens: int) -> PromptSpeed
     ttft_s = cold.first - cold.began
     n_computed = cold.usage.prompt_tokens - cold.usage.cached_tokens
     return PromptSpeed(
-        n_wanted=wanted,
+        n_wanted=length,
         n_prompt=cold.usage.prompt_tokens,
         prefill_tps=n_computed / ttft_s,
         decode_tps=cold.decode_tps,
@@ -233,15 +234,15 @@ async def _prompt_speed(trial: Trial, wanted: int, n_tokens: int) -> PromptSpeed
 
 
 async def _by_agents(trial: Trial, n_slots: int, say: Say) -> list[AgentsSpeed]:
-    found = []
+    speeds = []
     for n_agents in sorted({min(n, n_slots) for n in AGENTS}):
         say(f"{n_agents} agents at once" if n_agents > 1 else "one agent")
         names = [trial.agent() for _ in range(n_agents)]
         answers = await asyncio.gather(
             *(trial.ask([trial.question(AGENT_PROMPT)], name) for name in names)
         )
-        found.append(_agents_speed(answers))
-    return found
+        speeds.append(_agents_speed(answers))
+    return speeds
 
 
 def _agents_speed(answers: Sequence[Answer]) -> AgentsSpeed:

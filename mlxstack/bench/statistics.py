@@ -22,8 +22,10 @@ def spread(values: Sequence[float]) -> MedianRange:
 
 def percentile(values: Sequence[float], percent: int) -> float:
     """Linearly interpolated percentile of the values; 0 of none."""
-    if len(values) < 2:
-        return values[0] if values else 0.0
+    if not values:
+        return 0.0
+    if len(values) == 1:
+        return values[0]
     if percent >= 100:
         return max(values)
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -42,17 +42,17 @@ def run(stage: Sandbox, plan: StartPlan) -> Results:
         for name, words in CONTESTANTS.items():
             taken[name].append(_seconds(words, env))
     # The first round only brings the files into memory.
-    found = {name: tuple(values[1:]) for name, values in taken.items()}
-    idle = spread(found[IDLE]).median
-    shares = {name: ratio(spread(values).median, idle) for name, values in found.items()}
+    seconds = {name: tuple(values[1:]) for name, values in taken.items()}
+    idle = spread(seconds[IDLE]).median
+    shares = {name: ratio(spread(values).median, idle) for name, values in seconds.items()}
     rows = tuple(
-        (name, lasting(found[name]), times(shares[name]), f"{_modules(words, env):,}")
+        (name, lasting(seconds[name]), times(shares[name]), f"{_modules(words, env):,}")
         for name, words in CONTESTANTS.items()
     )
     return Results(
         (ReportTable("Starting the command", ("Command", "Wall time", "Ratio", "Modules"), rows),),
         (at_most(f"{HELP}, against {IDLE}", shares[HELP], MOST),),
-        found,
+        seconds,
     )
 
 
@@ -64,8 +64,8 @@ def _seconds(words: Sequence[str], env: dict[str, str]) -> float:
 
 def _modules(words: Sequence[str], env: dict[str, str]) -> int:
     """Number of imported modules; the list's first line is a heading."""
-    told = _run([sys.executable, "-X", "importtime", *words], env)
-    return told.count(b"import time:") - 1
+    stderr = _run([sys.executable, "-X", "importtime", *words], env)
+    return stderr.count(b"import time:") - 1
 
 
 def _run(command: Sequence[str], env: dict[str, str]) -> bytes:

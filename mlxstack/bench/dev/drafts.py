@@ -30,8 +30,8 @@ class DraftsPlan(Struct, frozen=True):
     @property
     def scenes(self) -> dict[str, tuple[str, ...]]:
         """The texts of each scene, one per row."""
-        each = {f"{text} x {n}": (text,) * n for text in TEXTS for n in self.rows}
-        return {**each, "prose x 3": ("prose",) * 3, "mixed": ("copied", "prose", "prose")}
+        mixes = {f"{text} x {n}": (text,) * n for text in TEXTS for n in self.rows}
+        return {**mixes, "prose x 3": ("prose",) * 3, "mixed": ("copied", "prose", "prose")}
 
 
 SMALL = DraftsPlan((1, 2), 60, 60, 1)
@@ -56,26 +56,26 @@ def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
     stage.say("the whole engine, with drafts: auto and off")
     scenes = {f"{text} x {n}": (text,) * n for text in plan.asked for n in plan.rows}
     trial = Drafts(scenes, plan.n_prompt, plan.n_tokens, plan.passes, asked=plan.asked, ruled=RULED)
-    found = measure(stage, [trial])[0]
+    result = measure(stage, [trial])[0]
     heads = ("Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
     note = "A story, a rename in code, the arguments of a call; greedy, agents at once."
-    rows = tuple(_row(found, scene) for scene in scenes)
-    worst = min(_speedup(found, scene) for scene in scenes)
+    rows = tuple(_row(result, scene) for scene in scenes)
+    worst = min(_speedup(result, scene) for scene in scenes)
     return Results(
         (ReportTable("`speculation: auto` on real text", heads, rows, note),),
         (at_least("worst scene, against off", worst, ALL_BUT_NOTHING),),
-        {f"{one.who} {one.what}": one.values for one in found.samples},
+        {f"{sample.who} {sample.quantity}": sample.values for sample in result.samples},
     )
 
 
-def _row(found: BenchResult, scene: str) -> tuple[str, ...]:
+def _row(result: BenchResult, scene: str) -> tuple[str, ...]:
     return (
         scene,
-        lasting(found.of("off", f"{scene}: token_s")),
-        lasting(found.of("on", f"{scene}: token_s")),
-        times(_speedup(found, scene)),
-        times(_passes(found, scene)),
-        f"{_sum(found, scene, 'accepted'):.0f} of {_sum(found, scene, 'drafted'):.0f}",
+        lasting(result.of("off", f"{scene}: token_s")),
+        lasting(result.of("on", f"{scene}: token_s")),
+        times(_speedup(result, scene)),
+        times(_passes(result, scene)),
+        f"{_sum(result, scene, 'accepted'):.0f} of {_sum(result, scene, 'drafted'):.0f}",
     )
 
 
@@ -83,9 +83,9 @@ def run(stage: Sandbox, plan: DraftsPlan) -> Results:
     """Run all scenes, with both engines in one process."""
     stage.say("the whole engine, with drafts and without")
     trial = Drafts(plan.scenes, plan.n_prompt, plan.n_tokens, plan.passes)
-    found = measure(stage, [trial])[0]
+    result = measure(stage, [trial])[0]
     rows = tuple(
-        (*_row(found, scene), times(_gap(found, scene)) if "prose" in texts else "-")
+        (*_row(result, scene), times(_gap(result, scene)) if "prose" in texts else "-")
         for scene, texts in plan.scenes.items()
     )
     heads = ("Scene", "Token without", "Token with", "Speedup", "Passes", "Accepted", "p99 gap")
@@ -95,40 +95,40 @@ def run(stage: Sandbox, plan: DraftsPlan) -> Results:
     )
     return Results(
         (ReportTable("Speculative decoding", heads, rows, note),),
-        tuple(_target(found, scene, texts) for scene, texts in plan.scenes.items()),
-        {f"{one.who} {one.what}": one.values for one in found.samples},
+        tuple(_target(result, scene, texts) for scene, texts in plan.scenes.items()),
+        {f"{sample.who} {sample.quantity}": sample.values for sample in result.samples},
     )
 
 
-def _target(found: BenchResult, scene: str, texts: tuple[str, ...]) -> BenchTarget:
+def _target(result: BenchResult, scene: str, texts: tuple[str, ...]) -> BenchTarget:
     if scene == "prose x 3":
-        return at_most(f"{scene}: p99 gap, against without", _gap(found, scene), MAX_GAP)
+        return at_most(f"{scene}: p99 gap, against without", _gap(result, scene), MAX_GAP)
     if texts[0] == "schema":
-        return at_most(f"{scene}: passes, against without", _passes(found, scene), 0.5)
+        return at_most(f"{scene}: passes, against without", _passes(result, scene), 0.5)
     bound = ALL_BUT_NOTHING
     if set(texts) == {"copied"}:
         bound = 1.8 if len(texts) == 1 else 1.3
-    return at_least(f"{scene}: speed, against without", _speedup(found, scene), bound)
+    return at_least(f"{scene}: speed, against without", _speedup(result, scene), bound)
 
 
-def _speedup(found: BenchResult, scene: str) -> float:
-    return _ratio(found, f"{scene}: token_s")
+def _speedup(result: BenchResult, scene: str) -> float:
+    return _ratio(result, f"{scene}: token_s")
 
 
-def _gap(found: BenchResult, scene: str) -> float:
-    return 1 / _ratio(found, f"{scene}: gap_s")
+def _gap(result: BenchResult, scene: str) -> float:
+    return 1 / _ratio(result, f"{scene}: gap_s")
 
 
-def _ratio(found: BenchResult, what: str) -> float:
+def _ratio(result: BenchResult, quantity: str) -> float:
     """Median ratio of the passes, each measuring both sides."""
-    each = zip(found.of("off", what), found.of("on", what), strict=True)
-    return spread([ratio(off, on) for off, on in each]).median
+    pairs = zip(result.of("off", quantity), result.of("on", quantity), strict=True)
+    return spread([ratio(off, on) for off, on in pairs]).median
 
 
-def _passes(found: BenchResult, scene: str) -> float:
-    what = f"{scene}: passes"
-    return ratio(sum(found.of("on", what)), sum(found.of("off", what)))
+def _passes(result: BenchResult, scene: str) -> float:
+    quantity = f"{scene}: passes"
+    return ratio(sum(result.of("on", quantity)), sum(result.of("off", quantity)))
 
 
-def _sum(found: BenchResult, scene: str, what: str) -> float:
-    return sum(found.of("on", f"{scene}: {what}"))
+def _sum(result: BenchResult, scene: str, quantity: str) -> float:
+    return sum(result.of("on", f"{scene}: {quantity}"))

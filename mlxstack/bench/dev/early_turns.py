@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, service
-from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Found
+from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Figures
 from mlxstack.bench.dev.steal import TRIES, told, undisturbed
 from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.workload import Body, Yardstick, question, text, tool
@@ -49,7 +49,7 @@ TEMPLATE = """\
 """Writes reasoning until the user speaks again, as Qwen3 and GLM-4 do."""
 
 
-Scene = Callable[..., Awaitable[Found]]
+Scene = Callable[..., Awaitable[Figures]]
 
 
 class EarlyPlan(Struct, frozen=True):
@@ -97,26 +97,26 @@ async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
             server = await stack.enter_async_context(service(stage, name, slots, spec))
             callers[name] = await stack.enter_async_context(TimedClient(server))
         yard = await callers[OFF].yardstick()
-        found: dict[str, Found] = {}
+        by_service: dict[str, Figures] = {}
         numbers = count()
         shares = []
 
         async def scene(name: str, of: Scene) -> None:
-            one = found.setdefault(name, {})
+            figures = by_service.setdefault(name, {})
             stage.say(f"next turns begun early: {name},{of.__name__.replace('_', ' ')}")
             values, share = await undisturbed(
                 lambda: of(callers[name], plan, yard, next(numbers), is_early=name == AUTO),
                 plan.tries,
             )
             shares.append(share)
-            for what, each in values.items():
-                one[what] = (*one.get(what, ()), *each)
+            for name_of_figure, samples in values.items():
+                figures[name_of_figure] = (*figures.get(name_of_figure, ()), *samples)
 
         for i in range(plan.passes):
             for of in (_pause, _others):
                 for name in (AUTO, OFF) if i % 2 == 0 else (OFF, AUTO):
                     await scene(name, of)
-    return _results(found, told(shares))
+    return _results(by_service, told(shares))
 
 
 def _loop(plan: EarlyPlan, yard: Yardstick, seed: str, n_thought: int) -> Body:
@@ -130,48 +130,48 @@ def _loop(plan: EarlyPlan, yard: Yardstick, seed: str, n_thought: int) -> Body:
     for i in range(plan.n_calls):
         function = {"name": "read_file", "arguments": f'{{"path": "file {i}"}}'}
         call = {"id": f"call_{i}", "type": "function", "function": function}
-        said: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
         if n_thought:
-            said["reasoning_content"] = text(thoughts, n_thought, yard)
+            answer["reasoning_content"] = text(thoughts, n_thought, yard)
         result = text(random, plan.n_result, yard)
-        messages += [said, {"role": "tool", "tool_call_id": f"call_{i}", "content": result}]
+        messages += [answer, {"role": "tool", "tool_call_id": f"call_{i}", "content": result}]
     return {"messages": messages, "tools": [tool(Random("read"))], **ANSWER}
 
 
-def _asked(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Body:
+def _asked(body: Body, answer: str, n_new: int, yard: Yardstick, seed: str) -> Body:
     words = text(Random(f"asked {seed}"), n_new, yard)
-    new = ({"role": "assistant", "content": said}, {"role": "user", "content": words})
+    new = ({"role": "assistant", "content": answer}, {"role": "user", "content": words})
     return {**body, "messages": [*body["messages"], *new]}
 
 
 async def _pause(
     caller: TimedClient, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
-) -> Found:
+) -> Figures:
     """Next user turn after a tool loop and pause."""
-    found: Found = {}
-    for what, n_thought in (("reasoning", plan.n_thought), ("no reasoning", 0)):
-        seed = f"{number} {what}"
+    figures: Figures = {}
+    for thinking, n_thought in (("reasoning", plan.n_thought), ("no reasoning", 0)):
+        seed = f"{number} {thinking}"
         body = _loop(plan, yard, seed, n_thought)
         first = await caller.request(body, 16)
         if n_thought and is_early:
             await _until_begun(caller, await _n_begun(caller))
         later = await caller.request(_asked(body, first.text, plan.n_new, yard, seed), 16)
-        found |= {
-            f"{what}: ttft": (later.ttft_s,),
-            f"{what}: computed": (float(later.n_computed),),
-            f"{what}: begun": (float(later.n_begun),),
-            f"{what}: used": (float(later.n_used),),
+        figures |= {
+            f"{thinking}: ttft": (later.ttft_s,),
+            f"{thinking}: computed": (float(later.n_computed),),
+            f"{thinking}: begun": (float(later.n_begun),),
+            f"{thinking}: used": (float(later.n_used),),
         }
-    return found
+    return figures
 
 
 async def _others(
     caller: TimedClient, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
-) -> Found:
+) -> Figures:
     """Decoding agents and newcomers, beside early turns of other agents."""
     enough = asyncio.Event()
     bodies = [question(plan.n_prompt, yard, f"decoder {number} {i}") for i in range(DECODERS)]
-    tasks = [asyncio.create_task(caller.request(one, plan.n_endless, enough)) for one in bodies]
+    tasks = [asyncio.create_task(caller.request(body, plan.n_endless, enough)) for body in bodies]
     loops = [_loop(plan, yard, f"beside {number} {i}", plan.n_thought) for i in range(plan.n_loops)]
     answers = await asyncio.gather(*(caller.request(body, 16) for body in loops))
     await asyncio.sleep(CALM_S)
@@ -187,7 +187,9 @@ async def _others(
         for i in range(plan.n_newcomers)
     ]
     enough.set()
-    gaps = [gap for one in await asyncio.gather(*tasks) for gap in one.gaps_within(began, ended)]
+    gaps = [
+        gap for request in await asyncio.gather(*tasks) for gap in request.gaps_within(began, ended)
+    ]
     if not gaps:
         raise Broken("the decoders had ended before the next turns were begun; let them go on")
     await _until_begun(caller, -1)
@@ -196,7 +198,7 @@ async def _others(
         await caller.request(_asked(body, answer.text, plan.n_new, yard, f"back {number}"), 16)
     return {
         "gaps": tuple(gaps),
-        "newcomer": tuple(one.ttft_s for one in newcomers),
+        "newcomer": tuple(request.ttft_s for request in newcomers),
         "begun beside": (n_after - n_before,),
     }
 
@@ -218,31 +220,34 @@ async def _n_begun(caller: TimedClient) -> float:
     return float(sum(slot["n_early"] for slot in await caller.get("/slots")))
 
 
-def _results(found: dict[str, Found], disturbance: str) -> Results:
-    auto = found[AUTO]
-    off = found[OFF]
+def _results(by_service: dict[str, Figures], disturbance: str) -> Results:
+    auto = by_service[AUTO]
+    off = by_service[OFF]
     rows = tuple(
         (
-            f"{what}, begun early: {name}",
-            lasting(one[f"{what}: ttft"]),
-            _tokens(one[f"{what}: computed"]),
-            _tokens(one[f"{what}: begun"]),
-            _tokens(one[f"{what}: used"]),
+            f"{thinking}, begun early: {name}",
+            lasting(figures[f"{thinking}: ttft"]),
+            _tokens(figures[f"{thinking}: computed"]),
+            _tokens(figures[f"{thinking}: begun"]),
+            _tokens(figures[f"{thinking}: used"]),
         )
-        for what in ("reasoning", "no reasoning")
-        for name, one in found.items()
+        for thinking in ("reasoning", "no reasoning")
+        for name, figures in by_service.items()
     )
     beside = tuple(
         (
             name,
-            _tokens(one["begun beside"]),
-            lasting((percentile(one["gaps"], 99),)),
-            lasting(one["newcomer"]),
+            _tokens(figures["begun beside"]),
+            lasting((percentile(figures["gaps"], 99),)),
+            lasting(figures["newcomer"]),
         )
-        for name, one in found.items()
+        for name, figures in by_service.items()
     )
     saved = spread(
-        [a - b for a, b in zip(*(one["reasoning: ttft"] for one in (off, auto)), strict=True)]
+        [
+            a - b
+            for a, b in zip(*(figures["reasoning: ttft"] for figures in (off, auto)), strict=True)
+        ]
     )
     note = f"Seconds saved of a turn's TTFT, by the median: {saved.median:.2f}."
     heads = ("Turn after a pause", "TTFT", "Computed", "Begun early", "Used")
@@ -255,13 +260,17 @@ def _results(found: dict[str, Found], disturbance: str) -> Results:
             disturbance,
         ),
     )
-    raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}
+    raw = {
+        f"{who}: {figure}": v
+        for who, figures in by_service.items()
+        for figure, v in figures.items()
+    }
     return Results(tables, _targets(auto, off), raw)
 
 
-def _targets(auto: Found, off: Found) -> tuple[BenchTarget, ...]:
-    def median(one: Found, what: str) -> float:
-        return spread(one[what]).median
+def _targets(auto: Figures, off: Figures) -> tuple[BenchTarget, ...]:
+    def median(figures: Figures, figure: str) -> float:
+        return spread(figures[figure]).median
 
     ttft = "reasoning: ttft"
     used = ratio(sum(auto["reasoning: used"]), sum(auto["reasoning: begun"]))

@@ -31,15 +31,15 @@ class Side(Struct, frozen=True):
 
     name: str
     contexts: tuple[int, ...]
-    found: BenchResult
+    result: BenchResult
 
     def step_s(self, who: str) -> float:
         """The median time of a step."""
-        return spread(self.found.of(who, "step_s")).median
+        return spread(self.result.of(who, "step_s")).median
 
     def n_bytes(self, who: str) -> float:
         """Bytes of KV."""
-        return self.found.of(who, "bytes")[0]
+        return self.result.of(who, "bytes")[0]
 
 
 def run(stage: Sandbox, plan: EnginePlan) -> Results:
@@ -49,11 +49,11 @@ def run(stage: Sandbox, plan: EnginePlan) -> Results:
     stage.say("batches of rows, joins and leaves")
     steps = [Steps(contexts, plan.n_steps, plan.passes) for contexts in shapes.values()]
     moves = [Joins(n_bytes=n, passes=plan.passes) for n in plan.present]
-    found = measure(stage, [*steps, *moves])
+    measured = measure(stage, [*steps, *moves])
     uneven, even, *matrix = (
-        Side(*named, one) for named, one in zip(shapes.items(), found, strict=False)
+        Side(*named, result) for named, result in zip(shapes.items(), measured, strict=False)
     )
-    joins = found[len(shapes) :]
+    joins = measured[len(shapes) :]
     stage.say("the whole engine")
     n_tokens = max(8, 3 * plan.n_steps)
     asked = [FullEngine(n, plan.contexts[0], n_tokens, plan.passes) for n in plan.rows]
@@ -72,8 +72,8 @@ def _shapes(*sides: Side) -> ReportTable:
             megabytes(side.n_bytes("alone")),
             megabytes(side.n_bytes("ours")),
             megabytes(side.n_bytes("theirs")),
-            lasting(side.found.of("ours", "step_s")),
-            lasting(side.found.of("theirs", "step_s")),
+            lasting(side.result.of("ours", "step_s")),
+            lasting(side.result.of("theirs", "step_s")),
             times(ratio(side.step_s("ours"), side.step_s("theirs"))),
         )
         for side in sides
@@ -87,9 +87,13 @@ def _moves(plan: EnginePlan, joins: list[BenchResult]) -> ReportTable:
     rows = tuple(
         (
             megabytes(n_bytes),
-            *(lasting(one.of(who, what)) for what in ("join_s", "leave_s") for who in WHO),
+            *(
+                lasting(result.of(who, quantity))
+                for quantity in ("join_s", "leave_s")
+                for who in WHO
+            ),
         )
-        for n_bytes, one in zip(plan.present, joins, strict=True)
+        for n_bytes, result in zip(plan.present, joins, strict=True)
     )
     heads = ("KV present", "Join ours", "Join theirs", "Leave ours", "Leave theirs")
     note = "A row of 200 tokens comes and goes; timed until all KV of the batch is in its place."
@@ -136,23 +140,25 @@ def _step_ratio(side: Side) -> float:
 
 def _move_targets(joins: list[BenchResult]) -> tuple[BenchTarget, ...]:
     targets = []
-    for what in ("join", "leave"):
-        medians = [spread(one.of("ours", f"{what}_s")).median for one in joins]
+    for move in ("join", "leave"):
+        medians = [spread(result.of("ours", f"{move}_s")).median for result in joins]
         grew = 1e3 * (max(medians) - min(medians))
-        name = f"{what}: slowest less fastest, whatever KV is there"
+        name = f"{move}: slowest less fastest, whatever KV is there"
         targets.append(at_most(name, grew, 1e3 * SLACK_S, "ms"))
     return tuple(targets)
 
 
 def _raw(sides: list[Side], joins: list[BenchResult]) -> dict[str, tuple[float, ...]]:
-    found = {
-        f"{side.name}: {one.who} {one.what}": one.values
+    raw = {
+        f"{side.name}: {sample.who} {sample.quantity}": sample.values
         for side in sides
-        for one in side.found.samples
+        for sample in side.result.samples
     }
     for i, moves in enumerate(joins):
-        found |= {f"joins {i}: {one.who} {one.what}": one.values for one in moves.samples}
-    return found
+        raw |= {
+            f"joins {i}: {sample.who} {sample.quantity}": sample.values for sample in moves.samples
+        }
+    return raw
 
 
 WHO = ("ours", "theirs")

@@ -57,7 +57,7 @@ class Measured(Struct):
 async def run(stage: Sandbox, plan: GatewayBenchPlan) -> Results:
     """Measure both ways in turn, then hold idle streams. Raises Broken."""
     async with _served(stage, plan) as (through, direct, gateway):
-        found = {"direct": Measured([], []), "gateway": Measured([], [])}
+        by_way = {"direct": Measured([], []), "gateway": Measured([], [])}
         ways = (("direct", direct), ("gateway", through))
         stage.say("short requests and streams, in turn")
         for _, way in ways:
@@ -65,7 +65,7 @@ async def run(stage: Sandbox, plan: GatewayBenchPlan) -> Results:
             await _rate(way, plan)
 
         async def one_pass() -> dict[str, Measured]:
-            now = {name: Measured([], []) for name in found}
+            now = {name: Measured([], []) for name in by_way}
             for _ in range(10):
                 for name, way in ways:
                     now[name].short_s += await _short(way, plan.n_short // 10)
@@ -77,21 +77,22 @@ async def run(stage: Sandbox, plan: GatewayBenchPlan) -> Results:
         for _ in range(plan.passes):
             now, share = await undisturbed(one_pass, plan.tries)
             shares.append(share)
-            for name, one in now.items():
-                found[name].short_s += one.short_s
-                found[name].rates += one.rates
+            for name, measured in now.items():
+                by_way[name].short_s += measured.short_s
+                by_way[name].rates += measured.rates
         stage.say(f"{plan.n_idle} idle streams")
         idle = await _idle_bytes(through, plan.n_idle, gateway)
-    return _results(found, idle, plan, told(shares))
+    return _results(by_way, idle, plan, told(shares))
 
 
 def _results(
-    found: dict[str, Measured], idle: int, plan: GatewayBenchPlan, disturbance: str
+    by_way: dict[str, Measured], idle: int, plan: GatewayBenchPlan, disturbance: str
 ) -> Results:
-    medians = {name: percentile(one.short_s, 50) for name, one in found.items()}
-    rates = {name: spread(one.rates).median for name, one in found.items()}
+    medians = {name: percentile(measured.short_s, 50) for name, measured in by_way.items()}
+    rates = {name: spread(measured.rates).median for name, measured in by_way.items()}
     rows = tuple(
-        (name, lasting(one.short_s), f"{rates[name]:.0f} tokens/s") for name, one in found.items()
+        (name, lasting(measured.short_s), f"{rates[name]:.0f} tokens/s")
+        for name, measured in by_way.items()
     )
     streams = f"{plan.n_streams} streams of {plan.n_tokens} tokens"
     heads = ("Way", "POST /tokenize", streams)
@@ -110,8 +111,8 @@ def _results(
             at_most(f"{plan.n_idle} idle streams", idle / 1e6, IDLE_BYTES / 1e6, "MB"),
         ),
         {
-            **{f"{name}: short s": tuple(one.short_s) for name, one in found.items()},
-            **{f"{name}: tokens/s": tuple(one.rates) for name, one in found.items()},
+            **{f"{name}: short s": tuple(measured.short_s) for name, measured in by_way.items()},
+            **{f"{name}: tokens/s": tuple(measured.rates) for name, measured in by_way.items()},
             "idle bytes": (float(idle),),
         },
     )
@@ -138,7 +139,9 @@ async def _rate(way: ServerUnderTest, plan: GatewayBenchPlan) -> float:
         began = time.perf_counter()
         streams = [caller.request(STORY, plan.n_tokens) for _ in range(plan.n_streams)]
         done = await asyncio.gather(*streams)
-        return sum(one.usage.completion_tokens for one in done) / (time.perf_counter() - began)
+        return sum(request.usage.completion_tokens for request in done) / (
+            time.perf_counter() - began
+        )
 
 
 async def _idle_bytes(way: ServerUnderTest, n: int, gateway: int) -> int:
@@ -178,11 +181,11 @@ async def _served(
     home = Home(stage.folder / "home")
     files = [str(_preset(stage, name, plan)) for name in ("bench", "other")]
     env = {**stage.env, "MLX_STACK_HOME": str(home.root)}
-    told = await asyncio.to_thread(
+    process = await asyncio.to_thread(
         _command, env, "up", *files, "--port", str(free_port(HOST)), "--json"
     )
     try:
-        through = ServerUnderTest("gateway", told["url"], "bench", "any")
+        through = ServerUnderTest("gateway", process["url"], "bench", "any")
         await _short(through, 1)
         state = owner(home, "bench")
         preset = read_json(home.preset_file("bench"), Preset)
@@ -190,7 +193,11 @@ async def _served(
             raise Broken("the member of the gateway does not run")
         first = preset.server.api_keys[0]
         key = first if isinstance(first, str) else first.key
-        yield through, ServerUnderTest("direct", state.spec.url, "bench", key), told["worker_pid"]
+        yield (
+            through,
+            ServerUnderTest("direct", state.spec.url, "bench", key),
+            process["worker_pid"],
+        )
     finally:
         await asyncio.to_thread(_command, env, "down", "--json")
 
@@ -212,5 +219,5 @@ def _command(env: dict[str, str], *words: str) -> dict[str, Any]:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Broken(f"`mlx-stack {words[0]}` failed: {done.stderr.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status

@@ -65,9 +65,9 @@ async def spectator(stage: Sandbox, url: str, size: tuple[int, int]) -> AsyncIte
     os.close(theirs)
     asyncio.get_running_loop().add_reader(ours, _drain, ours)
     try:
-        found = Spectator(process.pid, recording)
-        await _attached(process, found)
-        yield found
+        watcher = Spectator(process.pid, recording)
+        await _attached(process, watcher)
+        yield watcher
         os.write(ours, b"q")
         await asyncio.wait_for(process.wait(), PATIENCE_S)
     finally:
@@ -78,9 +78,9 @@ async def spectator(stage: Sandbox, url: str, size: tuple[int, int]) -> AsyncIte
             await process.wait()
 
 
-async def _attached(process: asyncio.subprocess.Process, found: Spectator) -> None:
+async def _attached(process: asyncio.subprocess.Process, watcher: Spectator) -> None:
     deadline = time.monotonic() + ATTACHED_WITHIN_S
-    while found.n_frames() < N_FIRST:
+    while watcher.n_frames() < N_FIRST:
         if process.returncode is not None or time.monotonic() > deadline:
             raise Broken("`mlx-stack tui` did not attach to the service that is measured")
         await asyncio.sleep(POLL_S)
@@ -88,8 +88,8 @@ async def _attached(process: asyncio.subprocess.Process, found: Spectator) -> No
 
 def _env(stage: Sandbox) -> dict[str, str]:
     """The size is the terminal's, not that of the variables."""
-    kept = {name: value for name, value in stage.env.items() if name not in {"COLUMNS", "LINES"}}
-    return {**kept, "TERM": "xterm-256color", "MLX_STACK_HOME": str(stage.folder / "home")}
+    env = {name: value for name, value in stage.env.items() if name not in {"COLUMNS", "LINES"}}
+    return {**env, "TERM": "xterm-256color", "MLX_STACK_HOME": str(stage.folder / "home")}
 
 
 def _drain(terminal: int) -> None:

@@ -13,7 +13,7 @@ from mlxstack.bench.dev.sandbox import (
     vllm_mlx,
 )
 from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
-from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, play
+from mlxstack.bench.dev.serving_scenarios import Figures, ServePlan, play
 from mlxstack.bench.dev.taken_path import check_path
 from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.trials import BatchAnswers, SingleFloor, Steps
@@ -28,13 +28,13 @@ NEWCOMERS = 4
 
 async def run(stage: Sandbox, plan: ServePlan) -> Results:
     """Run all servers by turns, each floor after its scene."""
-    floors: Found = {}
+    floors: Figures = {}
 
-    async def after(scene: str, found: dict[str, Found]) -> None:
-        for name, (trial, who, what) in _floors(scene, found[OURS], plan).items():
+    async def after(scene: str, by_server: dict[str, Figures]) -> None:
+        for name, (trial, who, quantity) in _floors(scene, by_server[OURS], plan).items():
             stage.say(f"{name}, in process")
             (measured,) = await asyncio.to_thread(measure, stage, [trial])
-            floors[name] = (*floors.get(name, ()), *measured.of(who, what))
+            floors[name] = (*floors.get(name, ()), *measured.of(who, quantity))
 
     async with AsyncExitStack() as stack:
         slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
@@ -45,23 +45,23 @@ async def run(stage: Sandbox, plan: ServePlan) -> Results:
         if (command := find_vllm_mlx(stage)) is not None:
             servers.append(await stack.enter_async_context(vllm_mlx(stage, command)))
         callers = [await stack.enter_async_context(TimedClient(server)) for server in servers]
-        found = await play(stage, callers, plan, after)
-    check_path(found[OURS], plan.scenes)
-    told = results(found, plan, SilenceBounds())
-    raw = {**told.raw, **{f"floor: {name}": values for name, values in floors.items()}}
-    targets = (*told.targets, *_targets(found, plan, floors))
-    ratios = [_ratios(found, plan, peer) for peer in found if peer != OURS]
-    return Results((*told.tables, *ratios), targets, raw, told.charts)
+        by_server = await play(stage, callers, plan, after)
+    check_path(by_server[OURS], plan.scenes)
+    report = results(by_server, plan, SilenceBounds())
+    raw = {**report.raw, **{f"floor: {name}": values for name, values in floors.items()}}
+    targets = (*report.targets, *_targets(by_server, plan, floors))
+    ratios = [_ratios(by_server, plan, peer) for peer in by_server if peer != OURS]
+    return Results((*report.tables, *ratios), targets, raw, report.charts)
 
 
 def _floors(
-    scene: str, ours: Found, plan: ServePlan
+    scene: str, ours: Figures, plan: ServePlan
 ) -> dict[str, tuple[SingleFloor | Steps | BatchAnswers, str, str]]:
     """Floors of one pass of a scene over equal token counts."""
     if scene == "turns":
-        known = round(ours["n known"][-1])
+        n_known = round(ours["n known"][-1])
         n_next = round(ours["n next turn"][-1])
-        follow_up = SingleFloor(max(1, known - n_next), max(2, n_next), 1)
+        follow_up = SingleFloor(max(1, n_known - n_next), max(2, n_next), 1)
         repeat = SingleFloor(round(ours["n cold"][-1]) - 1, 1, 1)
         return {"next turn": (follow_up, "floor", "ttft_s"), "again": (repeat, "floor", "ttft_s")}
     if scene == "crowds":
@@ -77,20 +77,22 @@ def _floors(
     return {}
 
 
-def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[BenchTarget, ...]:
+def _targets(
+    by_server: dict[str, Figures], plan: ServePlan, floors: Figures
+) -> tuple[BenchTarget, ...]:
     """Targets of the scenes; floors are compared pass by pass."""
-    ours = found[OURS]
-    peer = found[PEER]
+    ours = by_server[OURS]
+    peer = by_server[PEER]
     n = plan.crowd[-1]
 
-    def of_peer(what: str) -> float:
-        return ratio(median(ours[what]), median(peer[what]))
+    def of_peer(figure: str) -> float:
+        return ratio(median(ours[figure]), median(peer[figure]))
 
     targets: list[BenchTarget] = []
     if "turns" in plan.scenes:
 
-        def of_floor(what: str) -> float:
-            return median([ratio(*one) for one in zip(ours[what], floors[what], strict=True)])
+        def of_floor(figure: str) -> float:
+            return median([ratio(*pair) for pair in zip(ours[figure], floors[figure], strict=True)])
 
         targets += [
             at_most(f"cold prompt's TTFT, against {PEER}", of_peer("cold"), 0.6),
@@ -106,19 +108,19 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[B
             for size in plan.crowd
         ]
         last = NEWCOMERS if NEWCOMERS in plan.crowd else n
-        what = f"TTFT of the last of {last} newcomers, against {PEER}"
-        targets.append(at_most(what, of_peer(f"crowd {last}: last ttft"), 1.0))
+        title = f"TTFT of the last of {last} newcomers, against {PEER}"
+        targets.append(at_most(title, of_peer(f"crowd {last}: last ttft"), 1.0))
         rates = ours[f"crowd {n}: decode"]
         against = {"steps of mlx-lm's batch": "step", "answers of its BatchGenerator": "answers"}
         targets += [
             at_least(
-                f"decode of {n} agents, against {what}",
+                f"decode of {n} agents, against {figure}",
                 median(
                     [rate * step_s / n for rate, step_s in zip(rates, floors[name], strict=True)]
                 ),
                 0.95,
             )
-            for what, name in against.items()
+            for figure, name in against.items()
         ]
     if "requests" in plan.scenes:
         rate = of_peer("requests per second")
@@ -131,9 +133,9 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[B
     return tuple(targets)
 
 
-def _ratios(found: dict[str, Found], plan: ServePlan, name: str) -> ReportTable:
-    ours = found[OURS]
-    peer = found[name]
+def _ratios(by_server: dict[str, Figures], plan: ServePlan, name: str) -> ReportTable:
+    ours = by_server[OURS]
+    peer = by_server[name]
     figures = {
         "TTFT cold": "cold",
         "TTFT of the same prompt again": "again",
@@ -152,15 +154,15 @@ def _ratios(found: dict[str, Found], plan: ServePlan, name: str) -> ReportTable:
     }
     worst = {"gaps joining"}
     rows = tuple(
-        (told, times(ratio(_of(ours, what, worst), _of(peer, what, worst))))
-        for told, what in figures.items()
-        if what in ours
+        (title, times(ratio(_of(ours, figure, worst), _of(peer, figure, worst))))
+        for title, figure in figures.items()
+        if figure in ours
     )
     note = "Less is better down to the newcomers, more is better from there on."
     return ReportTable(f"Ours against {name}", ("What", "Ours / theirs"), rows, note)
 
 
-def _of(one: Found, what: str, worst: set[str]) -> float:
-    if what in worst:
-        return max(one[what], default=0.0)
-    return median(one[what])
+def _of(figures: Figures, figure: str, worst: set[str]) -> float:
+    if figure in worst:
+        return max(figures[figure], default=0.0)
+    return median(figures[figure])

@@ -38,15 +38,19 @@ async def run(stage: Sandbox, plan: CachePlan) -> Results:
     teams = await team_starts(stage, plan)
     saved = await saves(stage, plan)
     stage.say("the floors, in process")
-    floors = measure(stage, [_floor(one, plan) for one in came])
+    floors = measure(stage, [_floor(context, plan) for context in came])
     return Results(
         (_returns(came, floors), _teams(teams), _saves(saved), _restores(saved)),
         (*_return_targets(came, floors), *_team_targets(teams), *_save_targets(saved)),
         {
-            **{f"{one.total} {name}": ttfts(getattr(one, name)) for one in came for name in WHERE},
             **{
-                f"{one.total} floor": floor.of("floor", "ttft_s")
-                for one, floor in zip(came, floors, strict=True)
+                f"{context.total} {name}": ttfts(getattr(context, name))
+                for context in came
+                for name in WHERE
+            },
+            **{
+                f"{context.total} floor": floor.of("floor", "ttft_s")
+                for context, floor in zip(came, floors, strict=True)
             },
             "team ttft": tuple(t.ttft_s for start in teams for t in start.timed),
             "gaps before a save": saved.gaps_before,
@@ -61,28 +65,28 @@ WHERE = ("cold", "warm", "hot", "same")
 
 def ttfts(timed: Sequence[TimedRequest]) -> tuple[float, ...]:
     """Seconds to the first token."""
-    return tuple(one.ttft_s for one in timed)
+    return tuple(request.ttft_s for request in timed)
 
 
 def _median(timed: Sequence[TimedRequest]) -> float:
     return spread(ttfts(timed)).median
 
 
-def _floor(one: Returns, plan: CachePlan) -> SingleFloor:
+def _floor(context: Returns, plan: CachePlan) -> SingleFloor:
     """Tokens computed by the next turn in the same slot."""
-    last = one.same[-1]
+    last = context.same[-1]
     return SingleFloor(last.usage.cached_tokens, max(2, last.n_computed), plan.passes)
 
 
 def _returns(came: Sequence[Returns], floors: Sequence[BenchResult]) -> ReportTable:
     rows = []
-    for one, floor in zip(came, floors, strict=True):
-        cold = _median(one.cold)
+    for context, floor in zip(came, floors, strict=True):
+        cold = _median(context.cold)
         for name in WHERE:
-            timed: Sequence[TimedRequest] = getattr(one, name)
+            timed: Sequence[TimedRequest] = getattr(context, name)
             rows.append(
                 (
-                    f"{one.cold[0].usage.prompt_tokens} tokens, {SAID[name]}",
+                    f"{context.cold[0].usage.prompt_tokens} tokens, {SAID[name]}",
                     str(timed[-1].usage.cached_tokens),
                     str(timed[-1].n_computed),
                     lasting(ttfts(timed)),
@@ -90,7 +94,7 @@ def _returns(came: Sequence[Returns], floors: Sequence[BenchResult]) -> ReportTa
                 )
             )
         floor_s = floor.of("floor", "ttft_s")
-        label = f"... these {max(2, one.same[-1].n_computed)} tokens in process"
+        label = f"... these {max(2, context.same[-1].n_computed)} tokens in process"
         rows.append((label, "-", "-", lasting(floor_s), times(ratio(spread(floor_s).median, cold))))
     heads = ("Prompt, and where its beginning was", "Reused", "Computed", "TTFT", "Against cold")
     note = "System, tools, history and new turn as 2000 : 1500 : 500 : 50; fresh words each pass."
@@ -105,10 +109,12 @@ SAID = {
 }
 
 
-def _chart(one: Returns) -> BarChart:
-    found = {name: _median(getattr(one, name)) for name in WHERE}
-    bars = (Bar(SAID[name], value, seconds(value)) for name, value in found.items())
-    return BarChart(f"Time to first token, {one.cold[0].usage.prompt_tokens} tokens", tuple(bars))
+def _chart(context: Returns) -> BarChart:
+    medians = {name: _median(getattr(context, name)) for name in WHERE}
+    bars = (Bar(SAID[name], value, seconds(value)) for name, value in medians.items())
+    return BarChart(
+        f"Time to first token, {context.cold[0].usage.prompt_tokens} tokens", tuple(bars)
+    )
 
 
 def _teams(teams: Sequence[Start]) -> ReportTable:
@@ -132,7 +138,7 @@ def _teams(teams: Sequence[Start]) -> ReportTable:
 def _saves(saved: Saves) -> ReportTable:
     before = saved.gaps_before
     during = saved.gaps_during
-    written = sum(one["n_written"] for one in saved.turns)
+    written = sum(turn["n_written"] for turn in saved.turns)
     took = saved.big["timings"]["save_ms"] / 1e3
     rows = (
         (
@@ -142,12 +148,12 @@ def _saves(saved: Saves) -> ReportTable:
         ),
         *(
             (
-                f"{what} of the others' gaps while {megabytes(saved.big['n_bytes'])} are saved in "
+                f"{name} of the others' gaps while {megabytes(saved.big['n_bytes'])} are saved in "
                 f"{seconds(took)}",
                 f"{seconds(of(before))} before, {seconds(of(during))} during",
                 times(ratio(of(during), of(before))),
             )
-            for what, of in GAPS.items()
+            for name, of in GAPS.items()
         ),
     )
     return ReportTable("Saving", ("What", "Measured", "Ratio"), rows)
@@ -188,11 +194,11 @@ def _state_bytes(saved: Saves) -> float:
 
 
 def _restored_s(saved: Saves) -> tuple[float, ...]:
-    return tuple(one["timings"]["restore_ms"] / 1e3 for one in saved.restored)
+    return tuple(reply["timings"]["restore_ms"] / 1e3 for reply in saved.restored)
 
 
 def _loaded_s(saved: Saves) -> tuple[float, ...]:
-    return tuple(took for one in saved.loaded for took in one.of("mx.load", "load_s"))
+    return tuple(took for result in saved.loaded for took in result.of("mx.load", "load_s"))
 
 
 def _restore_speed(saved: Saves) -> float:
@@ -207,17 +213,17 @@ def _return_targets(
     came: Sequence[Returns], floors: Sequence[BenchResult]
 ) -> tuple[BenchTarget, ...]:
     """For the longest prompt."""
-    one = came[-1]
+    longest = came[-1]
     floor = spread(floors[-1].of("floor", "ttft_s")).median
-    cold = _median(one.cold)
-    told = spread(tuple(timed.told_s for timed in one.hot)).median
+    cold = _median(longest.cold)
+    reported_s = spread(tuple(timed.told_s for timed in longest.hot)).median
     return (
-        at_most("hot TTFT, against cold", ratio(_median(one.hot), cold), 0.10),
-        at_most("disk TTFT, against cold", ratio(_median(one.warm), cold), 0.25),
-        at_most("same slot TTFT, against in process", ratio(_median(one.same), floor), 1.15),
+        at_most("hot TTFT, against cold", ratio(_median(longest.hot), cold), 0.10),
+        at_most("disk TTFT, against cold", ratio(_median(longest.warm), cold), 0.25),
+        at_most("same slot TTFT, against in process", ratio(_median(longest.same), floor), 1.15),
         at_most(
             "hot TTFT saved as told, off the measured one by",
-            abs(ratio(told, cold - _median(one.hot)) - 1),
+            abs(ratio(reported_s, cold - _median(longest.hot)) - 1),
             0.30,
         ),
     )
@@ -230,13 +236,13 @@ def _team_targets(teams: Sequence[Start]) -> tuple[BenchTarget, ...]:
 
 
 def _save_targets(saved: Saves) -> tuple[BenchTarget, ...]:
-    written = sum(one["n_written"] for one in saved.turns)
+    written = sum(turn["n_written"] for turn in saved.turns)
     slowness = ratio(_load_speed(saved), _restore_speed(saved))
-    grown = {what: ratio(of(saved.gaps_during), of(saved.gaps_before)) for what, of in GAPS.items()}
+    grown = {name: ratio(of(saved.gaps_during), of(saved.gaps_before)) for name, of in GAPS.items()}
     return (
         at_most("restoring, against mx.load", slowness, 2.0),
         at_most(
             "written in all turns, against the last state", ratio(written, _state_bytes(saved)), 1.2
         ),
-        *(at_most(f"{what} gap while saving, against before", n, 2.0) for what, n in grown.items()),
+        *(at_most(f"{name} gap while saving, against before", n, 2.0) for name, n in grown.items()),
     )

@@ -101,18 +101,18 @@ async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
     async with service(stage, "returns", slots) as server, TimedClient(server) as caller:
         await caller.request(question(STRANGER, yard, "first of the day"), ANSWER)
         warm = {
-            total: [await caller.request(body, ANSWER) for *_, body in each]
-            for total, each in seen.items()
+            total: [await caller.request(body, ANSWER) for *_, body in places]
+            for total, places in seen.items()
         }
     return tuple(
         Returns(
             total,
-            cold=tuple(cold for cold, *_ in each),
-            same=tuple(same for _, same, *_ in each),
-            hot=tuple(hot for *_, hot, _ in each),
+            cold=tuple(cold for cold, *_ in places),
+            same=tuple(same for _, same, *_ in places),
+            hot=tuple(hot for *_, hot, _ in places),
             warm=tuple(warm[total]),
         )
-        for total, each in seen.items()
+        for total, places in seen.items()
     )
 
 
@@ -145,7 +145,7 @@ async def team_starts(stage: Sandbox, plan: CachePlan) -> tuple[Start, ...]:
             timed = await asyncio.gather(*(caller.request(body, ANSWER) for body in bodies))
             n_computed = await computed(server) - before
             head = await _shared(server, bodies)
-            lengths = [one.usage.prompt_tokens for one in timed]
+            lengths = [request.usage.prompt_tokens for request in timed]
             n_least = sum(lengths) - (len(bodies) - 1) * head
             starts.append(Start(tuple(timed), n_computed, n_least, sum(lengths)))
     return tuple(starts)
@@ -215,8 +215,8 @@ async def _gaps(
     enough.set()
     timed = await asyncio.gather(*requests)
     if saved is None:
-        return tuple(gap for one in timed for gap in one.gaps), None
-    gaps = tuple(gap for one in timed for gap in one.gaps_within(began, ended))
+        return tuple(gap for request in timed for gap in request.gaps), None
+    gaps = tuple(gap for request in timed for gap in request.gaps_within(began, ended))
     if not gaps:
         raise Broken("the save was over before the others had a token; save a bigger context")
     return gaps, saved
@@ -226,8 +226,8 @@ async def computed(server: ServerUnderTest) -> int:
     """Prompt tokens that the service has computed since it started."""
     async with Client(server.url) as client:
         families = text_string_to_metric_families(await client.metrics())
-    found = {s.name: s.value for family in families for s in family.samples}
-    return int(found["llamacpp:prompt_tokens_total"])
+    metrics = {s.name: s.value for family in families for s in family.samples}
+    return int(metrics["llamacpp:prompt_tokens_total"])
 
 
 async def _shared(server: ServerUnderTest, bodies: Sequence[Body]) -> int:

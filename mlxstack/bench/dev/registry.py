@@ -42,7 +42,7 @@ class BenchRequest(Struct, frozen=True):
     """`model` is "random", "demo", a folder or a hub id.
 
     `is_small` takes a tiny model and short prompts: to see that all works, not how fast. `serve`
-    calls `own` instead of a service started for it, and `other` beside it; it plays `scenes` only,
+    calls `own` instead of a service started for it, and `peer` beside it; it plays `scenes` only,
     all if there are none.
     """
 
@@ -51,7 +51,7 @@ class BenchRequest(Struct, frozen=True):
     max_tokens: int | None = None
     is_small: bool = False
     own: ServerUnderTest | None = None
-    other: ServerUnderTest | None = None
+    peer: ServerUnderTest | None = None
     scenes: tuple[str, ...] = ()
     scenario: Path | None = None
     """File of the scenario that `simulate` plays."""
@@ -67,17 +67,17 @@ class BenchContext(Struct, frozen=True):
     say: Callable[[str], None]
 
 
-def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport:
+def report(name: str, request: BenchRequest, inputs: BenchContext) -> BenchReport:
     """Run one benchmark. Raises Broken for a failed start or measurement."""
     folder = inputs.folder / name
     folder.mkdir(parents=True)
-    build = replace(SMALL if wanted.is_small else FULL, folder=str(inputs.folder / "model"))
+    build = replace(SMALL if request.is_small else FULL, folder=str(inputs.folder / "model"))
     stage = Sandbox(folder, child_env(inputs.env), "", inputs.say)
-    model = "none" if name in WITHOUT_MODEL else _model_words(wanted, build)
+    model = "none" if name in WITHOUT_MODEL else _model_words(request, build)
     before = conditions(model, inputs.day, inputs.env)
-    if wanted.own is None and name not in WITHOUT_MODEL:
-        stage = with_model(stage, wanted.model, build)
-    results = BENCHES[name](stage, wanted)
+    if request.own is None and name not in WITHOUT_MODEL:
+        stage = with_model(stage, request.model, build)
+    results = BENCHES[name](stage, request)
     return BenchReport(
         name=f"bench dev {name}",
         command=inputs.command,
@@ -86,104 +86,104 @@ def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport
     )
 
 
-def _model_words(wanted: BenchRequest, build: BuildModel) -> str:
-    if wanted.own is not None:
-        return f"{wanted.own.model} at {wanted.own.url}"
-    if wanted.model != "random":
-        return wanted.model
+def _model_words(request: BenchRequest, build: BuildModel) -> str:
+    if request.own is not None:
+        return f"{request.own.model} at {request.own.url}"
+    if request.model != "random":
+        return request.model
     return f"a random Llama, {build.n_layers} layers of width {build.width}, float32"
 
 
-def _engine(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = engine.SMALL if wanted.is_small else engine.EnginePlan()
-    return engine.run(stage, replace(plan, passes=wanted.passes))
+def _engine(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = engine.SMALL if request.is_small else engine.EnginePlan()
+    return engine.run(stage, replace(plan, passes=request.passes))
 
 
-def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = drafts.SMALL if wanted.is_small else drafts.DraftsPlan()
-    plan = replace(plan, passes=wanted.passes)
-    if _real_text(wanted) is None:
+def _drafts(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = drafts.SMALL if request.is_small else drafts.DraftsPlan()
+    plan = replace(plan, passes=request.passes)
+    if _real_text(request) is None:
         return drafts.run(stage, plan)
     return drafts.run_on_text(stage, drafts.on_real_text(plan))
 
 
-def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = early_turns.SMALL if wanted.is_small else early_turns.EarlyPlan()
-    if wanted.model == "random":
+def _early(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = early_turns.SMALL if request.is_small else early_turns.EarlyPlan()
+    if request.model == "random":
         stage = early_turns.with_template(stage)
-    return uvloop.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
+    return uvloop.run(early_turns.run(stage, replace(plan, passes=request.passes)))
 
 
-def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
-    return tokenization.run(stage, replace(plan, passes=wanted.passes))
+def _text(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = tokenization.SMALL if request.is_small else tokenization.TextPlan()
+    return tokenization.run(stage, replace(plan, passes=request.passes))
 
 
-def _start(stage: Sandbox, wanted: BenchRequest) -> Results:
+def _start(stage: Sandbox, request: BenchRequest) -> Results:
     return cli_startup.run(
-        stage, cli_startup.SMALL if wanted.is_small else cli_startup.StartPlan(5 * wanted.passes)
+        stage, cli_startup.SMALL if request.is_small else cli_startup.StartPlan(5 * request.passes)
     )
 
 
-def _cache(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = prefix_cache_scenarios.SMALL if wanted.is_small else prefix_cache_scenarios.CachePlan()
-    return uvloop.run(prefix_cache_report.run(stage, replace(plan, passes=wanted.passes)))
+def _cache(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = prefix_cache_scenarios.SMALL if request.is_small else prefix_cache_scenarios.CachePlan()
+    return uvloop.run(prefix_cache_report.run(stage, replace(plan, passes=request.passes)))
 
 
-def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = tui_overhead.SMALL if wanted.is_small else tui_overhead.WatchPlan()
-    return uvloop.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
+def _tui(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = tui_overhead.SMALL if request.is_small else tui_overhead.WatchPlan()
+    return uvloop.run(tui_overhead.run(stage, replace(plan, passes=request.passes)))
 
 
-def _gateway(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = gateway.SMALL if wanted.is_small else gateway.GatewayBenchPlan()
-    return uvloop.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
+def _gateway(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = gateway.SMALL if request.is_small else gateway.GatewayBenchPlan()
+    return uvloop.run(gateway.run(stage, replace(plan, passes=request.passes)))
 
 
-def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
-    return uvloop.run(_served(stage, _serve_plan(wanted), wanted))
+def _serve(stage: Sandbox, request: BenchRequest) -> Results:
+    return uvloop.run(_served(stage, _serve_plan(request), request))
 
 
-def _peers(stage: Sandbox, wanted: BenchRequest) -> Results:
-    return uvloop.run(peers.run(stage, _serve_plan(wanted)))
+def _peers(stage: Sandbox, request: BenchRequest) -> Results:
+    return uvloop.run(peers.run(stage, _serve_plan(request)))
 
 
-def _serve_plan(wanted: BenchRequest) -> serving_scenarios.ServePlan:
-    plan = serving_scenarios.SMALL if wanted.is_small else serving_scenarios.ServePlan()
-    scenes = serving_scenarios.played(wanted.scenes or plan.scenes)
-    answer = wanted.max_tokens or plan.n_answer
-    plan = replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
-    real = _real_text(wanted)
+def _serve_plan(request: BenchRequest) -> serving_scenarios.ServePlan:
+    plan = serving_scenarios.SMALL if request.is_small else serving_scenarios.ServePlan()
+    scenes = serving_scenarios.played(request.scenes or plan.scenes)
+    answer = request.max_tokens or plan.n_answer
+    plan = replace(plan, passes=request.passes, n_answer=answer, scenes=scenes)
+    real = _real_text(request)
     if real is None:
         return plan
     return serving_scenarios.on_real_text(plan, real)
 
 
-def _real_text(wanted: BenchRequest) -> RealText | None:
+def _real_text(request: BenchRequest) -> RealText | None:
     """Real text in the tokens of a wanted model folder."""
-    folder = Path(wanted.model)
-    is_real = wanted.own is None and wanted.model not in SYNTHETIC and folder.is_dir()
+    folder = Path(request.model)
+    is_real = request.own is None and request.model not in SYNTHETIC and folder.is_dir()
     return real_text(folder) if is_real else None
 
 
 async def _served(
-    stage: Sandbox, plan: serving_scenarios.ServePlan, wanted: BenchRequest
+    stage: Sandbox, plan: serving_scenarios.ServePlan, request: BenchRequest
 ) -> Results:
     async with AsyncExitStack() as stack:
-        own = wanted.own
+        own = request.own
         if own is None:
             slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
             own = await stack.enter_async_context(service(stage, "serve", slots))
-        servers = (own, wanted.other) if wanted.other else (own,)
+        servers = (own, request.peer) if request.peer else (own,)
         callers = [await stack.enter_async_context(TimedClient(server)) for server in servers]
-        found = await serving_scenarios.play(stage, callers, plan)
+        by_server = await serving_scenarios.play(stage, callers, plan)
     return serving_report.results(
-        found, plan, serving_report.SilenceBounds(PrefillSpec().max_stall_ms / 1000)
+        by_server, plan, serving_report.SilenceBounds(PrefillSpec().max_stall_ms / 1000)
     )
 
 
-def _simulate(_: Sandbox, wanted: BenchRequest) -> Results:
-    file = wanted.scenario
+def _simulate(_: Sandbox, request: BenchRequest) -> Results:
+    file = request.scenario
     return scenario.run(scenario.read_scenario(file) if file else scenario.Scenario())
 
 

@@ -15,11 +15,11 @@ PARTS = " ▏▎▍▌▋▊▉█"
 
 
 class Bar(Struct, frozen=True):
-    """`shown` is the value in words."""
+    """`text` is the value in words."""
 
     label: str
     value: float
-    shown: str
+    text: str
 
 
 class BarChart(Struct, frozen=True):
@@ -84,12 +84,12 @@ def targets_table(targets: Sequence[BenchTarget]) -> ReportTable:
     """All targets with what came out."""
     rows = tuple(
         (
-            one.name,
-            f"{'at most' if one.is_upper else 'at least'} {_figure(one.bound, one.unit)}",
-            _figure(one.value, one.unit),
-            "met" if one.is_met else "MISSED",
+            target.name,
+            f"{'at most' if target.is_upper else 'at least'} {_figure(target.bound, target.unit)}",
+            _figure(target.value, target.unit),
+            "met" if target.is_met else "MISSED",
         )
-        for one in targets
+        for target in targets
     )
     return ReportTable("Targets", ("Target", "Bound", "Measured", "Result"), rows)
 
@@ -102,14 +102,13 @@ def draw(chart: BarChart) -> list[str]:
     """One line of text per bar."""
     most = max((bar.value for bar in chart.bars), default=0.0) or 1.0
     widest = max((len(bar.label) for bar in chart.bars), default=0)
-    return [f"{b.label:<{widest}}  {block(b.value / most)}  {b.shown}" for b in chart.bars]
+    return [f"{b.label:<{widest}}  {block(b.value / most)}  {b.text}" for b in chart.bars]
 
 
 def block(share: float) -> str:
     """Bar of `share` (0 to 1) width, in eighths."""
     eighths = round(max(0.0, min(1.0, share)) * WIDTH * 8)
-    part = PARTS[eighths % 8] if eighths % 8 else ""
-    return "█" * (eighths // 8) + part
+    return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
 
 
 def show(report: BenchReport, console: Console) -> None:
@@ -152,10 +151,11 @@ def table_markdown(table: ReportTable) -> str:
     """One table under its title."""
     heads = _line(table.heads)
     rule = _line(["---", *("---:" for _ in table.heads[1:])])
-    note = [table.note, ""] if table.note else []
-    return "\n".join(
-        [f"### {table.title}", "", *note, heads, rule, *(_line(row) for row in table.rows), ""]
-    )
+    lines = [f"### {table.title}", ""]
+    if table.note:
+        lines += [table.note, ""]
+    lines += [heads, rule, *map(_line, table.rows), ""]
+    return "\n".join(lines)
 
 
 def _versions(conditions: Conditions) -> str:
@@ -163,7 +163,10 @@ def _versions(conditions: Conditions) -> str:
 
 
 def _tables(report: BenchReport) -> list[ReportTable]:
-    return [*report.tables, *([targets_table(report.targets)] if report.targets else [])]
+    tables = list(report.tables)
+    if report.targets:
+        tables.append(targets_table(report.targets))
+    return tables
 
 
 def _drawn(table: ReportTable) -> Table:

@@ -41,10 +41,10 @@ class Sandbox(Struct, frozen=True):
     say: Callable[[str], None]
 
 
-def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
+def with_model(stage: Sandbox, name: str, build: BuildModel) -> Sandbox:
     """Sandbox with the wanted model, built now for `random`."""
-    if wanted != "random":
-        return msgspec.structs.replace(stage, model=wanted)
+    if name != "random":
+        return msgspec.structs.replace(stage, model=name)
     stage.say("building the random model")
     measure(stage, [build])
     return msgspec.structs.replace(stage, model=build.folder)
@@ -144,8 +144,8 @@ async def _until_healthy(
                 if (await http.get("/health")).is_success:
                     return
             await asyncio.sleep(POLL_S)
-    said = "\n  ".join(tail(log, 8)) or "it said nothing"
-    raise Broken(f"{server.name} did not become healthy; its last words:\n  {said}")
+    log_tail = "\n  ".join(tail(log, 8)) or "it said nothing"
+    raise Broken(f"{server.name} did not become healthy; its last words:\n  {log_tail}")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -24,7 +24,7 @@ from mlxstack.bench.dev.workload import (
 from mlxstack.bench.statistics import ratio
 from mlxstack.core.errors import BadRequest, Broken
 
-Found = dict[str, tuple[float, ...]]
+Figures = dict[str, tuple[float, ...]]
 """Figures of a server by name, per pass or per request."""
 
 DECODERS = 3
@@ -89,17 +89,19 @@ def on_real_text(plan: ServePlan, real: RealText) -> ServePlan:
 FEW = Split(100, 100, 40, 20)
 SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 64, 0.5, 1)
 
-Scene = Callable[[TimedClient, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
-AfterScene = Callable[[str, dict[str, Found]], Coroutine[Any, Any, None]]
+Scene = Callable[[TimedClient, ServePlan, Yardstick, str], Coroutine[Any, Any, Figures]]
+AfterScene = Callable[[str, dict[str, Figures]], Coroutine[Any, Any, None]]
 """Gets the name of a scene that all servers have played, and all figures until then."""
 
 
 async def play(
     stage: Sandbox, callers: Sequence[TimedClient], plan: ServePlan, after: AfterScene | None = None
-) -> dict[str, Found]:
+) -> dict[str, Figures]:
     """Play all scenes on all servers by turns, `passes` times."""
-    yards = {one.server.name: replace(await one.yardstick(), real=plan.real) for one in callers}
-    found: dict[str, Found] = {name: {} for name in yards}
+    yards = {
+        caller.server.name: replace(await caller.yardstick(), real=plan.real) for caller in callers
+    }
+    by_server: dict[str, Figures] = {name: {} for name in yards}
     for i in range(plan.passes):
         for scene in played(plan.scenes):
             for caller in callers if i % 2 == 0 else reversed(callers):
@@ -109,25 +111,25 @@ async def play(
                 figures = await SCENES[scene](caller, plan, yards[name], f"{i}")
                 figures |= taken_path(scene, before, await caller.counters())
                 for figure, values in figures.items():
-                    found[name][figure] = (*found[name].get(figure, ()), *values)
+                    by_server[name][figure] = (*by_server[name].get(figure, ()), *values)
             if after is not None:
-                await after(scene, found)
-    return found
+                await after(scene, by_server)
+    return by_server
 
 
-def played(wanted: Sequence[str]) -> tuple[str, ...]:
+def played(names: Sequence[str]) -> tuple[str, ...]:
     """Wanted scenes and their prerequisites, in order.
 
     Raises BadRequest for a name that none has.
     """
-    for name in wanted:
+    for name in names:
         if name not in SCENES:
             raise BadRequest(f"there is no scene `{name}`; there is {', '.join(SCENES)}")
-    needed = {*wanted, *(NEEDS[name] for name in wanted if name in NEEDS)}
+    needed = {*names, *(NEEDS[name] for name in names if name in NEEDS)}
     return tuple(name for name in SCENES if name in needed)
 
 
-async def turns(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def turns(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Figures:
     """Long prompt: cold, repeated, next turn, branch, and sibling."""
     team = 9000 + int(seed)
     body = agent(plan.split, yard, team, 0)
@@ -136,13 +138,13 @@ async def turns(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str
     later = await caller.request(next_turn(body, again.text, plan.split.new, yard, seed), 8)
     instead = next_turn(body, again.text, plan.split.new, yard, f"branch {seed}")
     branch = await caller.request(instead, 8)
-    other = await caller.request(sibling(body, plan.split.new, yard, f"{team}"), 8)
+    sibling_request = await caller.request(sibling(body, plan.split.new, yard, f"{team}"), 8)
     return {
         "cold": (cold.ttft_s,),
         "again": (again.ttft_s,),
         "next turn": (later.ttft_s,),
         "branch": (branch.ttft_s,),
-        "sibling": (other.ttft_s,),
+        "sibling": (sibling_request.ttft_s,),
         "n cold": (cold.usage.prompt_tokens,),
         "n again": (max(1, again.n_computed),),
         "n next turn": (max(1, later.n_computed),),
@@ -150,30 +152,34 @@ async def turns(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str
     }
 
 
-async def crowds(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def crowds(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Figures:
     """Crowds of agents with short uncached prompts, answered once."""
-    found: Found = {}
+    figures: Figures = {}
     for n in plan.crowd:
         bodies = [question(plan.n_prompt, yard, f"crowd {seed} {n} {i}") for i in range(n)]
         began = caller.clock()
         timed = await asyncio.gather(*(caller.request(body, plan.n_answer) for body in bodies))
         took = caller.clock() - began
-        found |= {
+        figures |= {
             f"crowd {n}: seconds": (took,),
-            f"crowd {n}: tokens": (float(sum(one.usage.completion_tokens for one in timed)),),
+            f"crowd {n}: tokens": (
+                float(sum(request.usage.completion_tokens for request in timed)),
+            ),
             f"crowd {n}: decode": (decode_rate(timed),),
-            f"crowd {n}: latency": tuple(one.latency_s for one in timed),
-            f"crowd {n}: ttft": tuple(one.ttft_s for one in timed),
-            f"crowd {n}: last ttft": (max(one.ttft_s for one in timed),),
+            f"crowd {n}: latency": tuple(request.latency_s for request in timed),
+            f"crowd {n}: ttft": tuple(request.ttft_s for request in timed),
+            f"crowd {n}: last ttft": (max(request.ttft_s for request in timed),),
         }
-    return found
+    return figures
 
 
-async def short_answers(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def short_answers(
+    caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str
+) -> Figures:
     """A team with 50 tokens each: one by one, and together."""
 
-    async def ask(how: str, i: int) -> TimedRequest:
-        return await caller.request(question(plan.n_prompt, yard, f"{how} {seed} {i}"), 50)
+    async def ask(warmth: str, i: int) -> TimedRequest:
+        return await caller.request(question(plan.n_prompt, yard, f"{warmth} {seed} {i}"), 50)
 
     began = caller.clock()
     for i in range(plan.team):
@@ -183,14 +189,14 @@ async def short_answers(caller: TimedClient, plan: ServePlan, yard: Yardstick, s
     return {"one by one": (between - began,), "together": (caller.clock() - between,)}
 
 
-async def interference(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def interference(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Figures:
     """Long prompt that arrives while three agents decode."""
     body = agent(plan.split, yard, 8000 + int(seed), 0)
     joined, calm, gaps = await _while_three_decode(caller, plan, yard, seed, body)
     return {"gaps calm": calm, "gaps joining": gaps, "newcomer": (joined.ttft_s,)}
 
 
-async def shown(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def shown(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Figures:
     """Large picture that arrives while three agents decode.
 
     A small one before it, so that the tower is loaded. Nothing of servers that take no images.
@@ -235,7 +241,7 @@ async def _while_three_decode(
     return joined, calm, gaps
 
 
-async def counts(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def counts(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Figures:
     """Token counts of all tools while three agents decode.
 
     Silences are taken for as long before as from then on. Nothing of servers that do not count.
@@ -256,31 +262,31 @@ async def counts(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: st
     enough.set()
     decoders = await asyncio.gather(*decoding)
     return {
-        "counts": tuple(one for one in took if one is not None),
+        "counts": tuple(seconds for seconds in took if seconds is not None),
         "gaps uncounted": _gaps(decoders, began - CALM_S, began),
         "gaps counting": _gaps(decoders, began, until),
     }
 
 
 def _gaps(decoders: Sequence[TimedRequest], began: float, ended: float) -> tuple[float, ...]:
-    return tuple(gap for one in decoders for gap in one.gaps_within(began, ended))
+    return tuple(gap for request in decoders for gap in request.gaps_within(began, ended))
 
 
-async def team(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def team(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Figures:
     """Team of agents with one head, by turns, then at once."""
     began = caller.clock()
     await _one_by_one(caller, plan, yard, 100 + int(seed))
     between = caller.clock()
-    each = await asyncio.gather(
+    talks = await asyncio.gather(
         *(_talk(caller, plan, yard, 200 + int(seed), i) for i in range(plan.team))
     )
     took = caller.clock() - between
-    reused = [ratio(t.usage.cached_tokens, t.usage.prompt_tokens) for talk in each for t in talk]
+    reused = [ratio(t.usage.cached_tokens, t.usage.prompt_tokens) for talk in talks for t in talk]
     return {
         "team one by one": (between - began,),
         "team at once": (took,),
-        "team first ttft": tuple(talk[0].ttft_s for talk in each),
-        "team later ttft": tuple(one.ttft_s for talk in each for one in talk[1:]),
+        "team first ttft": tuple(talk[0].ttft_s for talk in talks),
+        "team later ttft": tuple(request.ttft_s for talk in talks for request in talk[1:]),
         "team reused": tuple(reused),
     }
 
@@ -306,7 +312,7 @@ async def _talk(
     return talk
 
 
-async def requests(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+async def requests(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: str) -> Figures:
     """Several clients repeat one warm prompt, one token each."""
     body = question(plan.n_prompt, yard, f"warm {seed}")
     left = iter(range(plan.n_requests))
@@ -323,11 +329,14 @@ async def requests(caller: TimedClient, plan: ServePlan, yard: Yardstick, seed: 
 
 def decode_rate(timed: Sequence[TimedRequest]) -> float:
     """Tokens per second in total, while all are answered."""
-    if not all(one.marks for one in timed):
+    if not all(request.marks for request in timed):
         return 0.0
-    start = max(one.marks[0] for one in timed)
-    stop = min(one.marks[-1] for one in timed)
-    n = sum(sum(start < at <= stop for at in one.marks) * one.tokens_per_piece for one in timed)
+    start = max(request.marks[0] for request in timed)
+    stop = min(request.marks[-1] for request in timed)
+    n = sum(
+        sum(start < mark <= stop for mark in request.marks) * request.tokens_per_piece
+        for request in timed
+    )
     return ratio(n, stop - start) if stop > start else 0.0
 
 

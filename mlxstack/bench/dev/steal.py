@@ -35,7 +35,7 @@ async def undisturbed(measure: Callable[[], Awaitable[T]], most_tries: int) -> t
         before_s = stolen_s()
         result = await measure()
         tries.append((_share(before_s, began), result))
-    share, result = min(tries, key=lambda one: one[0])
+    share, result = min(tries, key=lambda attempt: attempt[0])
     return result, share
 
 

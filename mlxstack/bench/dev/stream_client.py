@@ -166,7 +166,7 @@ class Exchange(asyncio.Protocol):
         """
         unparsed = self._unparsed
         self._unparsed = []
-        for at, data in unparsed:
+        for moment, data in unparsed:
             self._http.receive_data(data)
             while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
                 if isinstance(event, h11.Response):
@@ -174,7 +174,7 @@ class Exchange(asyncio.Protocol):
                     encoding = dict(event.headers).get(b"transfer-encoding", b"")
                     self._is_chunked = encoding.lower() == b"chunked"
                 elif isinstance(event, h11.Data):
-                    self._pieces.append((at, bytes(event.data)))
+                    self._pieces.append((moment, bytes(event.data)))
                 elif isinstance(event, h11.EndOfMessage):
                     return True
         return False

@@ -51,7 +51,7 @@ def svg(chart: BarChart) -> str:
             f'<text class="label" x="{start - GAP:g}" y="{line}">{escape(bar.label)}</text>',
             f'<rect class="{kind}" x="{start:g}" y="{top}" width="{width:.1f}" height="{BAR}" '
             'rx="2"/>',
-            f'<text x="{start + width + GAP:.1f}" y="{line}">{escape(bar.shown)}</text>',
+            f'<text x="{start + width + GAP:.1f}" y="{line}">{escape(bar.text)}</text>',
         ]
     return "\n".join([*lines, "</svg>", ""])
 

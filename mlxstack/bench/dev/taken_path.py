@@ -25,33 +25,33 @@ def taken_path(
     """Counts of one pass of a scene; none without counters."""
     if not set(COUNTERS.values()) <= set(before):
         return {}
-    counts = {what: after[name] - before[name] for what, name in COUNTERS.items()}
-    return {f"path {scene}: {what}": (count,) for what, count in counts.items()}
+    counts = {counter: after[name] - before[name] for counter, name in COUNTERS.items()}
+    return {f"path {scene}: {counter}": (count,) for counter, count in counts.items()}
 
 
 def check_path(figures: Mapping[str, tuple[float, ...]], scenes: Iterable[str]) -> None:
     """Raise Broken where a scene measured something else."""
     for scene in scenes:
-        counts = {what: sum(figures[f"path {scene}: {what}"]) for what in COUNTERS}
+        counts = {counter: sum(figures[f"path {scene}: {counter}"]) for counter in COUNTERS}
         if scene in REUSING and not counts["reused"]:
             raise Broken(f"scene `{scene}`: no prompt token was reused, so it measured no reuse")
         if scene in TOGETHER and counts["rows"] <= counts["steps"]:
             raise Broken(f"scene `{scene}`: no two rows were decoded in one step")
 
 
-def path_table(found: Mapping[str, Mapping[str, tuple[float, ...]]]) -> tuple[ReportTable, ...]:
+def path_table(by_server: Mapping[str, Mapping[str, tuple[float, ...]]]) -> tuple[ReportTable, ...]:
     """One table, if any server has the counters; all passes together."""
     rows = []
-    for server, figures in found.items():
+    for server, figures in by_server.items():
         names = [name for name in figures if name.startswith("path ")]
         for scene in dict.fromkeys(name.split(":")[0].removeprefix("path ") for name in names):
-            counts = {what: sum(figures[f"path {scene}: {what}"]) for what in COUNTERS}
+            counts = {counter: sum(figures[f"path {scene}: {counter}"]) for counter in COUNTERS}
             rows.append(
                 (
                     f"{server}: {scene}",
-                    *(f"{counts[what]:.0f}" for what in ("computed", "reused")),
+                    *(f"{counts[counter]:.0f}" for counter in ("computed", "reused")),
                     f"{ratio(counts['rows'], counts['steps']):.2f}",
-                    *(f"{counts[what]:.0f}" for what in ("drafted", "begun early")),
+                    *(f"{counts[counter]:.0f}" for counter in ("drafted", "begun early")),
                 )
             )
     heads = ("Scene", "Computed", "Reused", "Rows per step", "Drafted", "Begun early")

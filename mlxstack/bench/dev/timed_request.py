@@ -135,8 +135,8 @@ class TimedClient:
         is_enough = enough.is_set if enough is not None else bool
         answer = await self._streams.post(PATH, msgspec.json.encode(asked), is_enough)
         if not 200 <= answer.status < 300:
-            why = answer.body.decode(errors="replace")
-            raise Broken(f"{self.server.name} answered HTTP {answer.status}: {why[:300]}")
+            reason = answer.body.decode(errors="replace")
+            raise Broken(f"{self.server.name} answered HTTP {answer.status}: {reason[:300]}")
         told_s = float(answer.headers.get(SAVED, "0")) / 1e3
         begun = [int(n) for n in re.findall(r"\d+", answer.headers.get(BEGUN, "0 0"))]
         done = timed(answer.started, answer.pieces, answer.ended)
@@ -155,7 +155,7 @@ class TimedClient:
         if not answer.is_success or "# TYPE" not in answer.text:
             return {}
         families = text_string_to_metric_families(answer.text)
-        return {s.name: s.value for one in families for s in one.samples if not s.labels}
+        return {s.name: s.value for family in families for s in family.samples if not s.labels}
 
     async def count(self, body: Body) -> float | None:
         """Seconds to count a prompt's tokens; None without that endpoint."""
@@ -169,13 +169,13 @@ class TimedClient:
         """Count the tokens of our words and tools on this server."""
         few = " ".join(WORDS)
         many = " ".join(WORDS * 5)
-        one = await self._n_prompt({"messages": [{"role": "user", "content": few}]})
+        short_prompt = await self._n_prompt({"messages": [{"role": "user", "content": few}]})
         five = await self._n_prompt({"messages": [{"role": "user", "content": many}]})
         tools = [tool(Random(f"tool {i}")) for i in range(4)]
         two = {**question(10, Yardstick(), "tools"), "tools": tools[:2]}
         four = {**two, "tools": tools}
         n_tools = await self._n_prompt(four) - await self._n_prompt(two)
-        word = (five - one) / (4 * len(WORDS))
+        word = (five - short_prompt) / (4 * len(WORDS))
         return Yardstick(word=max(0.1, word), tool=max(1.0, n_tools / 2))
 
     async def _n_prompt(self, body: Body) -> int:
@@ -187,21 +187,22 @@ def timed(started: float, arrived: Pieces, ended: float) -> TimedRequest:
     marks = []
     text = []
     usage = CallUsage()
-    rest = b""
-    for at, chunk in arrived:
-        *lines, rest = (rest + chunk).split(b"\n")
+    unread = b""
+    for moment, chunk in arrived:
+        *lines, unread = (unread + chunk).split(b"\n")
         for line in lines:
             data = line.strip().removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or data == b"[DONE]":
                 continue
-            one = _chat(data)
-            usage = one.usage or usage
-            said = "".join(
-                (c.delta.content or "") + (c.delta.reasoning_content or "") for c in one.choices
+            chat_chunk = _chat(data)
+            usage = chat_chunk.usage or usage
+            content = "".join(
+                (c.delta.content or "") + (c.delta.reasoning_content or "")
+                for c in chat_chunk.choices
             )
-            if said:
-                marks.append(at)
-                text.append(said)
+            if content:
+                marks.append(moment)
+                text.append(content)
     return TimedRequest(started, tuple(marks), ended, usage, "".join(text))
 
 

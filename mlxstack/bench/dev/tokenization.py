@@ -21,35 +21,35 @@ SMALL = TextPlan((500, 3_000), 3)
 def run(stage: Sandbox, plan: TextPlan) -> Results:
     """Template, tokens and block keys: from scratch, and for the next turn."""
     stage.say("prompts of long histories")
-    found = measure(stage, [FollowUp(n, plan.passes) for n in plan.histories])
+    measured = measure(stage, [FollowUp(n, plan.passes) for n in plan.histories])
     rows = tuple(
         (
             f"{n:,}",
-            lasting(_total(one, "scratch")),
-            lasting(one.of("next", "prompt_s")),
-            lasting(one.of("next", "hash_s")),
-            lasting(_total(one, "next")),
-            times(_share(one)),
+            lasting(_total(result, "scratch")),
+            lasting(result.of("next", "prompt_s")),
+            lasting(result.of("next", "hash_s")),
+            lasting(_total(result, "next")),
+            times(_share(result)),
         )
-        for n, one in zip(plan.histories, found, strict=True)
+        for n, result in zip(plan.histories, measured, strict=True)
     )
     heads = ("History", "From scratch", "Next: prompt", "Next: keys", "Next turn", "Share")
     note = "Template and tokens of the whole conversation, and the chain of its block keys."
     longest = f"next turn on {plan.histories[-1]:,} tokens, against from scratch"
     return Results(
         (ReportTable("Text work per request", heads, rows, note),),
-        (at_most(longest, _share(found[-1]), 0.2),),
+        (at_most(longest, _share(measured[-1]), 0.2),),
         {
-            f"{n}: {one.who} {one.what}": one.values
-            for n, finding in zip(plan.histories, found, strict=True)
-            for one in finding.samples
+            f"{n}: {sample.who} {sample.quantity}": sample.values
+            for n, finding in zip(plan.histories, measured, strict=True)
+            for sample in finding.samples
         },
     )
 
 
-def _total(found: BenchResult, who: str) -> tuple[float, ...]:
-    return tuple(map(sum, zip(found.of(who, "prompt_s"), found.of(who, "hash_s"), strict=True)))
+def _total(result: BenchResult, who: str) -> tuple[float, ...]:
+    return tuple(map(sum, zip(result.of(who, "prompt_s"), result.of(who, "hash_s"), strict=True)))
 
 
-def _share(found: BenchResult) -> float:
-    return ratio(spread(_total(found, "next")).median, spread(_total(found, "scratch")).median)
+def _share(result: BenchResult) -> float:
+    return ratio(spread(_total(result, "next")).median, spread(_total(result, "scratch")).median)

@@ -121,10 +121,10 @@ class BenchJob(Struct, frozen=True):
 
 
 class TrialSamples(Struct, frozen=True):
-    """The figure `what` of `who`, measured once per pass; seconds or bytes."""
+    """The figure `quantity` of `who`, measured once per pass; seconds or bytes."""
 
     who: str
-    what: str
+    quantity: str
     values: tuple[float, ...]
 
 
@@ -133,9 +133,9 @@ class BenchResult(Struct, frozen=True):
 
     samples: tuple[TrialSamples, ...] = ()
 
-    def of(self, who: str, what: str) -> tuple[float, ...]:
+    def of(self, who: str, quantity: str) -> tuple[float, ...]:
         """The values of one figure. Raises KeyError when it was not measured."""
-        for one in self.samples:
-            if (one.who, one.what) == (who, what):
-                return one.values
-        raise KeyError(f"{what} of {who} was not measured")
+        for sample in self.samples:
+            if (sample.who, sample.quantity) == (who, quantity):
+                return sample.values
+        raise KeyError(f"{quantity} of {who} was not measured")

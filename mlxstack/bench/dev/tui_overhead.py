@@ -95,7 +95,7 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
             windows, shares = await _windows(stage, plan, server)
         finally:
             enough.set()
-            timed = [one for talk in await asyncio.gather(*talks) for one in talk]
+            timed = [request for talk in await asyncio.gather(*talks) for request in talk]
     return results(windows, timed, told(shares))
 
 
@@ -103,10 +103,10 @@ def results(
     windows: Sequence[ClockWindow], timed: Sequence[TimedRequest], disturbance: str = ""
 ) -> Results:
     """Throughput and costs without and with dashboards by size, and CPU share."""
-    if not windows or not all(_n_tokens(one, timed) for one in windows):
+    if not windows or not all(_n_tokens(window, timed) for window in windows):
         raise Broken("nothing was decoded while it was measured")
-    unwatched = [one for one in windows if one.size is None]
-    alone = tuple(_rate(one, timed) for one in unwatched)
+    unwatched = [window for window in windows if window.size is None]
+    alone = tuple(_rate(window, timed) for window in unwatched)
     around = tuple(
         (_cpu_per_token(a, timed) + _cpu_per_token(b, timed)) / 2
         for a, b in zip(unwatched[::2], unwatched[1::2], strict=True)
@@ -116,12 +116,12 @@ def results(
     raw = {"alone": alone, "service cpu per token alone": around}
     for size in SIZES:
         name = "x".join(map(str, size))
-        watched = [one for one in windows if one.size == size]
-        seen = tuple(_rate(one, timed) for one in watched)
-        spent = tuple(_cpu_per_token(one, timed) for one in watched)
+        watched = [window for window in windows if window.size == size]
+        seen = tuple(_rate(window, timed) for window in watched)
+        spent = tuple(_cpu_per_token(window, timed) for window in watched)
         costs = tuple(100 * (ratio(*pair) - 1) for pair in zip(spent, around, strict=True))
-        frames = tuple(one.n_frames / one.seconds for one in watched)
-        shares = tuple(100 * one.cpu_s / one.seconds for one in watched)
+        frames = tuple(window.n_frames / window.seconds for window in watched)
+        shares = tuple(100 * window.cpu_s / window.seconds for window in watched)
         scaled = [s * ratio(FRAMES_PER_S, n) for s, n in zip(shares, frames, strict=True)]
         several = (_several(seen, "tokens/s"), _several(costs, "%"), _several(frames, "/s"))
         rows.append((f"a dashboard of {name}", *several, _several(shares, "%")))
@@ -142,22 +142,22 @@ def results(
 
 async def _talk(ask: Ask, number: int, enough: asyncio.Event) -> list[TimedRequest]:
     """One long answer after another."""
-    said: list[TimedRequest] = []
+    requests: list[TimedRequest] = []
     while not enough.is_set():
-        said.append(await ask(f"watched {number} {len(said)}"))
-    return said
+        requests.append(await ask(f"watched {number} {len(requests)}"))
+    return requests
 
 
 async def _windows(
     stage: Sandbox, plan: WatchPlan, server: ServerUnderTest
 ) -> tuple[list[ClockWindow], list[float]]:
     process = psutil.Process(server.pid)
-    found: list[ClockWindow] = []
+    windows: list[ClockWindow] = []
     shares: list[float] = []
 
     async def measure(watcher: Spectator | None, size: tuple[int, int] | None) -> None:
         window, share = await undisturbed(lambda: _window(plan, process, watcher, size), plan.tries)
-        found.append(window)
+        windows.append(window)
         shares.append(share)
 
     for i in range(plan.passes):
@@ -167,7 +167,7 @@ async def _windows(
             async with spectator(stage, server.url, size) as watcher:
                 await measure(watcher, size)
         await measure(None, None)
-    return found, shares
+    return windows, shares
 
 
 async def _window(
@@ -191,7 +191,7 @@ async def _window(
 
 
 def _n_tokens(window: ClockWindow, timed: Sequence[TimedRequest]) -> int:
-    return sum(window.began < at <= window.ended for one in timed for at in one.marks)
+    return sum(window.began < mark <= window.ended for request in timed for mark in request.marks)
 
 
 def _rate(window: ClockWindow, timed: Sequence[TimedRequest]) -> float:

@@ -66,8 +66,8 @@ class RealText(Struct, frozen=True):
 
     def part(self, random: Random, n_tokens: int) -> str:
         """So many tokens of it in a row."""
-        at = random.randrange(len(self.starts) - n_tokens)
-        return self.text[self.starts[at] : self.starts[at + n_tokens]]
+        start = random.randrange(len(self.starts) - n_tokens)
+        return self.text[self.starts[start] : self.starts[start + n_tokens]]
 
 
 class Yardstick(Struct, frozen=True):
@@ -155,10 +155,10 @@ def png(side: int, random: Random) -> bytes:
     )
 
 
-def next_turn(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Body:
+def next_turn(body: Body, last_answer: str, n_new: int, yard: Yardstick, seed: str) -> Body:
     """Next turn of the conversation, with the answer."""
     random = Random(f"turn {seed}")
-    answer = {"role": "assistant", "content": said}
+    answer = {"role": "assistant", "content": last_answer}
     request = {"role": "user", "content": text(random, n_new, yard)}
     return {**body, "messages": [*body["messages"], answer, request]}
 

@@ -43,21 +43,21 @@ def main() -> None:
 def run(job: BenchJob) -> list[BenchResult]:
     """Findings of all trials; a trial loads the model when needed."""
     loaded: LoadedModel | None = None
-    found = []
+    results = []
     for trial in job.trials:
         if isinstance(trial, BuildModel):
             random_llama.build(trial)
-            found.append(BenchResult())
+            results.append(BenchResult())
         elif isinstance(trial, LoadFiles):
-            found.append(baselines.load(trial))
+            results.append(baselines.load(trial))
         elif isinstance(trial, FullEngine):
-            found.append(full_engine.whole(trial, job.model))
+            results.append(full_engine.whole(trial, job.model))
         elif isinstance(trial, Drafts):
-            found.append(drafts.drafts(trial, job.model))
+            results.append(drafts.drafts(trial, job.model))
         else:
             loaded = loaded or loader.load(ModelSpec(id=job.model), KVSpec())
-            found.append(_with_model(trial, loaded))
-    return found
+            results.append(_with_model(trial, loaded))
+    return results
 
 
 def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:

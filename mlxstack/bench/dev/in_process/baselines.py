@@ -33,8 +33,10 @@ def floor(trial: SingleFloor, loaded: LoadedModel) -> BenchResult:
             caches = filled(loaded.model, 1)
         began = time.perf_counter()
         tokens = [FIRST + (n + i) % 97 for n in range(trial.n_new)]
-        for at in range(0, trial.n_new - 1, STEP):
-            loaded.model(mx.array([tokens[at : min(at + STEP, trial.n_new - 1)]]), cache=caches)
+        for start in range(0, trial.n_new - 1, STEP):
+            loaded.model(
+                mx.array([tokens[start : min(start + STEP, trial.n_new - 1)]]), cache=caches
+            )
             evaluate(caches)
         mx.eval(mx.argmax(loaded.model(mx.array([tokens[-1:]]), cache=caches)[:, -1], axis=-1))
         if i:
@@ -60,10 +62,10 @@ def _answers_step_s(trial: BatchAnswers, model: Any, seed: int) -> float:
     while len(ends) < trial.n_rows:
         _, responses = generator.next()
         now = time.perf_counter()
-        for one in responses:
-            first.setdefault(one.uid, now)
+        for response in responses:
+            first.setdefault(response.uid, now)
             tokens.append(now)
-            ends += [now] if one.finish_reason else []
+            ends += [now] if response.finish_reason else []
     generator.close()
     return seconds_per_step(first.values(), tokens, ends)
 

@@ -67,8 +67,8 @@ class Ours:
         self._sampling = sampling
         self._maker = CacheFactory(model, KVSpec())
         self._batch = Batch(ModelRunner(model), grouper=RowStacker() if is_stacking else NO_GROUPS)
-        for each in caches:
-            self.join(self.newcomer(each))
+        for layers in caches:
+            self.join(self.newcomer(layers))
         self.finish()
 
     def newcomer(self, caches: list[Any]) -> BatchRow:
@@ -147,13 +147,13 @@ class Theirs:
         n = len(caches)
         uids = list(range(self._n_rows, self._n_rows + n))
         self._n_rows += n
-        known = [[0] * _n_tokens(each) for each in caches]
+        histories = [[0] * _n_tokens(layers) for layers in caches]
         with mx.stream(generation_stream):
             prompts = PromptProcessingBatch(
                 self._model,
                 uids,
                 list(caches),
-                known,
+                histories,
                 samplers=[self._sampler] * n,
                 logits_processors=[[] for _ in uids],
                 max_tokens=[ENDLESS] * n,

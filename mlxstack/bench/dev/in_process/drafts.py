@@ -110,14 +110,14 @@ class MeasuredEngine:
         ended: list[RequestFinished] = []
         tokens: dict[str, list[float]] = {}
         while len(ended) < len(texts):
-            at, event = self._arrived.get()
+            moment, event = self._arrived.get()
             if isinstance(event, RequestFailed):
                 raise event.error
             if isinstance(event, TokenSampled):
-                tokens.setdefault(event.request, []).append(at)
+                tokens.setdefault(event.request, []).append(moment)
             if isinstance(event, RequestFinished):
                 ended.append(event)
-        work = [one.timings for one in ended]
+        work = [event.timings for event in ended]
         prose = [times for name, times in tokens.items() if name.startswith("prose")]
         gaps = [b - a for times in prose for a, b in pairwise(times)]
         now = self.counters
@@ -193,18 +193,18 @@ def drafts(trial: Drafts, model: str) -> BenchResult:
     Each pass loads both sides anew, the other one first: of two engines in one process the place of
     its weights in memory makes one faster by some percent.
     """
-    found: dict[tuple[str, str], list[float]] = {}
+    samples: dict[tuple[str, str], list[float]] = {}
     for n_pass in range(trial.passes):
         order = sorted(SIDES, reverse=bool(n_pass % 2))
         with ExitStack() as stack:
             sides = {who: stack.enter_context(_side(trial, model, who == "on")) for who in order}
             for scene, texts in trial.scenes.items():
                 for who in order:
-                    for what, value in sides[who].answer(trial, texts, n_pass).items():
-                        found.setdefault((who, f"{scene}: {what}"), []).append(value)
+                    for quantity, value in sides[who].answer(trial, texts, n_pass).items():
+                        samples.setdefault((who, f"{scene}: {quantity}"), []).append(value)
             for who, side in sides.items():
                 side.check(is_drafting=who == "on")
-    return BenchResult(tuple(TrialSamples(*key, tuple(values)) for key, values in found.items()))
+    return BenchResult(tuple(TrialSamples(*key, tuple(values)) for key, values in samples.items()))
 
 
 def random_prompt(trial: Drafts, random: Random) -> tuple[int, ...]:

@@ -57,14 +57,14 @@ def _step_s(
     tokens: list[float] = []
     ends: list[float] = []
     while len(ends) < trial.n_rows:
-        at, event = arrived.get()
+        moment, event = arrived.get()
         if isinstance(event, RequestFailed):
             raise event.error
         if isinstance(event, TokenSampled):
-            first.setdefault(event.request, at)
-            tokens.append(at)
+            first.setdefault(event.request, moment)
+            tokens.append(moment)
         elif isinstance(event, RequestFinished):
-            ends.append(at)
+            ends.append(moment)
     return seconds_per_step(first.values(), tokens, ends)
 
 
@@ -74,5 +74,5 @@ def seconds_per_step(
     """Seconds per step while all rows decode, from the times of tokens."""
     start = max(first)
     stop = min(ends)
-    n_steps = sum(start < at <= stop for at in tokens) / len(first)
+    n_steps = sum(start < moment <= stop for moment in tokens) / len(first)
     return (stop - start) / max(1.0, n_steps)

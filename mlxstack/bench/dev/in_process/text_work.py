@@ -31,8 +31,8 @@ def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
         history = _history(plain, Random(seed), trial.n_tokens)
         prompt_maker = assemble_text(loaded.tokenizer).prompt_maker
         for who, talk in (("scratch", history), ("next", _continued(history, Random(seed + 1)))):
-            made, prompt_s = _timed(prompt_maker.make, talk)
-            _, hash_s = _timed(_keys, made)
+            prompt, prompt_s = _timed(prompt_maker.make, talk)
+            _, hash_s = _timed(_keys, prompt)
             times.setdefault((who, "prompt_s"), []).append(prompt_s)
             times.setdefault((who, "hash_s"), []).append(hash_s)
     return BenchResult(tuple(TrialSamples(*name, tuple(values)) for name, values in times.items()))
@@ -67,7 +67,7 @@ def _text(random: Random) -> str:
     )
 
 
-def _timed(work: Callable[[A], T], given: A) -> tuple[T, float]:
+def _timed(work: Callable[[A], T], argument: A) -> tuple[T, float]:
     began = time.perf_counter()
-    done = work(given)
+    done = work(argument)
     return done, time.perf_counter() - began
