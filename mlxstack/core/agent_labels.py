@@ -22,7 +22,7 @@ def agent_label(agent: str, titles: Mapping[str, str]) -> str:
         return printable(agent, MAX_CHARS)
     if Counter(titles.values())[title] == 1:
         return printable(title, MAX_CHARS)
-    namesakes = sorted(name for name, other in titles.items() if other == title)
+    namesakes = sorted(name for name, own_title in titles.items() if own_title == title)
     return clipped(printable(f"{title} {namesakes.index(agent) + 1}"), MAX_CHARS)
 
 

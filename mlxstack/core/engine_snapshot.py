@@ -109,11 +109,11 @@ class Counters(Struct, frozen=True):
     n_rank_records: int = 0
     n_rank_bytes: int = 0
 
-    def plus(self, other: "Counters") -> "Counters":
+    def plus(self, more: "Counters") -> "Counters":
         """The totals of both; of `n_tokens_max` the larger one."""
         names = self.__struct_fields__
-        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return Counters(**{**sums, "n_tokens_max": max(self.n_tokens_max, other.n_tokens_max)})
+        sums = {name: getattr(self, name) + getattr(more, name) for name in names}
+        return Counters(**{**sums, "n_tokens_max": max(self.n_tokens_max, more.n_tokens_max)})
 
 
 class Snapshot(Struct, frozen=True):

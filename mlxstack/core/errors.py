@@ -74,12 +74,12 @@ class TooLarge(BadRequest):
 class UnknownCoding(BadRequest):
     """A `Content-Encoding` that is not among the `known` ones."""
 
-    def __init__(self, coding: str, known: str) -> None:
+    def __init__(self, coding: str, supported: str) -> None:
         super().__init__(
             f"the body has the content-encoding {coding!r}, which is not decoded here; "
-            f"known are {known}"
+            f"known are {supported}"
         )
-        self.known = known
+        self.known = supported
 
 
 class UpgradeRefused(BadRequest):
@@ -105,8 +105,8 @@ class InvalidSlot(BadRequest):
     """A slot number outside of the `n_slots` of this service."""
 
     def __init__(self, slot: int, n_slots: int) -> None:
-        there = f"slots 0 to {n_slots - 1}" if n_slots > 1 else "slot 0 only"
-        super().__init__(f"Invalid slot ID {slot}: this service has {there}", "id_slot")
+        slots = f"slots 0 to {n_slots - 1}" if n_slots > 1 else "slot 0 only"
+        super().__init__(f"Invalid slot ID {slot}: this service has {slots}", "id_slot")
 
 
 class Unauthorized(StackError):
@@ -192,8 +192,8 @@ class DoesNotFit(SetupError):
     """A service needs more memory than the running ones leave."""
 
 
-def describe_error(error: Exception, what: str) -> StackError:
-    """A StackError as it is; any other error as Broken, during `what`."""
+def describe_error(error: Exception, operation: str) -> StackError:
+    """A StackError as it is; any other error as Broken, during `operation`."""
     if isinstance(error, StackError):
         return error
-    return Broken(f"the engine failed on {what}: {type(error).__name__}: {error}")
+    return Broken(f"the engine failed on {operation}: {type(error).__name__}: {error}")

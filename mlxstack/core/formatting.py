@@ -73,10 +73,10 @@ def printable(text: str, width: int | None = None) -> str:
 
     Escape sequences, line ends and characters that turn the direction of writing have no effect.
     """
-    kept = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    if width is None or len(kept) <= width:
-        return kept
-    return kept[: max(0, width - 1)] + "…"
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if width is None or len(escaped) <= width:
+        return escaped
+    return escaped[: max(0, width - 1)] + "…"
 
 
 def clipped(text: str, width: int) -> str:

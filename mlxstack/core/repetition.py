@@ -17,10 +17,10 @@ def repeated(text: str) -> str:
     Bounded: two comparisons of at most `LOOK` characters.
     """
     tail = text[-LOOK:]
-    at = tail.rfind(tail[-PROBE:], 0, len(tail) - 1)
-    if at < 0:
+    position = tail.rfind(tail[-PROBE:], 0, len(tail) - 1)
+    if position < 0:
         return ""
-    period = len(tail) - PROBE - at
+    period = len(tail) - PROBE - position
     span = max(COPIES * period, LEAST)
     is_repeated = len(tail) >= span and tail[-span:-period] == tail[period - span :]
     return tail[-period:] if is_repeated else ""

@@ -36,5 +36,6 @@ def seconds_to_pass(state: IdleState, keep_warm_s: float) -> float | None:
     wait_s = max(0.0, used_at + INTERVAL_S - state.now)
     if not wait_s and not state.is_powered:
         wait_s = INTERVAL_S
-    is_over = state.now + wait_s >= state.answered_at + keep_warm_s
-    return None if is_over else wait_s
+    if state.now + wait_s >= state.answered_at + keep_warm_s:
+        return None
+    return wait_s

@@ -69,18 +69,18 @@ def choose(facts: PrefillFacts) -> PrefillPlan:
     is_fetchable = facts.n_there - facts.n_here >= MIN_TOKENS
     if not (is_fetchable or facts.is_remote_idle):
         return PrefillPlan()
-    fetch_s = _fetch_s(facts, n_left) if is_fetchable else 0.0
-    remote_s = _remote_s(facts, n_left) if facts.is_remote_idle else 0.0
-    known = [
-        (seconds, source)
-        for seconds, source in ((fetch_s, PrefillSource.FETCH), (remote_s, PrefillSource.REMOTE))
-        if seconds
-    ]
-    if not known or not facts.local_s:
-        source = PrefillSource.FETCH if is_fetchable else PrefillSource.REMOTE
-        return PrefillPlan(source, is_race=True)
-    expected_s, source = min(known)
-    cost_s = facts.local_s * (STALL_WEIGHT if facts.n_decoding else 1.0)
+    estimates = []
+    if is_fetchable:
+        estimates.append((_fetch_s(facts, n_left), PrefillSource.FETCH))
+    if facts.is_remote_idle:
+        estimates.append((_remote_s(facts, n_left), PrefillSource.REMOTE))
+    known_estimates = [estimate for estimate in estimates if estimate[0]]
+    if not known_estimates or not facts.local_s:
+        return PrefillPlan(estimates[0][1], is_race=True)
+    expected_s, source = min(known_estimates)
+    cost_s = facts.local_s
+    if facts.n_decoding:
+        cost_s *= STALL_WEIGHT
     if expected_s <= CLEARLY * cost_s:
         return PrefillPlan(source, is_race=False, expected_s=expected_s)
     if expected_s <= facts.local_s and not facts.n_decoding:

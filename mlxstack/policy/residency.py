@@ -48,29 +48,29 @@ def residency_step(
     leave. Later ones are loaded before it only where it does not wait longer for that. Members
     over the budget, as a gateway may find them at its start, leave in the same way.
     """
-    loaded = [one for one in members if one.is_loaded]
-    free = budget - sum(one.n_bytes for one in loaded)
-    waiting = sorted(
-        (one for one in members if not one.is_loaded and one.waiting_since is not None),
-        key=lambda one: (one.waiting_since, one.name),
-    )
+    loaded = [member for member in members if member.is_loaded]
+    free = budget - sum(member.n_bytes for member in loaded)
+    waiting = [m for m in members if not m.is_loaded and m.waiting_since is not None]
+    waiting.sort(key=lambda member: (member.waiting_since, member.name))
     leaving, look_at = _not_resident(loaded, linger_s, now)
-    missing = sum(one.n_bytes for one in waiting[:1]) - free
+    missing = sum(member.n_bytes for member in waiting[:1]) - free
     victims, eligible_at = _victims(loaded, missing, linger_s, now)
-    spare = sum(one.n_bytes for one in victims) - missing
-    load = waiting[:1] if missing <= 0 else []
-    free -= sum(one.n_bytes for one in load)
-    for one in waiting[1:]:
-        if one.n_bytes <= min(free, spare):
-            load.append(one)
-            free -= one.n_bytes
-            spare -= one.n_bytes
-    idle = {one.name for one in victims if not one.n_active}
+    spare = sum(victim.n_bytes for victim in victims) - missing
+    load = []
+    if missing <= 0:
+        load = waiting[:1]
+    free -= sum(member.n_bytes for member in load)
+    for member in waiting[1:]:
+        if member.n_bytes <= min(free, spare):
+            load.append(member)
+            free -= member.n_bytes
+            spare -= member.n_bytes
+    idle = {victim.name for victim in victims if not victim.n_active}
     times = [time for time in (look_at, eligible_at) if time is not None]
     return ResidencyStep(
-        load=tuple(one.name for one in load),
+        load=tuple(member.name for member in load),
         unload=tuple(dict.fromkeys((*sorted(idle), *leaving))),
-        closed=frozenset(one.name for one in victims),
+        closed=frozenset(victim.name for victim in victims),
         look_at=min(times, default=None),
     )
 
@@ -82,19 +82,17 @@ def _victims(
 
     None leave while those that may are too few.
     """
-    movable = sorted(
-        (one for one in loaded if one.residency is not Residency.ALWAYS),
-        key=lambda one: (one.residency is not Residency.NEVER, one.n_active > 0, one.used_at),
-    )
+    movable = [member for member in loaded if member.residency is not Residency.ALWAYS]
+    movable.sort(key=lambda m: (m.residency is not Residency.NEVER, m.n_active > 0, m.used_at))
     victims: list[MemberView] = []
-    for one in movable:
-        if sum(other.n_bytes for other in victims) >= missing:
+    for member in movable:
+        if sum(victim.n_bytes for victim in victims) >= missing:
             break
-        if one.loaded_at + linger_s <= now:
-            victims.append(one)
-    if sum(one.n_bytes for one in victims) >= missing:
+        if member.loaded_at + linger_s <= now:
+            victims.append(member)
+    if sum(victim.n_bytes for victim in victims) >= missing:
         return victims, None
-    ends = [one.loaded_at + linger_s for one in movable]
+    ends = [member.loaded_at + linger_s for member in movable]
     return [], min((end for end in ends if end > now), default=None)
 
 
@@ -103,9 +101,9 @@ def _not_resident(
 ) -> tuple[tuple[str, ...], float | None]:
     """Idle members to unload now, and when the next is due."""
     ends = {
-        one.name: max(one.used_at, one.loaded_at) + linger_s
-        for one in loaded
-        if one.residency is Residency.NEVER and not one.n_active
+        member.name: max(member.used_at, member.loaded_at) + linger_s
+        for member in loaded
+        if member.residency is Residency.NEVER and not member.n_active
     }
     later = [end for end in ends.values() if end > now]
     return tuple(name for name, end in ends.items() if end <= now), min(later, default=None)

@@ -11,10 +11,11 @@ def padded_counts(seconds: Sequence[float]) -> tuple[int, ...]:
 
     It is the same number, or a larger one that takes less time; `seconds[n]` is that of n rows.
     """
-    counts = [0] * len(seconds)
+    counts = list(range(len(seconds)))
     best = len(seconds) - 1
     for n in reversed(range(len(seconds))):
         if seconds[n] <= seconds[best]:
             best = n
-        counts[n] = best if seconds[best] <= (1 - MIN_GAIN) * seconds[n] else n
+        if seconds[best] <= (1 - MIN_GAIN) * seconds[n]:
+            counts[n] = best
     return tuple(counts)

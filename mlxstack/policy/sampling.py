@@ -24,13 +24,17 @@ def is_chosen(source: SamplingSpec | SamplingDefaults) -> bool:
 @lru_cache(maxsize=16)
 def default_sampling(preset: SamplingSpec, model: SamplingDefaults) -> SamplingParams:
     """Sampling of a request that sets nothing."""
-    card = model if is_chosen(preset) or is_chosen(model) else UNNAMED
+    card = UNNAMED
+    if is_chosen(preset) or is_chosen(model):
+        card = model
     sources = (preset, card, model)
-    found: dict[str, Any] = {
-        name: next((value for one in sources if (value := getattr(one, name)) is not None), neutral)
-        for name, neutral in NEUTRAL.items()
-    }
-    return SamplingParams(**found)
+    values: dict[str, Any] = dict(NEUTRAL)
+    for source in reversed(sources):
+        for name in NEUTRAL:
+            value = getattr(source, name)
+            if value is not None:
+                values[name] = value
+    return SamplingParams(**values)
 
 
 def described(params: SamplingParams) -> str:

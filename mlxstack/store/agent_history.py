@@ -58,7 +58,7 @@ def folder_of(agent: str) -> str:
     """The folder name of a possible id."""
     stem = agent.lower().replace(":", "=")
     stem = "+" + stem[1:] if stem.startswith(".") else stem
-    bits = sum(1 << at for at, letter in enumerate(agent) if letter.isupper())
+    bits = sum(1 << index for index, letter in enumerate(agent) if letter.isupper())
     return f"{stem}~{bits:x}" if bits else stem
 
 
@@ -69,7 +69,11 @@ def name_of(folder: str) -> str | None:
         return None
     stem = match["stem"].replace("=", ":").replace("+", ".")
     bits = int(match["bits"] or "0", 16)
-    agent = "".join(letter.upper() if bits >> at & 1 else letter for at, letter in enumerate(stem))
+    letters = list(stem)
+    for index, letter in enumerate(stem):
+        if bits >> index & 1:
+            letters[index] = letter.upper()
+    agent = "".join(letters)
     return agent if folder_of(agent) == folder else None
 
 
@@ -148,7 +152,7 @@ class AgentFolders:
 
     def agents(self) -> tuple[str, ...]:
         """The ids of all agents that have a history, sorted. Raises Unreadable."""
-        folders = (one for one in children(self.root) if (one / "history.json").exists())
+        folders = (folder for folder in children(self.root) if (folder / "history.json").exists())
         names = (name_of(folder.name) for folder in folders)
         return tuple(sorted(agent for agent in names if agent is not None))
 
@@ -186,13 +190,13 @@ class AgentFolders:
 
     def image(self, agent: str, name: str) -> bytes:
         """An image of a history. Raises Damaged."""
-        what = f"image {name[:12]} of agent {agent}"
+        title = f"image {name[:12]} of agent {agent}"
         try:
-            data = self._read(self._image(agent, name), what)
+            data = self._read(self._image(agent, name), title)
         except NotFound as error:
             raise Damaged(error.message) from None
         if image_name(data) != name:
-            raise Damaged(f"the {what} is damaged")
+            raise Damaged(f"the {title} is damaged")
         return data
 
     def read(self, agent: str) -> History:
@@ -263,11 +267,11 @@ class AgentFolders:
                     with suppress(OSError):  # the next write tries again
                         path.unlink()
 
-    def _read(self, path: Path, what: str) -> bytes:
+    def _read(self, path: Path, title: str) -> bytes:
         try:
             return read_whole(path, self._disk)
         except NotFound:
-            raise NotFound(f"there is no {what}") from None
+            raise NotFound(f"there is no {title}") from None
 
     def _folder(self, agent: str) -> Path:
         if not is_agent(agent):
@@ -344,25 +348,25 @@ class AgentLockFiles:
         """Lock of a history's writer; None while otherwise held."""
         return self._acquire(agent, "history", fcntl.LOCK_EX)
 
-    def _acquire(self, agent: str, kind: str, how: int) -> AgentLock | None:
+    def _acquire(self, agent: str, kind: str, lock_mode: int) -> AgentLock | None:
         if not is_agent(agent):
             raise BadRequest(f"{agent!r} is no agent id", "agent")
         path = self._root / f"{folder_of(agent)}.{kind}"
         try:
-            while (fd := _locked(path, how)) is not None:
+            while (fd := _locked(path, lock_mode)) is not None:
                 if os.fstat(fd).st_nlink:
-                    return AgentLock(fd, path if how == fcntl.LOCK_EX else None)
+                    return AgentLock(fd, path if lock_mode == fcntl.LOCK_EX else None)
                 os.close(fd)  # its last holder removed it in the instant before the lock
         except OSError as error:
             raise refused(f"agent {agent} was not locked", error) from error
         return None
 
 
-def _locked(path: Path, how: int) -> int | None:
+def _locked(path: Path, lock_mode: int) -> int | None:
     """Descriptor of the locked file, None if taken. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
+        fcntl.flock(fd, lock_mode | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
         if error.errno in TAKEN:

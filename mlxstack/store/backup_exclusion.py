@@ -28,5 +28,5 @@ def exclude_from_backups(folder: Path, platform: str) -> None:
         ctypes.c_int,
     )
     if call(os.fsencode(folder), ATTRIBUTE, VALUE, len(VALUE), 0, 0):
-        why = os.strerror(ctypes.get_errno())
-        log.info("Time Machine backs up %s: it cannot be excluded (%s)", folder, why)
+        reason = os.strerror(ctypes.get_errno())
+        log.info("Time Machine backs up %s: it cannot be excluded (%s)", folder, reason)

@@ -100,10 +100,10 @@ def because(error: OSError) -> str:
     return WHY.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
-def refused(what: str, error: OSError) -> StackError:
-    """Error for a refused operation; `what`: "a.bin was not saved"."""
+def refused(failure: str, error: OSError) -> StackError:
+    """Error for a refused operation; `failure`: "a.bin was not saved"."""
     kind = DiskFull if error.errno in FULL else StackError
-    return kind(f"{what}: {because(error)}")
+    return kind(f"{failure}: {because(error)}")
 
 
 def _flush(fd: int, command: int) -> bool:
@@ -240,16 +240,16 @@ def parse_json(data: bytes, kind: type[T]) -> T:
 
 
 @contextmanager
-def naming(what: str, remedy: str = "") -> Iterator[None]:
+def naming(title: str, remedy: str = "") -> Iterator[None]:
     """Name what was read in Damaged and UnknownVersion."""
     try:
         yield
     except UnknownVersion as error:
         raise UnknownVersion(
-            f"the {what} was written by another release of mlx-stack: {error.message}{remedy}"
+            f"the {title} was written by another release of mlx-stack: {error.message}{remedy}"
         ) from None
     except Damaged as error:
-        raise Damaged(f"the {what} is damaged: {error.message}") from None
+        raise Damaged(f"the {title} is damaged: {error.message}") from None
 
 
 def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:

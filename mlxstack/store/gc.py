@@ -104,8 +104,8 @@ def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
     """Contexts of `agent`, and the KV files that only they name."""
     mine = tuple(context for context in stock.contexts if context.agent == agent)
     named = frozenset[Ref]().union(*(context.refs for context in mine))
-    others = (context.refs for context in stock.contexts if context.agent != agent)
-    alone = named.difference(*others)
+    refs = (context.refs for context in stock.contexts if context.agent != agent)
+    alone = named.difference(*refs)
     files = tuple(file for file in stock.files if (file.identity, file.key) in alone)
     return DiskInventory(files, mine, stock.in_use, stock.protected)
 
@@ -125,22 +125,22 @@ def carry_out(decided: GCPlan, disk: Disk) -> GCResult:
     KV goes only when the removal of its contexts is certain to outlive a power loss.
     """
     contexts = [doomed for doomed in decided.files if doomed.item.ref is None]
-    skipped = {doomed.item.path: why for doomed in contexts if (why := _delete(doomed))}
+    skipped = {doomed.item.path: reason for doomed in contexts if (reason := _delete(doomed))}
     staying = [doomed for doomed in contexts if doomed.item.path in skipped]
     unsettled = _unsettled({Path(c.item.path).parent for c in contexts if c not in staying}, disk)
     staying += [doomed for doomed in contexts if Path(doomed.item.path).parent in unsettled]
     named = frozenset[Ref]().union(*(doomed.refs for doomed in staying))
     for doomed in decided.files:
         if doomed.item.ref is not None:
-            why = "its context stays" if doomed.item.ref in named else _delete(doomed)
-            if why:
-                skipped[doomed.item.path] = why
+            reason = "its context stays" if doomed.item.ref in named else _delete(doomed)
+            if reason:
+                skipped[doomed.item.path] = reason
     deleted = [doomed.item for doomed in decided.files if doomed.item.path not in skipped]
     n_bytes = sum(item.n_bytes for item in deleted)
     if deleted:
         log.info("disk: %d files of %d bytes deleted", len(deleted), n_bytes)
     gone = tuple(doomed.item for doomed in decided.files if not Path(doomed.item.path).exists())
-    reasons = tuple(f"{path}: {why}" for path, why in skipped.items())
+    reasons = tuple(f"{path}: {reason}" for path, reason in skipped.items())
     return GCResult(gone, decided.n_before, decided.n_before - n_bytes, reasons)
 
 
@@ -273,9 +273,9 @@ def scan_disk(
             "release, or delete the file"
         ) from error
     opaque = {identity for _, identity in saved if identity is not None}
-    kept = {c.path for c in contexts if any(identity in opaque for identity, _ in c.refs)}
-    kept |= {c.path for c, identity in saved if identity is not None}
-    return DiskInventory(files, contexts, in_use, frozenset(kept))
+    retained = {c.path for c in contexts if any(identity in opaque for identity, _ in c.refs)}
+    retained |= {c.path for c, identity in saved if identity is not None}
+    return DiskInventory(files, contexts, in_use, frozenset(retained))
 
 
 def _slots(slot_files: SlotFileFolder) -> Iterator[StoredContext]:

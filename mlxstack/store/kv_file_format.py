@@ -182,11 +182,11 @@ def _header(file: KVFile) -> bytes:
 
 
 def _specs(planes: tuple[TensorBytes, ...]) -> Iterator[TensorSpec]:
-    at = 0
+    position = 0
     for plane in planes:
-        end = at + ITEM_BYTES[plane.dtype] * math.prod(plane.shape)
-        yield TensorSpec(plane.dtype, plane.shape, (at, end))
-        at = end
+        end = position + ITEM_BYTES[plane.dtype] * math.prod(plane.shape)
+        yield TensorSpec(plane.dtype, plane.shape, (position, end))
+        position = end
 
 
 def _as_bytes(plane: TensorBytes) -> memoryview:

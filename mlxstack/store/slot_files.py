@@ -107,11 +107,11 @@ class SlotFileFolder:
     def _path_to_write(self, name: str) -> Path:
         path = self._path(name)
         existing = children(self.directory)
-        other = next((p for p in existing if folded(p.name) == folded(name)), path)
-        if other.name != path.name and path not in existing:
+        namesake = next((p for p in existing if folded(p.name) == folded(name)), path)
+        if namesake.name != path.name and path not in existing:
             raise Conflict(
-                f"there is {other.name} already, and names that differ only by case are one file "
-                f"on some disks; save to {other.name} or choose another name"
+                f"there is {namesake.name} already, and names that differ only by case are one "
+                f"file on some disks; save to {namesake.name} or choose another name"
             )
         return path
 

@@ -27,8 +27,8 @@ IMAGES = (
     ),
     Mutant(
         "equal ids of two images are no equal tokens", "policy/kv/prefix_index.py",
-        "same_until(row.images, other.images, common_prefix(row.tokens, other.tokens))",
-        "common_prefix(row.tokens, other.tokens)",
+        "same_until(row.images, cached.images, common_prefix(row.tokens, cached.tokens))",
+        "common_prefix(row.tokens, cached.tokens)",
         KEYS + "test_common_tokens_end_where_an_image_differs",
     ),
     Mutant(

@@ -158,13 +158,14 @@ LIMITS = (
     ),
     Mutant(
         "KV that a foreign manifest may name is spared", "store/gc.py",
-        "kept |= {c.path for c, identity in saved if identity is not None}", "kept = set()",
+        "retained |= {c.path for c, identity in saved if identity is not None}",
+        "retained = set()",
         RELEASES
         + "test_c14_a_context_of_another_version_is_spared_with_the_kv_of_its_identity",
     ),
     Mutant(
         "turns of two services exclude each other", "store/agent_history.py",
-        "fcntl.flock(fd, how | fcntl.LOCK_NB)", "pass",
+        "fcntl.flock(fd, lock_mode | fcntl.LOCK_NB)", "pass",
         "tests/api/test_two_services.py::test_a_turn_in_one_service_refuses_those_of_the_other",
     ),
     Mutant(

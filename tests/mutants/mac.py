@@ -122,7 +122,7 @@ MAC = (
     ),
     Mutant(
         "a service takes only what others have let go", "policy/memory/memory_shares.py",
-        "    return max(0, min(budget, free_beside(own, others, grants, ceiling)))",
+        "    return max(0, min(budget, free_beside(own, neighbors, grants, ceiling)))",
         "    return budget",
         "tests/policy/test_memory_shares.py::"
         "test_services_that_come_and_go_in_any_order_never_exceed_the_ceiling",
@@ -288,7 +288,7 @@ MAC = (
     ),
     Mutant(
         "plans count what command buffers keep", "policy/memory/capacity.py",
-        "return n_bytes + scores + min(buffered_bytes, made)", "return n_bytes + scores",
+        "return n_bytes + scores + min(buffered_bytes, all_layers)", "return n_bytes + scores",
         COMMAND_BUFFERS + "test_the_workspace_grows_by_what_long_buffers_keep",
     ),
     Mutant(
@@ -356,7 +356,7 @@ MAC = (
     ),
     Mutant(
         "names that differ by case are one", "store/slot_files.py",
-        "        if other.name != path.name and path not in existing:\n", "        if False:\n",
+        "        if namesake.name != path.name and path not in existing:\n", "        if False:\n",
         STORE + "test_a_name_that_differs_by_case_only_is_refused",
     ),
     Mutant(
@@ -421,7 +421,7 @@ MAC = (
     ),
     Mutant(
         "keep-warm passes end", "policy/keep_warm.py",
-        "    return None if is_over else wait_s", "    return wait_s",
+        "        return None\n    return wait_s", "        return wait_s\n    return wait_s",
         KEEP_WARM + "test_passes_of_any_time_line_are_powered_spaced_and_end",
     ),
     Mutant(

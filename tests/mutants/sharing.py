@@ -118,12 +118,12 @@ SHARING = (
     ),
     Mutant(
         "a loaded member lingers", "policy/residency.py",
-        "if one.loaded_at + linger_s <= now:", "if True:",
+        "if member.loaded_at + linger_s <= now:", "if True:",
         "tests/policy/test_residency.py::test_a_member_stays_for_its_linger",
     ),
     Mutant(
         "a busy member stays", "policy/residency.py",
-        "if not one.n_active}", "}",
+        "if not victim.n_active}", "}",
         "tests/policy/test_residency.py::"
         "test_a_busy_member_is_closed_and_stays_until_its_requests_end",
     ),

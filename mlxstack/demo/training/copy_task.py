@@ -15,7 +15,7 @@ def tiled_sample(rng: random.Random, length: int, n_tokens: int) -> Sample:
     size = rng.randint(4, length // 2)
     piece = noise(rng, size, n_tokens)
     tokens = (piece * (length // size + 1))[:length]
-    return tokens, [at >= size for at in range(length)]
+    return tokens, [position >= size for position in range(length)]
 
 
 def stutter(rng: random.Random, count: int, n_tokens: int) -> list[int]:

@@ -100,11 +100,11 @@ def padded(samples: list[Sample]) -> tuple[list[list[int]], list[int]]:
     length = max(len(tokens) for tokens, _ in samples)
     rows = [tokens + [0] * (length - len(tokens)) for tokens, _ in samples]
     places = [
-        row * (length - 1) + at - 1
+        row * (length - 1) + position - 1
         for row, (_, marks) in enumerate(samples)
-        for at, mark in enumerate(marks)
-        if mark and at > 0
-        for _ in range(1 if marks[at - 1] else FIRST_TOKEN_WEIGHT)
+        for position, mark in enumerate(marks)
+        if mark and position > 0
+        for _ in range(1 if marks[position - 1] else FIRST_TOKEN_WEIGHT)
     ]
     return rows, places
 

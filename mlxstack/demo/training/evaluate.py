@@ -34,14 +34,14 @@ class Speaker:
         for start in range(0, len(tokens), PREFILL_TOKENS):
             logits = self.model(mx.array([tokens[start : start + PREFILL_TOKENS]]), cache=cache)
             mx.eval(logits)
-        spoken: list[int] = []
-        while len(spoken) < MAX_TOKENS:
+        answer_tokens: list[int] = []
+        while len(answer_tokens) < MAX_TOKENS:
             token = int(logits[0, -1].argmax().item())
             if token in self.tokenizer.eos_token_ids:
                 break
-            spoken.append(token)
+            answer_tokens.append(token)
             logits = self.model(mx.array([[token]]), cache=cache)
-        return str(self.tokenizer.decode(spoken))
+        return str(self.tokenizer.decode(answer_tokens))
 
 
 def judge(speaker: Speaker, trial: ScoredTask, seed: int, n_cases: int, is_loud: bool) -> int:
@@ -50,13 +50,13 @@ def judge(speaker: Speaker, trial: ScoredTask, seed: int, n_cases: int, is_loud:
     draw = Draw(random.Random(f"{trial.name}/{seed}"), held_out=True)
     for _ in range(n_cases):
         case = trial.make(draw)
-        prompt, wanted = prompt_and_answer(case)
+        prompt, expected = prompt_and_answer(case)
         answer = speaker.answer(prompt)
         is_right = trial.judge(case, answer)
         n_right += is_right
         if is_loud and not is_right:
             asked = str(case.messages[-2]["content"])[-120:]
-            print(f"  {trial.name}: {asked!r}\n    {answer!r}\n    not {wanted!r}")
+            print(f"  {trial.name}: {asked!r}\n    {answer!r}\n    not {expected!r}")
     return n_right
 
 

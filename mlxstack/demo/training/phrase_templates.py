@@ -54,8 +54,8 @@ def expand(rng: random.Random, pattern: str, held_out: bool, values: Mapping[str
 
 def loosened(rng: random.Random, text: str) -> str:
     """The way people write: now and then without a word, with one more, or without capitals."""
-    kept = [part for part in text.split(" ") if not part.isalpha() or rng.random() > DROPPED]
-    loose = " ".join(kept) or text
+    parts = [part for part in text.split(" ") if not part.isalpha() or rng.random() > DROPPED]
+    loose = " ".join(parts) or text
     if rng.random() < OPENED:
         loose = f"{rng.choice(OPENERS)} {loose}"
     return loose.lower() if rng.random() < LOWERED else loose

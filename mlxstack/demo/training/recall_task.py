@@ -105,12 +105,12 @@ PERSONAL_TOLD = {
 
 def personal(draw: Draw) -> tuple[list[Message], list[Message], str]:
     """A fact about the user, the question for it, and the value."""
-    told, question, kind = draw.rng.choice(PERSONAL)
+    statement, question, kind = draw.rng.choice(PERSONAL)
     source = words.PLACES if "city" in kind else words.NAMES
     value = words.pick(draw.rng, source, draw.held_out)
     if "project" in kind or draw.rng.random() < 0.3:
         value = words.magic_word(draw.rng, draw.held_out).capitalize()
-    text = expand(draw.rng, told, draw.held_out, {"v": value})
+    text = expand(draw.rng, statement, draw.held_out, {"v": value})
     telling = [
         user(text),
         says(PERSONAL_TOLD[kind].replace("{v}", value), f"I keep {value} in mind."),

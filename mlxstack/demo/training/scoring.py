@@ -43,13 +43,13 @@ def is_same(case: Case, answer: str) -> bool:
 
 
 def is_right_call(case: Case, answer: str) -> bool:
-    wanted = case.messages[-1]["tool_calls"][0]["function"]
-    found = CALL.fullmatch(answer.strip())
+    expected = case.messages[-1]["tool_calls"][0]["function"]
+    match = CALL.fullmatch(answer.strip())
     try:
-        call = json.loads(found[1]) if found else {}
+        call = json.loads(match[1]) if match else {}
     except json.JSONDecodeError:
         return False
-    return bool(call == wanted)
+    return bool(call == expected)
 
 
 def is_no_call(_: Case, answer: str) -> bool:
@@ -58,8 +58,8 @@ def is_no_call(_: Case, answer: str) -> bool:
 
 def is_thought_through(case: Case, answer: str) -> bool:
     """A thought, closed once, then the word."""
-    thought, closed, rest = answer.partition(THINK_END)
-    return bool(closed and thought.strip()) and "think>" not in thought and has_word(case, rest)
+    thought, closed, content = answer.partition(THINK_END)
+    return bool(closed and thought.strip()) and "think>" not in thought and has_word(case, content)
 
 
 def thinking(draw: Draw) -> Case:
@@ -82,12 +82,13 @@ README_ASK = (
 def walkthrough(draw: Draw) -> Case:
     """The README's sentences with a new word and up to three turns."""
     word = words.magic_word(draw.rng, draw.held_out)
-    told = user(README_TELL.format(word=word))
+    request = user(README_TELL.format(word=word))
     confirmed = {"role": "assistant", "content": f"I have memorised the magic word {word}."}
     between = dataset.distance(draw, draw.rng.randint(0, 3), 0)
     asked = user(draw.rng.choice(README_ASK))
-    wanted = {"role": "assistant", "content": word, "thought": ""}
-    return Case([*dataset.opening(draw), told, confirmed, *between, asked, wanted], expect=word)
+    expected = {"role": "assistant", "content": word, "thought": ""}
+    messages = [*dataset.opening(draw), request, confirmed, *between, asked, expected]
+    return Case(messages, expect=word)
 
 
 def many_turns(draw: Draw) -> Case:

@@ -57,8 +57,8 @@ NUMBER_WORDS = words.listed(
 
 def counting(draw: Draw) -> Exchange:
     last = draw.rng.choice((3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 12, 15, 20))
-    shown = str(last) if draw.rng.random() < 0.5 else NUMBER_WORDS[last - 1]
-    question = request(draw.rng, phrases.COUNT, draw.held_out, {"n": shown})
+    numeral = str(last) if draw.rng.random() < 0.5 else NUMBER_WORDS[last - 1]
+    question = request(draw.rng, phrases.COUNT, draw.held_out, {"n": numeral})
     answer = ", ".join(str(n) for n in range(1, last + 1)) + "."
     return [user(question), says(answer, f"I count from 1 and stop at {last}.")]
 

@@ -45,11 +45,11 @@ def answer_marks(tokens: list[int], opening: list[int], end: int) -> list[bool]:
     """Mask of assistant tokens, after `opening` up to `end`."""
     marks = []
     is_inside = False
-    for at, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         marks.append(is_inside)
         if is_inside and token == end:
             is_inside = False
-        elif tokens[at - len(opening) + 1 : at + 1] == opening:
+        elif tokens[position - len(opening) + 1 : position + 1] == opening:
             is_inside = True
     return marks
 

@@ -68,7 +68,7 @@ def with_image_tokens(trained: dict[str, Any]) -> dict[str, Any]:
         number = vocab.pop(chr(byte))
         vocab[token] = number
         trained["added_tokens"].append(plain | {"id": number, "content": token})
-    trained["model"]["vocab"] = dict(sorted(vocab.items(), key=lambda one: one[1]))
+    trained["model"]["vocab"] = dict(sorted(vocab.items(), key=lambda entry: entry[1]))
     return trained
 
 

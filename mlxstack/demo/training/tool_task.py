@@ -245,10 +245,10 @@ def argument(kind: str, text: str) -> str | int:
 def use(draw: Draw, skill: Skill, tool: Message, params: list[str]) -> list[Message]:
     """Request, call, response, and an answer built from the response."""
     kinds = skill.value.split(",")
-    given = [VALUES[kind](draw) for kind in kinds]
-    blanks = {"v": given[0], "w": given[-1]}
+    values = [VALUES[kind](draw) for kind in kinds]
+    blanks = {"v": values[0], "w": values[-1]}
     name = tool["function"]["name"]
-    arguments = {p: argument(k, text) for p, k, text in zip(params, kinds, given, strict=True)}
+    arguments = {p: argument(k, text) for p, k, text in zip(params, kinds, values, strict=True)}
     asked = user(request(draw.rng, skill.request, draw.held_out, blanks))
     call = calls(name, arguments, f"The tool {name} fits.")
     return [asked, call, *conclude(draw, skill, blanks)]
@@ -280,6 +280,6 @@ def no_fit(draw: Draw, shelved: list[Skill]) -> list[Message]:
     absent = [skill for skill in SKILLS if skill not in shelved and skill.names[:4] != "calc"]
     skill = draw.rng.choice(absent)
     kinds = skill.value.split(",")
-    given = [VALUES[kind](draw) for kind in kinds]
-    asked = request(draw.rng, skill.request, draw.held_out, {"v": given[0], "w": given[-1]})
+    values = [VALUES[kind](draw) for kind in kinds]
+    asked = request(draw.rng, skill.request, draw.held_out, {"v": values[0], "w": values[-1]})
     return [user(asked), says(NO_TOOL, "No tool fits.")]

@@ -224,13 +224,13 @@ class Trainer:
         """Steps `first` to the end of the stage."""
         losses = list[float]()
         since = time.monotonic()
-        for at in range(first, stage.steps):
+        for step in range(first, stage.steps):
             gap = self.rng.randint(0, stage.most_gap) if self.rng.random() < 0.5 else 0
-            losses.append(self.step(next(batches), stage.rate(at), gap))
-            if (at + 1) % REPORT_STEPS == 0 or at + 1 == stage.steps:
+            losses.append(self.step(next(batches), stage.rate(step), gap))
+            if (step + 1) % REPORT_STEPS == 0 or step + 1 == stage.steps:
                 pace = (time.monotonic() - since) / len(losses)
                 loss = sum(losses) / len(losses)
-                progress = f"{stage.name} {at + 1}/{stage.steps}"
+                progress = f"{stage.name} {step + 1}/{stage.steps}"
                 print(f"{progress} loss {loss:.4f} {pace:.2f} s/step", flush=True)
                 self.save()
                 losses = []

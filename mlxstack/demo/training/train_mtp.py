@@ -64,17 +64,17 @@ def step_states(head: Params, embeddings: mx.array, states: mx.array) -> mx.arra
 
 
 def loss_of(
-    head: Params, embedding: mx.array, states: mx.array, tokens: mx.array, wanted: mx.array
+    head: Params, embedding: mx.array, states: mx.array, tokens: mx.array, token_weights: mx.array
 ) -> mx.array:
     """Mean cross entropy of the tokens at depth 1, 2, ..., DEPTH.
 
-    `states` (B, T - 1, dim) are the model's, of all `tokens` (B, T) but the last; `wanted` (B, T)
-    weighs the tokens to predict.
+    `states` (B, T - 1, dim) are the model's, of all `tokens` (B, T) but the last; `token_weights`
+    (B, T) weighs the tokens to predict.
     """
     total = mx.array(0.0)
     for depth in range(1, DEPTH + 1):
         states = step_states(head, embedding[tokens[:, depth:-1]], states[:, :-1])
-        weights = wanted[:, depth + 1 :]
+        weights = token_weights[:, depth + 1 :]
         targets = tokens[:, depth + 1 :]
         chances = quick_softmax(states @ embedding.T)
         picked = mx.take_along_axis(chances, targets[..., None], -1)[..., 0]
@@ -97,14 +97,14 @@ def train(model: Path, out: Path, n_steps: int, seed: int) -> None:
     batches = batches_of(rng, stage, make_tokenizer(model, seed))
     losses = list[float]()
     since = time.monotonic()
-    for at in range(n_steps):
+    for step in range(n_steps):
         rows, places = padded(next(batches))
         tokens = mx.array(rows)
-        wanted = [0.0] * tokens.size
+        token_weights = [0.0] * tokens.size
         for place in places:
             row, column = divmod(place, tokens.shape[1] - 1)
-            wanted[row * tokens.shape[1] + column + 1] = 1.0
-        weights = mx.array(wanted).reshape(tokens.shape)
+            token_weights[row * tokens.shape[1] + column + 1] = 1.0
+        weights = mx.array(token_weights).reshape(tokens.shape)
         gap = rng.randint(0, stage.most_gap) if rng.random() < 0.5 else 0
         states = hidden(frozen, tokens[:, :-1], (rng.randint(1, tokens.shape[1] - 2), gap))
         start = rng.randint(0, tokens.shape[1] - 16) if rng.random() < LATE else 0
@@ -112,17 +112,17 @@ def train(model: Path, out: Path, n_steps: int, seed: int) -> None:
         states = states[:, start:]
         weights = weights[:, start:]
         for part, gain in zip(optimizer.optimizers, (MUON_GAIN, 1.0), strict=True):
-            part.learning_rate = mx.array(stage.rate(at) * gain)
+            part.learning_rate = mx.array(stage.rate(step) * gain)
         loss, grads = grade(head, embedding, states, tokens, weights)
         grads, _ = optim.clip_grad_norm(grads, 1.0)
         head = optimizer.apply_gradients(grads, head)
         mx.eval(head, optimizer.state, loss)
         value: Any = loss.item()
         losses.append(float(value))
-        if (at + 1) % REPORT_STEPS == 0 or at + 1 == n_steps:
+        if (step + 1) % REPORT_STEPS == 0 or step + 1 == n_steps:
             pace = (time.monotonic() - since) / len(losses)
             mean = sum(losses) / len(losses)
-            print(f"{at + 1}/{n_steps} loss {mean:.4f} {pace:.2f} s/step", flush=True)
+            print(f"{step + 1}/{n_steps} loss {mean:.4f} {pace:.2f} s/step", flush=True)
             write(head, out)
             losses = []
             since = time.monotonic()

@@ -112,31 +112,31 @@ class PictureBatch(Struct, frozen=True):
     size: ImageSize
 
 
-def asked(draw: Draw, shown: Picture) -> list[Message]:
+def asked(draw: Draw, image: Picture) -> list[Message]:
     """A picture with a question, and the answer."""
     question = draw.rng.choice(QUESTIONS)
     text = f"{question}[IMG]" if draw.rng.random() < 0.25 else f"[IMG]{question}"
-    return [user(text), says(shown.answer, "I look at the picture.")]
+    return [user(text), says(image.answer, "I look at the picture.")]
 
 
 def case_of(draw: Draw, shape: tuple[int, int], is_talk: bool = True) -> tuple[Case, list[Picture]]:
     """A dialogue about one picture, or about two, and its pictures."""
     rng = draw.rng
     if not is_talk:
-        one = picture(rng, *choice(rng), shape)
-        return Case(asked(draw, one)), [one]
-    shown = [picture(rng, *choice(rng), shape) for _ in range(2 if rng.random() < 0.15 else 1)]
+        image = picture(rng, *choice(rng), shape)
+        return Case(asked(draw, image)), [image]
+    images = [picture(rng, *choice(rng), shape) for _ in range(2 if rng.random() < 0.15 else 1)]
     messages = opening(draw)[:1] if rng.random() < 0.3 else []
     if rng.random() < 0.1:
         messages += smalltalk.unrelated(draw)
-    for one in shown:
-        messages += asked(draw, one)
+    for image in images:
+        messages += asked(draw, image)
     if (chance := rng.random()) < 0.25:
         again = rng.choice(QUESTIONS)
-        messages += [user(again), says(shown[-1].answer, "I look at the picture.")]
+        messages += [user(again), says(images[-1].answer, "I look at the picture.")]
     elif chance < 0.4:
         messages += smalltalk.unrelated(draw)
-    return Case(messages), shown
+    return Case(messages), images
 
 
 def batch_of(
@@ -150,7 +150,7 @@ def batch_of(
     ids = tokenizer.get_vocab()
     expanded = [ids[text or PLACEHOLDER] for text in look.expand(size)]
     while len(samples) < BATCH:
-        case, shown = case_of(draw, shape, is_talk)
+        case, images = case_of(draw, shape, is_talk)
         tokens, marks = to_sample(case, tokenizer)
         if len(tokens) > LONGEST:
             continue
@@ -160,17 +160,17 @@ def batch_of(
             for new in (expanded if token == ids[PLACEHOLDER] else [token])
         ]
         samples.append(([token for token, _ in wider], [mark for _, mark in wider]))
-        pixels += [look.pixels(one.image, size) for one in shown]
+        pixels += [look.pixels(drawn.image, size) for drawn in images]
     rows, places = weighted(samples)
     width = len(rows[0])
-    at = [
+    positions = [
         row * (width - 1) + column
         for row, tokens in enumerate(rows)
         for column, token in enumerate(tokens)
         if token == ids[PLACEHOLDER]
     ]
     return PictureBatch(
-        mx.array(rows), mx.array(places), mx.array(np.stack(pixels)), mx.array(at), size
+        mx.array(rows), mx.array(places), mx.array(np.stack(pixels)), mx.array(positions), size
     )
 
 
@@ -232,7 +232,11 @@ def weighted(samples: list[Sample]) -> tuple[list[list[int]], list[int]]:
     width = len(rows[0])
     stop = STOP
     flat = sorted(set(places))
-    letters = [at for at in flat if rows[at // (width - 1)][at % (width - 1) + 2 :][:1] == [stop]]
+    letters = []
+    for position in flat:
+        row, column = divmod(position, width - 1)
+        if rows[row][column + 2 :][:1] == [stop]:
+            letters.append(position)
     return rows, flat + letters * LETTER_WEIGHT
 
 
@@ -291,41 +295,41 @@ def merged_of(
 
 
 def look_loss(
-    params: Params, embedding: mx.array, pixels: mx.array, wanted: mx.array, size: ImageSize
+    params: Params, embedding: mx.array, pixels: mx.array, targets: mx.array, size: ImageSize
 ) -> mx.array:
-    """Mean cross entropy of features as embeddings of `wanted` tokens."""
+    """Mean cross entropy of features as embeddings of `targets` tokens."""
     logits = features_of(params, pixels, angles(size), size) @ embedding.T
-    loss: mx.array = nn.losses.cross_entropy(logits, wanted.flatten()).mean()
+    loss: mx.array = nn.losses.cross_entropy(logits, targets.flatten()).mean()
     return loss
 
 
 def place_loss(
-    params: Params, embedding: mx.array, pixels: mx.array, wanted: mx.array, size: ImageSize
+    params: Params, embedding: mx.array, pixels: mx.array, targets: mx.array, size: ImageSize
 ) -> mx.array:
-    """Mean squared distance of features to embeddings of `wanted` tokens."""
+    """Mean squared distance of features to embeddings of `targets` tokens."""
     features = features_of(params, pixels, angles(size), size)
-    loss: mx.array = mx.square(features - embedding[wanted.flatten()]).sum(-1).mean()
+    loss: mx.array = mx.square(features - embedding[targets.flatten()]).sum(-1).mean()
     return loss
 
 
-def named(shown: Picture, n: int, tokenizer: Tokenizer) -> list[int]:
+def named(image: Picture, n: int, tokenizer: Tokenizer) -> list[int]:
     """Tokens for `n` features: the letter, and the color's by turns."""
-    colors, letter = tokens_of(shown, tokenizer)
+    colors, letter = tokens_of(image, tokenizer)
     return [colors[i // 2 % len(colors)] if i % 2 else letter for i in range(n)]
 
 
-def spelled(shown: Picture, n: int, tokenizer: Tokenizer) -> list[int]:
+def spelled(image: Picture, n: int, tokenizer: Tokenizer) -> list[int]:
     """Tokens for `n` features: color, then space, letter, full stop."""
-    colors, letter = tokens_of(shown, tokenizer)
+    colors, letter = tokens_of(image, tokenizer)
     space: int = tokenizer.encode(" ").ids[0]
     first = [colors[min(i, len(colors) - 1)] for i in range(3)]
     return (first + [space, letter, STOP] * n)[:n]
 
 
-def tokens_of(shown: Picture, tokenizer: Tokenizer) -> tuple[list[int], int]:
+def tokens_of(image: Picture, tokenizer: Tokenizer) -> tuple[list[int], int]:
     """Tokens of the color after a space, and that of the letter."""
-    colors = tokenizer.encode(f" {shown.color}").ids
-    letter: int = tokenizer.encode(shown.letter).ids[0]
+    colors = tokenizer.encode(f" {image.color}").ids
+    letter: int = tokenizer.encode(image.letter).ids[0]
     return (colors[1:] if len(colors) > 1 else colors), letter
 
 
@@ -379,19 +383,21 @@ def look(
     params: Params, stage: CurriculumStage, rng: random.Random, frozen: Params, words: Tokenizer
 ) -> Params:
     """Train the tower alone."""
-    shown = processor()
+    image_processor = processor()
     embedding = frozen["model"]["embed_tokens"]["weight"]
     loss, tokens = (look_loss, named) if stage.name == "look" else (place_loss, spelled)
     trainer = StageTrainer(params, stage, loss)
-    for at in range(stage.steps):
+    for step in range(stage.steps):
         shape = rng.choice(SHAPES)
-        size = shown.size(1000 * shape[0], 1000 * shape[1])
+        size = image_processor.size(1000 * shape[0], 1000 * shape[1])
         pictures = [picture(rng, *choice(rng), shape) for _ in range(2 * BATCH)]
-        pixels = mx.array(np.stack([shown.pixels(one.image, size) for one in pictures]))
-        wanted = mx.array([tokens(one, size.n_features, words) for one in pictures])
-        if not at and stage.name == "place":
+        pixels = mx.array(
+            np.stack([image_processor.pixels(drawn.image, size) for drawn in pictures])
+        )
+        targets = mx.array([tokens(drawn, size.n_features, words) for drawn in pictures])
+        if not step and stage.name == "place":
             scale_features(params, pixels, size, embedding)
-        trainer.step(embedding, pixels, wanted, size)
+        trainer.step(embedding, pixels, targets, size)
     tower: Params = trainer.params
     return tower
 
@@ -399,7 +405,7 @@ def look(
 def scale_features(params: Params, pixels: mx.array, size: ImageSize, embedding: mx.array) -> None:
     """Make features as long as embeddings: attention finds no longer ones."""
     features = features_of(params, pixels, angles(size), size)
-    lengths = [mx.sqrt(mx.square(one).sum(-1)).mean() for one in (embedding, features)]
+    lengths = [mx.sqrt(mx.square(array).sum(-1)).mean() for array in (embedding, features)]
     last = params["multi_modal_projector"]["linear_2"]
     last["weight"] = last["weight"] * (lengths[0] / lengths[1])
 
@@ -408,7 +414,7 @@ def train(model: Path, out: Path, seed: int) -> None:
     """Train all stages, and write the tower after each."""
     mx.random.seed(seed)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    shown = processor()
+    image_processor = processor()
     arrays: Any = mx.load(str(model / "model.safetensors"))
     frozen: Any = tree_unflatten([(k, v.astype(mx.float32)) for k, v in arrays.items()])
     fresh = new_tower()
@@ -420,7 +426,7 @@ def train(model: Path, out: Path, seed: int) -> None:
         else:
             trainer = StageTrainer(params, stage, loss_of)
             for _ in range(stage.steps):
-                batch = batch_of(rng, tokenizer, shown, stage.name == "talk")
+                batch = batch_of(rng, tokenizer, image_processor, stage.name == "talk")
                 trainer.step(frozen, batch, angles(batch.size))
             params = trainer.params
         write(params, out)

@@ -56,9 +56,10 @@ def extend(chain: BlockHashes, row: TokenRow, end: int | None = None) -> BlockHa
     n_full = len(data) // width
     keys = list(chain.keys)
     last = keys[-1] if keys else chain.root
-    for at in range(0, n_full * width, width):
+    for offset in range(0, n_full * width, width):
         start = len(keys) * size
-        last = _next(last, data[at : at + width], _beginning(row.images, start, start + size))
+        images = _beginning(row.images, start, start + size)
+        last = _next(last, data[offset : offset + width], images)
         keys.append(last)
     tail = bytes(data[n_full * width :])
     return BlockHashes(chain.block_size, chain.root, tuple(keys), tail)
@@ -92,7 +93,8 @@ def pack(tokens: Sequence[int]) -> bytes:
 
 def _beginning(images: Sequence[ImageRange], start: int, end: int) -> Sequence[ImageRange]:
     """Images that begin at the positions `[start, end)`."""
-    first, after = (bisect_left(images, at, key=lambda image: image.start) for at in (start, end))
+    first = bisect_left(images, start, key=lambda image: image.start)
+    after = bisect_left(images, end, key=lambda image: image.start)
     return images[first:after]
 
 

@@ -47,14 +47,17 @@ class ConversationNamer:
 
     def name(self, turns: tuple[str, ...], hint: str | None) -> str:
         """The name of the conversation that these turns continue, or begin. O(known)."""
-        known = self._find(turns, hint)
-        name = known.name if known else self._fresh(turns[0], hint)
+        earlier = self._find(turns, hint)
         n_turns = len(turns)
-        if known and known.n_turns > n_turns:
-            turns = known.turns
-            n_turns = known.n_turns
-        hint = hint or (known.hint if known else None)
-        self._known[name] = KnownConversation(name, turns[:MAX_TURNS], n_turns, hint)
+        if earlier is None:
+            name = self._fresh(turns[0], hint)
+        else:
+            name = earlier.name
+            hint = hint or earlier.hint
+            if earlier.n_turns > n_turns:
+                turns = earlier.turns
+                n_turns = earlier.n_turns
+        self._known[name] = KnownConversation(name, turns[:MAX_TURNS], n_turns, hint or None)
         self._known.move_to_end(name)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
@@ -62,14 +65,13 @@ class ConversationNamer:
 
     def find(self, turns: tuple[str, ...], hint: str | None) -> str | None:
         """Name these turns would get, None for a new one. O(known)."""
-        known = self._find(turns, hint)
-        return known.name if known else None
+        earlier = self._find(turns, hint)
+        return earlier.name if earlier else None
 
     def _find(self, turns: tuple[str, ...], hint: str | None) -> KnownConversation | None:
+        candidates = [c for c in self._known.values() if _goes_on(c, turns, hint)]
         return max(
-            (known for known in self._known.values() if _goes_on(known, turns, hint)),
-            key=lambda known: (hint is not None and known.hint == hint, known.n_turns),
-            default=None,
+            candidates, key=lambda c: (hint is not None and c.hint == hint, c.n_turns), default=None
         )
 
     def _fresh(self, first: str, hint: str | None) -> str:
@@ -97,7 +99,9 @@ def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, 
     the conversation, which some clients change at every turn.
     """
     turns: list[str] = []
-    key = hashlib.blake2b(salt.encode()).digest() if salt else b""
+    key = b""
+    if salt:
+        key = hashlib.blake2b(salt.encode()).digest()
     head = hashlib.blake2b(digest_size=16, key=key)
     for message in conversation.messages:
         if message.role in INPUT_ROLES:
@@ -109,17 +113,17 @@ def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, 
     return tuple(turns) or (head.hexdigest(),)
 
 
-def _goes_on(known: KnownConversation, turns: tuple[str, ...], hint: str | None) -> bool:
+def _goes_on(earlier: KnownConversation, turns: tuple[str, ...], hint: str | None) -> bool:
     """Whether the turns continue the conversation, or cut it back.
 
     Only the same client cuts a conversation back.
     """
-    n = min(len(known.turns), len(turns))
-    if known.turns[:n] != turns[:n]:
+    n = min(len(earlier.turns), len(turns))
+    if earlier.turns[:n] != turns[:n]:
         return False
-    is_same_client = known.hint == hint
-    if len(turns) > known.n_turns:
+    is_same_client = earlier.hint == hint
+    if len(turns) > earlier.n_turns:
         return True
-    if len(turns) == known.n_turns:
-        return is_same_client or not (known.hint and hint)
+    if len(turns) == earlier.n_turns:
+        return is_same_client or not (earlier.hint and hint)
     return is_same_client and hint is not None

@@ -129,9 +129,8 @@ class _Leaves:
         """`entry`, the first, goes; what it needed may follow."""
         heappop(self._heap)
         self._needed[entry.needs] -= 1
-        parent = self._known.get(entry.needs) if entry.needs else None
-        if parent is not None:
-            self._offer(parent)
+        if entry.needs in self._known:
+            self._offer(self._known[entry.needs])
 
     def _offer(self, entry: EvictionCandidate) -> None:
         if not (self._needed[entry.key] or entry.is_fixed):
@@ -140,8 +139,10 @@ class _Leaves:
 
 def _order(entry: EvictionCandidate, policy: EvictionPolicy) -> tuple[int, float]:
     """Sort key: the rank, then the last use, extended by hits."""
-    boost = BOOST_S * log2(1 + entry.hits) if policy is EvictionPolicy.LRU_FREQUENCY else 0.0
-    return int(entry.rank), entry.used_at + boost
+    used_at = entry.used_at
+    if policy is EvictionPolicy.LRU_FREQUENCY:
+        used_at += BOOST_S * log2(1 + entry.hits)
+    return int(entry.rank), used_at
 
 
 def _rank(node: IndexEntry) -> EvictionClass:
@@ -156,4 +157,4 @@ def _is_fixed(index: PrefixIndex, node: IndexEntry) -> bool:
     if node.refs or node.is_writing or node.pins:
         return True
     children = (index.nodes[child] for child in node.children)
-    return len(node.tiers) == 1 and any(StorageTier.MEMORY not in one.tiers for one in children)
+    return len(node.tiers) == 1 and any(StorageTier.MEMORY not in child.tiers for child in children)

@@ -153,24 +153,24 @@ def check_fit(record: Record, parent: Record | None, block_size: int) -> None:
 STRIDE = 1024
 
 
-def common_tokens(row: TokenRow, other: TokenRow) -> int:
+def common_tokens(row: TokenRow, cached: TokenRow) -> int:
     """Length of the longest common prefix in tokens, of the same images."""
-    return same_until(row.images, other.images, common_prefix(row.tokens, other.tokens))
+    return same_until(row.images, cached.images, common_prefix(row.tokens, cached.tokens))
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix in tokens, compared by slices."""
-    end = min(len(one), len(other))
-    at = 0
-    while at < end and _same(one, other, at, min(at + STRIDE, end)):
-        at = min(at + STRIDE, end)
-    while at < end and one[at] == other[at]:
-        at += 1
-    return at
+    end = min(len(a), len(b))
+    n_same = 0
+    while n_same < end and _same(a, b, n_same, min(n_same + STRIDE, end)):
+        n_same = min(n_same + STRIDE, end)
+    while n_same < end and a[n_same] == b[n_same]:
+        n_same += 1
+    return n_same
 
 
-def _same(one: Sequence[int], other: Sequence[int], start: int, stop: int) -> bool:
-    return list(one[start:stop]) == list(other[start:stop])
+def _same(a: Sequence[int], b: Sequence[int], start: int, stop: int) -> bool:
+    return list(a[start:stop]) == list(b[start:stop])
 
 
 MAX_FORGOTTEN = 16_384
@@ -303,7 +303,9 @@ def match(
     """
     n_known = bisect_left(keys, True, key=lambda block: block not in index.blocks)
     covered = n_known * index.block_size
-    leaf = _nearest(index, keys[n_known - 1]) if n_known else None
+    leaf = None
+    if n_known:
+        leaf = _nearest(index, keys[n_known - 1])
     for position, state in cuts:
         checkpoint = index.states.get(state)
         if checkpoint is not None and position > covered:
@@ -348,10 +350,10 @@ def last_checkpoint(index: PrefixIndex, path: tuple[PathStep, ...]) -> str | Non
 
 def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
     """Known tokens of the prompt, including those evicted recently."""
-    known = bisect_left(
+    n_blocks = bisect_left(
         keys, True, key=lambda block: block not in index.blocks and block not in index.forgotten
     )
-    return known * index.block_size
+    return n_blocks * index.block_size
 
 
 def _nearest(index: PrefixIndex, block: bytes) -> str:

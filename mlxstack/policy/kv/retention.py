@@ -7,6 +7,7 @@ from msgspec import Struct
 from mlxstack.core.status import PrefixView
 from mlxstack.policy.kv.prefix_index import (
     IndexEntry,
+    PathStep,
     PrefixIndex,
     SegmentMeta,
     end_of,
@@ -50,9 +51,8 @@ class Retention:
         What the new state shares with the old one, and what others claim, is not.
         """
         steps = reach(self._index, leaf, end_of(self._index.nodes[leaf].record))
-        keys = tuple(step.key for step in steps)
         self.release(agent)
-        self._claims[agent] = keys if checkpoint is None else (*keys, checkpoint)
+        self._claims[agent] = _keys(steps, checkpoint)
         for node in self._existing(self._claims[agent]):
             node.agents.add(agent)
             node.was_left = False
@@ -83,10 +83,10 @@ class Retention:
 
     def unpin(self, name: str) -> bool:
         """Unpin a named prefix; False for an unknown name."""
-        known = self.names.pop(name, None)
-        if known is None:
+        pinned = self.names.pop(name, None)
+        if pinned is None:
             return False
-        for node in self._existing(known.keys):
+        for node in self._existing(pinned.keys):
             node.soft_pins.discard(name)
             node.pins.discard(name)
         return True
@@ -104,14 +104,16 @@ class Retention:
         """
         named = [self._named_prefix(name, now) for name in self.names.values()]
         taken = {key for name in self.names.values() for key in name.keys}
-        others = [
+        unnamed = [
             self._unnamed_prefix(key, now)
             for key, node in self._index.nodes.items()
             if key not in taken and node.hits and self._is_tip(node)
         ]
-        pinned = sorted((one for one in named if one.is_pinned), key=lambda one: one.age_s)
-        rest = sorted([one for one in named if not one.is_pinned] + others, key=_by_use)
-        return tuple(sorted((pinned + rest)[:limit], key=_by_use))
+        pinned = [prefix for prefix in named if prefix.is_pinned]
+        pinned.sort(key=lambda prefix: prefix.age_s)
+        used = [prefix for prefix in named if not prefix.is_pinned] + unnamed
+        used.sort(key=_by_use)
+        return tuple(sorted((pinned + used)[:limit], key=_by_use))
 
     def known(self, key: str) -> PinnedPrefixName | None:
         """Records under the key of a `Prefix`; None without any."""
@@ -126,9 +128,7 @@ class Retention:
     def held(self, leaf: str, n_tokens: int) -> tuple[str, ...]:
         """Keys needed to keep `n_tokens` of the path to `leaf`."""
         steps = reach(self._index, leaf, n_tokens)
-        checkpoint = last_checkpoint(self._index, steps)
-        keys = tuple(step.key for step in steps)
-        return keys if checkpoint is None else (*keys, checkpoint)
+        return _keys(steps, last_checkpoint(self._index, steps))
 
     def _existing(self, keys: Iterable[str]) -> list[IndexEntry]:
         return [self._index.nodes[key] for key in keys if key in self._index.nodes]
@@ -167,3 +167,11 @@ class Retention:
 
 def _by_use(prefix: PrefixView) -> tuple[int, int, str]:
     return -prefix.n_hits, -prefix.n_tokens, prefix.name
+
+
+def _keys(steps: Iterable[PathStep], checkpoint: str | None) -> tuple[str, ...]:
+    """Keys of the segments of a path, and of a checkpoint if there is one."""
+    keys = [step.key for step in steps]
+    if checkpoint is not None:
+        keys.append(checkpoint)
+    return tuple(keys)

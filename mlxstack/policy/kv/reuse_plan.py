@@ -89,7 +89,7 @@ def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
     """Reuse sources in memory alone, and with the disk where longer."""
     n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
     free_from = 0 if is_sliceable else None
-    parked = tuple(one for one in match.checkpoints if one.is_parked)
+    parked = tuple(checkpoint for checkpoint in match.checkpoints if checkpoint.is_parked)
     return (
         ReuseSource(
             KVSource.PARKED, n_parked, free_from, parked, path=cut_path(match.path, n_parked)
@@ -105,7 +105,8 @@ def plan(
 
     `images` are those of the prompt.
     """
-    plans = [made for option in options if (made := _best(n_prompt, option, images)).position]
+    plans = [_best(n_prompt, option, images) for option in options]
+    plans = [candidate for candidate in plans if candidate.position]
     return min(plans, key=lambda p: (-p.position, COST[p.source]), default=ReusePlan())
 
 
@@ -117,26 +118,29 @@ def explain_miss(
     When the prompt diverged and a checkpoint was missing too, the larger loss is named. The last
     tokens of a known prompt that do not fill a block are no loss.
     """
-    at = chosen.position
+    position = chosen.position
     limit = max(clues.n_prompt - 1, 0)
     covered = min(max((o.covered for o in options), default=0), limit)
     common = min(clues.n_common, limit)
     previous = min(clues.n_previous, limit)
-    known = max(common, min(clues.n_evicted, limit))
+    n_known = max(common, min(clues.n_evicted, limit))
     # Where more is reused than the prompt shares with a guess, it continues another prompt.
-    is_before = clues.is_new or (at < previous and not (clues.is_guess and at > common))
-    has_diverged = is_before and 0 < previous - common >= covered - at
-    is_partial_block = at < common < at + clues.block_size
+    is_before = clues.is_new or (position < previous and not (clues.is_guess and position > common))
+    has_diverged = is_before and 0 < previous - common >= covered - position
+    is_partial_block = position < common < position + clues.block_size
     losses = (
-        (not clues.is_enabled, CacheMiss(MissReason.DISABLED, n_lost=known)),
-        (clues.is_foreign and not at, CacheMiss(MissReason.MODEL)),
-        (clues.is_new and has_diverged and at, CacheMiss(MissReason.NEW, clues.n_common)),
+        (not clues.is_enabled, CacheMiss(MissReason.DISABLED, n_lost=n_known)),
+        (clues.is_foreign and not position, CacheMiss(MissReason.MODEL)),
+        (clues.is_new and has_diverged and position, CacheMiss(MissReason.NEW, clues.n_common)),
         (clues.is_new and has_diverged, CacheMiss(MissReason.COLD)),
-        (has_diverged, CacheMiss(MissReason.DIVERGED, clues.n_common, n_lost=previous - at)),
-        (at < covered, CacheMiss(MissReason.NO_CHECKPOINT, at, n_lost=covered - at)),
+        (has_diverged, CacheMiss(MissReason.DIVERGED, clues.n_common, n_lost=previous - position)),
+        (
+            position < covered,
+            CacheMiss(MissReason.NO_CHECKPOINT, position, n_lost=covered - position),
+        ),
         (is_partial_block, None),
-        (at < known, CacheMiss(MissReason.EVICTED, at, n_lost=known - at)),
-        (not at, CacheMiss(MissReason.COLD)),
+        (position < n_known, CacheMiss(MissReason.EVICTED, position, n_lost=n_known - position)),
+        (not position, CacheMiss(MissReason.COLD)),
     )
     return next((miss for is_so, miss in losses if is_so), None)
 

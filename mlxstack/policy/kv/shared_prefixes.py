@@ -93,13 +93,13 @@ class SharedPrefixes:
     def recall(self, note: bytes | None) -> None:
         """Restore what an earlier run learned; an unreadable note is ignored."""
         try:
-            known = msgspec.json.decode(note or b"[]", type=tuple[SharedPrefixTokens, ...])
-            self._learned = {bytes.fromhex(one.key): one for one in known}
+            records = msgspec.json.decode(note or b"[]", type=tuple[SharedPrefixTokens, ...])
+            self._learned = {bytes.fromhex(prefix.key): prefix for prefix in records}
         except (msgspec.MsgspecError, ValueError):
             return
         self._hot = {
-            key: SharedPrefix(key, len(one.tokens) // self._block_size)
-            for key, one in self._learned.items()
+            key: SharedPrefix(key, len(prefix.tokens) // self._block_size)
+            for key, prefix in self._learned.items()
         }
 
     def _find(self, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:

@@ -138,10 +138,10 @@ class Weights(Struct, frozen=True):
     n_half: int = 0
     n_single: int = 0
 
-    def plus(self, other: "Weights") -> "Weights":
+    def plus(self, more: "Weights") -> "Weights":
         """Both together."""
-        sums = (self.packed + other.packed, self.n_half + other.n_half)
-        return Weights(*sums, self.n_single + other.n_single)
+        sums = (self.packed + more.packed, self.n_half + more.n_half)
+        return Weights(*sums, self.n_single + more.n_single)
 
     def n_bytes(self, half_bytes: int = 2) -> int:
         """Bytes in memory; `half_bytes` is 4 where half precision is widened.
@@ -203,8 +203,8 @@ def divided(geometry: Geometry, n_ranks: int, division: Division) -> Geometry:
     if division is not Division.PIPELINE:
         return replace(geometry, layers=tuple(_share(layer, n_ranks) for layer in geometry.layers))
     parts = stages([layer.kind for layer in geometry.layers], n_ranks)
-    each = [replace(geometry, layers=geometry.layers[part.start : part.stop]) for part in parts]
-    return max(each, key=lambda one: one.growth)
+    ranks = [replace(geometry, layers=geometry.layers[part.start : part.stop]) for part in parts]
+    return max(ranks, key=lambda rank: rank.growth)
 
 
 def stages(kinds: Sequence[str], n_ranks: int) -> list[range]:
@@ -291,8 +291,9 @@ def score_bytes(shape: ModelShape, bits: int) -> int:
 
     `bits` is the KV precision: attention over quantized KV is never fused on a GPU.
     """
-    each = shape.n_heads * shape.geometry.element_bytes * SCORE_COPIES
-    return 0 if _is_fused(shape.geometry, bits) else each
+    if _is_fused(shape.geometry, bits):
+        return 0
+    return shape.n_heads * shape.geometry.element_bytes * SCORE_COPIES
 
 
 def max_score_bytes(preset: Preset, working_set: int) -> int:
@@ -331,8 +332,8 @@ def workspace_of(
         return n_bytes
     each_score = score_bytes(shape, kv_bits(preset))
     scores = min(max_score_bytes(preset, working_set), each_score * chunk * slots.n_ctx)
-    made = len(shape.geometry.layers) * (activation_bytes(shape, chunk, half_bytes) + scores)
-    return n_bytes + scores + min(buffered_bytes, made)
+    all_layers = len(shape.geometry.layers) * (activation_bytes(shape, chunk, half_bytes) + scores)
+    return n_bytes + scores + min(buffered_bytes, all_layers)
 
 
 def _is_fused(geometry: Geometry, bits: int) -> bool:
@@ -416,7 +417,7 @@ def need(load: ServiceLoad) -> MemoryNeed:
     drafts = load.draft.state_bytes(load.n_ctx, load.chunk)
     settled = load.geometry.state_bytes(load.n_ctx, 1) + drafts
     in_prefill = load.geometry.state_bytes(load.n_ctx, load.chunk) + drafts
-    full = sum(one.peak_full_bytes(load.n_ctx) for one in (load.geometry, load.draft))
+    full = sum(geometry.peak_full_bytes(load.n_ctx) for geometry in (load.geometry, load.draft))
     return MemoryNeed(
         weights=load.weights,
         kv_full=full * load.n_slots,
@@ -439,17 +440,17 @@ def fits(load: ServiceLoad, memory: int) -> bool:
 def max_agents(load: ServiceLoad, memory: int) -> int:
     """Number of slots of `load.n_ctx` tokens that fit. `load.n_slots` is ignored."""
     first = [need(replace(load, n_slots=n)) for n in (1, 2, 3)]
-    n_agents = _more([one.total for one in first], memory)
+    n_agents = _more([sizes.total for sizes in first], memory)
     if load.budget is None:
         return n_agents
-    return min(n_agents, _more([one.kv for one in first], load.budget.n_bytes))
+    return min(n_agents, _more([sizes.kv for sizes in first], load.budget.n_bytes))
 
 
 def _more(first: Sequence[int], bound: int) -> int:
     """Number that fits `bound` bytes; one, two and three take the `first`, others as the third."""
-    one, two, three = first
-    if two > bound or two == one:
-        return int(one <= bound)
+    single, two, three = first
+    if two > bound or two == single:
+        return int(single <= bound)
     if three > two:
         return 2 + (bound - two) // (three - two)
     return 2

@@ -96,8 +96,8 @@ def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
         loads = [load, *_smaller(load, memory)]
     else:
         loads = _smaller(unbounded, memory) or _combined(unbounded, memory)
-    options = (option(replace(one, budget=load.budget)) for one in loads)
-    return tuple(one for one in options if (one.budget_pct or 0) <= MAX_BUDGET_PCT)
+    options = (option(replace(smaller, budget=load.budget)) for smaller in loads)
+    return tuple(choice for choice in options if (choice.budget_pct or 0) <= MAX_BUDGET_PCT)
 
 
 def option(load: ServiceLoad) -> CapacityOption:
@@ -105,17 +105,21 @@ def option(load: ServiceLoad) -> CapacityOption:
     pct = None
     if load.budget is not None:
         larger = load.budget.holding(need(load).kv)
-        pct = None if larger == load.budget else larger.pct
+        if larger != load.budget:
+            pct = larger.pct
     return CapacityOption(load.n_slots, load.n_ctx, load.geometry.bits, pct)
 
 
 def _smaller(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
-    smaller = [other for other in precisions(load) if fits(other, memory)]
+    smaller = [denser for denser in precisions(load) if fits(denser, memory)]
     n_slots = min(max_agents(load, memory), load.n_slots)
     if n_slots:
         smaller.append(replace(load, n_slots=n_slots))
     # Of a load with short contexts, a shorter one is a mild change.
-    return smaller + _shorter(load, memory, SHORT_TOKENS if load.n_ctx > SHORT_TOKENS else 0)
+    least = 0
+    if load.n_ctx > SHORT_TOKENS:
+        least = SHORT_TOKENS
+    return smaller + _shorter(load, memory, least)
 
 
 def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]:
@@ -124,7 +128,7 @@ def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]
     8-bit KV counts as good as 16-bit, 4-bit does not.
     """
     advice = [_advice(wish, memory) for wish in wishes]
-    return tuple(sorted(advice, key=lambda one: (one.verdict, -one.load.weights, one.name)))
+    return tuple(sorted(advice, key=lambda row: (row.verdict, -row.load.weights, row.name)))
 
 
 def _shorter(load: ServiceLoad, memory: int, least: int) -> list[ServiceLoad]:
@@ -137,20 +141,20 @@ def _shorter(load: ServiceLoad, memory: int, least: int) -> list[ServiceLoad]:
 def _combined(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
     """The first that fits: fewer KV bits and slots, then one slot of a shorter context."""
     dense = list(precisions(load))
-    for other in dense[1:]:
-        if n_slots := min(max_agents(other, memory), load.n_slots):
-            return [replace(other, n_slots=n_slots)]
-    single = [replace(other, n_slots=1) for other in dense]
+    for denser in dense[1:]:
+        if n_slots := min(max_agents(denser, memory), load.n_slots):
+            return [replace(denser, n_slots=n_slots)]
+    single = [replace(denser, n_slots=1) for denser in dense]
     for least in (SHORT_TOKENS, MIN_TOKENS):
-        for other in single:
-            if shorter := _shorter(other, memory, least):
+        for denser in single:
+            if shorter := _shorter(denser, memory, least):
                 return shorter
     return []
 
 
 def _advice(wish: CapacityRequest, memory: int) -> Advice:
     wished = replace(wish.load, budget=None)
-    best = next((one for one in precisions(wished) if fits(one, memory)), None)
+    best = next((precision for precision in precisions(wished) if fits(precision, memory)), None)
     load = best or wished
     n_agents = max_agents(load, memory)
     return Advice(wish.name, _verdict(wish, best), replace(load, budget=wish.load.budget), n_agents)
@@ -185,22 +189,22 @@ FEW_SLOTS = 2
 def choose_sizes(
     is_fitting: Callable[[CapacityOption], bool],
     n_trained: int,
-    given: SlotSizes,
+    sizes: SlotSizes,
     batch_size: int = MANY_SLOTS,
 ) -> CapacityOption | None:
-    """Sizes within `given` that serve several agents best, of those that fit.
+    """Sizes within `sizes` that serve several agents best, of those that fit.
 
     Where `MANY_SLOTS` fit, there are as many more as do, up to `batch_size`: the rows that are
     decoded together.
     """
-    best = next((one for one in _choices(n_trained, given) if is_fitting(one)), None)
-    if best is None or given.n_slots is not None or best.n_slots < MANY_SLOTS:
+    best = next((choice for choice in _choices(n_trained, sizes) if is_fitting(choice)), None)
+    if best is None or sizes.n_slots is not None or best.n_slots < MANY_SLOTS:
         return best
     wider = (replace(best, n_slots=n) for n in range(batch_size, MANY_SLOTS, -1))
-    return next((one for one in wider if is_fitting(one)), best)
+    return next((choice for choice in wider if is_fitting(choice)), best)
 
 
-def _choices(n_trained: int, given: SlotSizes) -> Iterator[CapacityOption]:
+def _choices(n_trained: int, sizes: SlotSizes) -> Iterator[CapacityOption]:
     """Sizes by preference: long contexts, several agents, then 8-bit KV, fewer slots."""
     most = n_trained or AGENT_TOKENS
     large = min(most, LARGE_TOKENS)
@@ -211,7 +215,7 @@ def _choices(n_trained: int, given: SlotSizes) -> Iterator[CapacityOption]:
     ladder += [*((n, agent, 8) for n in several), (1, agent, 16), (1, agent, 8)]
     ladder += [(n, n_ctx, bits) for n_ctx in shorter for bits in (16, 8) for n in (3, 2, 1)]
     chosen = (
-        CapacityOption(given.n_slots or n, given.n_ctx or n_ctx, given.bits or bits)
+        CapacityOption(sizes.n_slots or n, sizes.n_ctx or n_ctx, sizes.bits or bits)
         for n, n_ctx, bits in ladder
     )
     yield from dict.fromkeys(chosen)

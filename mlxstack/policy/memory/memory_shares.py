@@ -28,37 +28,37 @@ def kv_budgets(claims: Sequence[MemoryClaim], ceiling: int) -> dict[str, int]:
     A fixed share is taken as it is. The others have room for all of their slots and equal parts of
     the rest; where even the slots do not fit, they get less in proportion.
     """
-    budgets = {one.name: one.share for one in claims if one.share is not None}
-    growing = [one for one in claims if one.share is None]
-    free = max(0, ceiling - sum(one.fixed for one in claims) - sum(budgets.values()))
-    wanted = sum(one.kv for one in growing)
-    spare = free - wanted
-    for one in growing:
+    budgets = {claim.name: claim.share for claim in claims if claim.share is not None}
+    growing = [claim for claim in claims if claim.share is None]
+    free = max(0, ceiling - sum(claim.fixed for claim in claims) - sum(budgets.values()))
+    claimed = sum(claim.kv for claim in growing)
+    spare = free - claimed
+    for claim in growing:
         if spare >= 0:
-            budgets[one.name] = one.kv + spare // len(growing)
+            budgets[claim.name] = claim.kv + spare // len(growing)
         else:
-            budgets[one.name] = free * one.kv // wanted
+            budgets[claim.name] = free * claim.kv // claimed
     return budgets
 
 
 def free_beside(
-    own: MemoryClaim, others: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
+    own: MemoryClaim, neighbors: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
 ) -> int:
     """Bytes for KV of `own`; negative until others release KV.
 
     A service without a grant has no model in memory.
     """
-    taken = sum(one.fixed + grants[one.name] for one in others if one.name in grants)
+    taken = sum(claim.fixed + grants[claim.name] for claim in neighbors if claim.name in grants)
     return ceiling - own.fixed - taken
 
 
 def granted(
-    own: MemoryClaim, others: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
+    own: MemoryClaim, neighbors: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
 ) -> int:
     """KV bytes that `own` may take now: its budget, within what is free.
 
     A budget that falls is followed at once, and one that grows once the room is free: all bytes
     together stay within `ceiling` while services come and go.
     """
-    budget = kv_budgets((own, *others), ceiling)[own.name]
-    return max(0, min(budget, free_beside(own, others, grants, ceiling)))
+    budget = kv_budgets((own, *neighbors), ceiling)[own.name]
+    return max(0, min(budget, free_beside(own, neighbors, grants, ceiling)))

@@ -177,8 +177,9 @@ def awaited(slots: Sequence[Slot], speed: ThroughputModel, policy: PrefillPolicy
 
 def _has_images_left(slot: Slot) -> bool:
     """Whether images follow, whose decoding and tower the speed of prefill does not tell."""
-    images = slot.request.images if slot.request is not None else ()
-    return any(slot.position < image.end for image in images)
+    if slot.request is None:
+        return False
+    return any(slot.position < image.end for image in slot.request.images)
 
 
 def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy) -> int:
@@ -235,7 +236,9 @@ def steps_within(seconds: float, step_s: float) -> int:
 
     `step_s` is 0 before one was measured.
     """
-    return max(1, int(seconds / step_s)) if step_s else 1
+    if not step_s:
+        return 1
+    return max(1, int(seconds / step_s))
 
 
 def draft_bound(

@@ -39,10 +39,9 @@ def may_begin(history: EarlyHistory, n_tokens: int, now: float) -> bool:
     """Whether to compute `n_tokens` of the expected next prompt."""
     if n_tokens < MIN_TOKENS:
         return False
-    is_new_hour = now - history.began >= HOUR_S
-    n_before = 0 if is_new_hour else history.n_tokens
-    is_trusted = is_new_hour or history.n_wasted < MAX_WASTED
-    return is_trusted and n_before + n_tokens <= MAX_TOKENS
+    if now - history.began >= HOUR_S:
+        return n_tokens <= MAX_TOKENS
+    return history.n_wasted < MAX_WASTED and history.n_tokens + n_tokens <= MAX_TOKENS
 
 
 def note_begun(history: EarlyHistory, n_tokens: int, now: float) -> EarlyHistory:
@@ -54,5 +53,7 @@ def note_begun(history: EarlyHistory, n_tokens: int, now: float) -> EarlyHistory
 
 def note_used(history: EarlyHistory, n_begun: int, n_used: int) -> EarlyHistory:
     """Learn how many of the tokens the next prompt used."""
-    n_wasted = 0 if n_used >= MIN_USED * n_begun else history.n_wasted + 1
+    n_wasted = 0
+    if n_used < MIN_USED * n_begun:
+        n_wasted = history.n_wasted + 1
     return EarlyHistory(history.began, history.n_tokens, n_wasted)

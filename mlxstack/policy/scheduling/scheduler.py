@@ -79,11 +79,14 @@ def select_slot(
     own = [s for s in idle if _continues(s, request, shared[s.id])]
     empty = [s for s in idle if not s.n_tokens and s.id not in pinned]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
-    for slots in (own, () if empty else alike):
+    if empty:
+        alike = []
+    for slots in (own, alike):
         if slots:
             return max(slots, key=lambda s: (shared[s.id], s.last_used)).id
-    least_missed = min(idle, key=lambda s: (s.id in pinned, *_worth(s)), default=None)
-    return least_missed.id if least_missed else None
+    if not idle:
+        return None
+    return min(idle, key=lambda s: (s.id in pinned, *_worth(s))).id
 
 
 def should_wait_for_prefix(state: SchedulerState, request: Request, lookup: Lookup) -> bool:
@@ -259,7 +262,9 @@ def next_prefill_chunk(
         return state, None
     slots = [s for s in slots if s.request and s.request.id not in stalled] or slots
     first = awaited(state.slots, speed, policy)
-    n_decoding = 0 if first else sum(s.state is SlotState.RUNNING for s in state.slots)
+    n_decoding = 0
+    if not first:
+        n_decoding = sum(s.state is SlotState.RUNNING for s in state.slots)
     slot = next_to_prefill(first or slots, policy)
     n_tokens = chunk_size(slot, n_decoding, speed, policy)
     return skip(state, slot.id), PrefillChunk(slot.id, n_tokens, is_awaited=bool(first))

@@ -98,14 +98,14 @@ def enqueue_action(state: SchedulerState, pending: SlotAction) -> SchedulerState
 
 def drop_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     """Remove a queued slot action."""
-    rest = tuple(e for e in state.actions if e.id != pending.id)
-    return msgspec.structs.replace(state, actions=rest)
+    actions = tuple(e for e in state.actions if e.id != pending.id)
+    return msgspec.structs.replace(state, actions=actions)
 
 
 def dequeue(state: SchedulerState, request_id: str) -> SchedulerState:
     """Remove a request from the queue; no-op if it is not queued."""
-    rest = tuple(request for request in state.waiting if request.id != request_id)
-    return msgspec.structs.replace(state, waiting=rest)
+    waiting = tuple(request for request in state.waiting if request.id != request_id)
+    return msgspec.structs.replace(state, waiting=waiting)
 
 
 def assign_slot(state: SchedulerState, request: Request, slot: int) -> SchedulerState:
@@ -151,13 +151,12 @@ def begin_answer(state: SchedulerState, slot: int) -> SchedulerState:
 
 def skip(state: SchedulerState, slot: int) -> SchedulerState:
     """Give this step's chunk to `slot`; count it for the others."""
-    slots = tuple(
-        msgspec.structs.replace(s, n_passed=0 if s.id == slot else s.n_passed + 1)
-        if s.state is SlotState.PREFILLING
-        else s
-        for s in state.slots
-    )
-    return msgspec.structs.replace(state, slots=slots)
+    slots = list(state.slots)
+    for prefilling in state.slots:
+        if prefilling.state is SlotState.PREFILLING:
+            n_passed = 0 if prefilling.id == slot else prefilling.n_passed + 1
+            slots[prefilling.id] = msgspec.structs.replace(prefilling, n_passed=n_passed)
+    return msgspec.structs.replace(state, slots=tuple(slots))
 
 
 def reserve_slot(state: SchedulerState, pending: SlotAction) -> SchedulerState:
@@ -177,7 +176,9 @@ def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) ->
         before = Slot(slot, n_tokens=n_tokens, last_used=slot_state.last_used, name=slot_state.name)
         return _with_slot(state, before)
     n_prompt = min(slot_state.n_prompt, n_tokens)
-    name = slot_state.request.display_name if slot_state.request else slot_state.name
+    name = slot_state.name
+    if slot_state.request:
+        name = slot_state.request.display_name
     return _with_slot(
         state, Slot(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now, name=name)
     )
@@ -197,9 +198,9 @@ def set_context(state: SchedulerState, slot: int, n_tokens: int, n_kept: int) ->
 
 def _slot_in(state: SchedulerState, slot: int, expected: SlotState) -> Slot:
     """The slot, which is in this state."""
-    found = state.slot(slot)
-    assert found.state is expected, f"slot {slot} is {found.state}, not {expected}"
-    return found
+    slot_state = state.slot(slot)
+    assert slot_state.state is expected, f"slot {slot} is {slot_state.state}, not {expected}"
+    return slot_state
 
 
 def _with_slot(state: SchedulerState, slot: Slot) -> SchedulerState:
