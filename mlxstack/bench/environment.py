@@ -54,11 +54,11 @@ def child_env(env: Mapping[str, str]) -> dict[str, str]:
 def conditions(model: str, day: date, env: Mapping[str, str]) -> Conditions:
     """Describe this computer now; `ended` adds its state after the measurement."""
     hardware = this_hardware()
-    memory = size(hardware.total_bytes)
+    total = size(hardware.total_bytes)
     system = system_version()
     return Conditions(
         day=day.isoformat(),
-        machine=f"{hardware.chip}, {hardware.n_cores} cores, {memory}, {hardware.system}",
+        machine=f"{hardware.chip}, {hardware.n_cores} cores, {total}, {hardware.system}",
         versions={"mlx-stack": __version__, **{name: metadata.version(name) for name in PACKAGES}},
         model=model,
         blas=_blas(child_env(env)),

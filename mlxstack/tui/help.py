@@ -37,7 +37,7 @@ def help_lines(heading: str, keymap: Mapping[str, str]) -> tuple[Line, ...]:
 
 
 def _section(heading: str) -> str:
-    """Text below a heading of help.md. Raises KeyError for one that is not there."""
+    """Text below a heading of help.md. Raises KeyError."""
     page = files("mlxstack.tui").joinpath("help.md").read_text(encoding="utf-8")
     sections = {}
     for section in page.removeprefix("# ").split("\n# "):

@@ -1,4 +1,4 @@
-"""Parking: which contexts are kept without a slot, and which of them are stored."""
+"""Parking: which contexts are kept without a slot, and which are stored."""
 
 from msgspec import Struct
 
@@ -33,7 +33,10 @@ def is_worth_parking(context: ContextFacts, n_kept: int, block_size: int) -> boo
 
 
 def is_stored(context: ContextFacts, spec: PrefixCacheSpec, persist: Persist) -> bool:
-    """Whether its KV goes to disk: an agent's of any length, else from one block on."""
+    """Whether its KV goes to disk.
+
+    That of an agent does at any length, other KV from one block on.
+    """
     if not (context.is_storable and spec.enabled and spec.disk.enabled):
         return False
     if context.has_agent:

@@ -170,7 +170,6 @@ def _by_use(prefix: PrefixView) -> tuple[int, int, str]:
 
 
 def _keys(steps: Iterable[PathStep], checkpoint: str | None) -> tuple[str, ...]:
-    """Keys of the segments of a path, and of a checkpoint if there is one."""
     keys = [step.key for step in steps]
     if checkpoint is not None:
         keys.append(checkpoint)
