@@ -1,11 +1,15 @@
-"""Raw prompts of a body: texts, token ids, images."""
+"""Prompts of a body: texts, token ids, images; their length."""
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
+from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import MediaText
+from mlxstack.service.service import Service
+from mlxstack.text.images.reader import ImageReader
 
 
 class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
@@ -69,3 +73,9 @@ def _prompt(prompt: str | int | list[int | str] | PromptObject, param: str) -> P
     if prompt.content is None:
         raise BadRequest(f"an object in {param} needs prompt_string or content", param)
     return "".join(part.text for part in prompt.content)
+
+
+async def n_prompt_tokens(service: Service, convert: Callable[[ImageReader], Conversation]) -> int:
+    """Number of prompt tokens of a body."""
+    text_processor = service.text_processor
+    return len((await text_processor.prompt(await text_processor.read(convert))).tokens)

@@ -1,7 +1,7 @@
 """Runs generation requests: to a whole response, or as a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import chain
 from typing import Any, TypeVar
@@ -30,12 +30,10 @@ from mlxstack.api.streaming import (
     interleaved,
     streamed,
 )
-from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.response_parts import CollectedResponse, gather
 from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.service import Service
-from mlxstack.text.images.reader import ImageReader
 
 T = TypeVar("T")
 
@@ -63,12 +61,6 @@ def loaded_guard(service: Service) -> Guard:
             service.require()
 
     return guard
-
-
-async def n_tokens(service: Service, convert: Callable[[ImageReader], Conversation]) -> int:
-    """Number of prompt tokens of a body."""
-    text_processor = service.text_processor
-    return len((await text_processor.prompt(await text_processor.read(convert))).tokens)
 
 
 async def answer(

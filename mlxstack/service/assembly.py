@@ -11,7 +11,8 @@ from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.parts.service_feature import ServiceFeature
-from mlxstack.service.service import MessageReader, Service
+from mlxstack.service.parts.stored_messages import MessageReader
+from mlxstack.service.service import Service
 from mlxstack.store.agent_history import AgentFolders, AgentLockFiles
 from mlxstack.store.kv_store import DiskKVStore
 

@@ -3,17 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from msgspec import Struct
 
 from mlxstack.core.commands import SlotCommand, SlotCommandResult
-from mlxstack.core.conversation import Message
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import (
     Broken,
@@ -28,7 +26,6 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset, ServiceKind
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.models.model_files import processor_of
 from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.parts.agent_registry import restore_agents
 from mlxstack.service.parts.agent_store import AgentLocks, in_thread
@@ -36,10 +33,10 @@ from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.parts.request_stream import RequestStream
 from mlxstack.service.parts.service_feature import ServiceFeature
 from mlxstack.service.parts.stats import ServiceStats
-from mlxstack.service.parts.text_assembly import assemble_text_processor
+from mlxstack.service.parts.stored_messages import MessageReader
+from mlxstack.service.parts.text_assembly import text_processor_of
 from mlxstack.service.parts.text_processor import TemplateFacts, TextProcessor
 from mlxstack.service.parts.work_threads import CHANGED
-from mlxstack.text.images.reader import ImageReader
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
@@ -54,8 +51,6 @@ log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
 F = TypeVar("F", bound=ServiceFeature)
 
-MessageReader = Callable[[str, ImageReader], tuple[Message, ...]]
-"""Reads a JSON list of messages in the form of the API; raises BadRequest and MsgspecError."""
 
 STALLED_S = 10.0
 """Seconds without a step, despite work, until the service is stalled."""
@@ -328,7 +323,7 @@ class Service:
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         text_processor = await asyncio.to_thread(
-            _processor_of, self.engine.tokenizer, self.preset, facts
+            text_processor_of, self.engine.tokenizer, self.preset, facts
         )
         watchdog = asyncio.create_task(self._watch_engine())
         self._model = ServedModel(facts, text_processor, watchdog)
@@ -469,14 +464,6 @@ class Service:
         n_failed = self._dispatcher.fail_all(Broken(message))
         if n_failed:
             log.error("%s: %d requests failed", reason, n_failed)
-
-
-def _processor_of(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
-    """Text processor that sees if files, engine and template do."""
-    processor = None
-    if facts.accepts_images:
-        processor = processor_of(Path(facts.path), preset.vision.max_pixels)
-    return assemble_text_processor(tokenizer, preset, facts.n_vocab, processor)
 
 
 async def ended(engine: "AnyEngine", limit_s: float) -> bool:

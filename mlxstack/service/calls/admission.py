@@ -17,6 +17,7 @@ from mlxstack.core.request import Caller, Priority, Request
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.generation import Generation, stream_response
+from mlxstack.service.calls.predicted_answer import predicted_tokens
 from mlxstack.service.parts.answer_constraint import AnswerConstraint, check_tool_choice
 from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
@@ -48,7 +49,9 @@ async def admit(
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
     constraint = await text_processor.constraints.of_answer(options, conversation, prompt)
-    prediction = await _prediction(service, text_processor, options)
+    prediction: tuple[int, ...] = ()
+    if options.predicted_text:
+        prediction = await predicted_tokens(service, text_processor, options)
     service.require_model(text_processor)
     request = _request(service, options, prompt, constraint, conversation, prediction)
     return Generation(request, options, prompt, text_processor, conversation, constraint.has_format)
@@ -234,28 +237,6 @@ async def _resolved(
     options = structs.replace(options, sampling=chosen, bias_texts=(), max_tokens=limit)
     check(options, service.preset.slots.count, service.facts.n_vocab)
     return options
-
-
-async def _prediction(
-    service: Service, text_processor: TextProcessor, options: GenerationOptions
-) -> tuple[int, ...]:
-    """Tokens of the predicted answer, where drafts are made.
-
-    Raises BadRequest for too many.
-    """
-    if not options.predicted_text or not service.engine.snapshot().is_drafting:
-        return ()
-    param = "prediction.content"
-    too_long = BadRequest(f"{param} is longer than the context of {service.n_ctx} tokens", param)
-    try:
-        plain = TokenizeOptions(parse_special=False)
-        tokens = await text_processor.tokenize(options.predicted_text, plain)
-    except TooLong:
-        raise too_long from None
-    if len(tokens) > service.n_ctx:
-        raise too_long
-    text_processor.refuse_rowless(tokens, param)
-    return tokens
 
 
 def _ranked(service: Service, name: str | None, caller: Caller) -> Caller:

@@ -16,6 +16,9 @@ from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import MAX_IN_ALL, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments, plain_text
 
+MessageReader = Callable[[str, ImageReader], tuple[Message, ...]]
+"""Reads a JSON list of messages in the form of the API; raises BadRequest and MsgspecError."""
+
 
 class StoredFunction(Struct):
     """Function of a stored call; `arguments` are JSON or plain text."""

@@ -1,15 +1,29 @@
 """Assembly of the text processor of a model."""
 
+from pathlib import Path
 from typing import Any
 
 from mlxstack.core.errors import SetupError, TemplateOverrun
 from mlxstack.core.interfaces import ImageProcessor
+from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset, ServiceKind
+from mlxstack.models.model_files import processor_of
 from mlxstack.service.parts.format_constraints import FormatConstraints
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.tokens.rowless_tokens import RowlessTokens
+
+
+def text_processor_of(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
+    """Text processor of a loaded model, with images where its files and its engine take them.
+
+    Raises as `assemble_text_processor` does.
+    """
+    processor = None
+    if facts.accepts_images:
+        processor = processor_of(Path(facts.path), preset.vision.max_pixels)
+    return assemble_text_processor(tokenizer, preset, facts.n_vocab, processor)
 
 
 def assemble_text_processor(

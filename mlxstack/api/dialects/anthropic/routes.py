@@ -22,8 +22,9 @@ from mlxstack.api.dialects.anthropic.typed_tools import omitted_tools
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.prompts import n_prompt_tokens
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
+from mlxstack.api.run_generation import AnyRequest, TheService, answer
 from mlxstack.core.conversation import Conversation
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -58,7 +59,7 @@ async def messages(
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
     """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
-    return TokenCount(await n_tokens(service, partial(conversation, data)))
+    return TokenCount(await n_prompt_tokens(service, partial(conversation, data)))
 
 
 def _options(

@@ -15,8 +15,9 @@ from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, In
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.prompts import n_prompt_tokens
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, copies, n_choices, n_tokens
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, copies, n_choices
 from mlxstack.api.tool_choice import allowed_tools, chosen_tool, tool_choice_mode
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
@@ -55,7 +56,7 @@ async def chat_completions(
 async def chat_input_tokens(data: JSONBody[ChatBody], service: TheService) -> InputTokens:
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
-    return InputTokens(await n_tokens(service, partial(to_conversation.conversation, data)))
+    return InputTokens(await n_prompt_tokens(service, partial(to_conversation.conversation, data)))
 
 
 def options(body: ChatBody, request: AnyRequest, service: Service) -> GenerationOptions:

@@ -24,8 +24,9 @@ from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.prompts import n_prompt_tokens
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
+from mlxstack.api.run_generation import AnyRequest, TheService, answer
 from mlxstack.api.tool_choice import allowed_tools, tool_choice_mode
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
@@ -73,7 +74,7 @@ async def input_tokens(
     resolve_model(service, data.model)
     data, box = _resolved(data, request), toolbox(data)
     with _of_input():
-        n = await n_tokens(service, partial(to_conversation.conversation, data, box))
+        n = await n_prompt_tokens(service, partial(to_conversation.conversation, data, box))
     return InputTokens(n)
 
 
