@@ -95,7 +95,7 @@ def test_health_tells_that_every_text_thread_is_stuck(
         assert begun.acquire(timeout=PATIENCE_S)
     stuck = httpx.get(f"{late.url}/health")
     may_end.set()
-    assert stuck.status_code == 503 and "threads that make prompts" in stuck.text
+    assert stuck.status_code == 503 and "all threads for prompts are stuck" in stuck.text
     for job in jobs:
         job.result()
     assert httpx.get(f"{late.url}/health").json() == {"status": "ok"}
