@@ -33,21 +33,20 @@ N_THREADS = 4
 
 
 class TemplateFacts(Struct, frozen=True):
-    """Facts of a chat template that outlive its tokenizer.
-
-    `text` is as the model's authors wrote it, `caps` are llama-server's `chat_template_caps`, found
-    by trying it; `bos` and `eos` are the texts of these tokens, "" where there is none. `notes` say
-    what it cannot do. A base model has no template: it continues text.
-    `accepts_images`: whether images are taken.
-    """
+    """Facts of a chat template that outlive its tokenizer."""
 
     text: str
+    """The template as the model's authors wrote it."""
     caps: dict[str, bool]
+    """llama-server's `chat_template_caps`, found by trying it."""
     bos: str
+    """Text of the token, "" where there is none."""
     eos: str
     has_thoughts: bool
     notes: tuple[str, ...]
+    """What the template cannot do."""
     is_base: bool = False
+    """A base model has no template: it continues text."""
     accepts_images: bool = False
 
 

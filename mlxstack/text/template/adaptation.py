@@ -42,52 +42,59 @@ class CallText(StrEnum):
 
 
 class TemplateCapabilities(Struct, frozen=True):
-    """Capabilities of a chat template, found by probing.
-
-    `has_late_system`: a system message between turns is rendered where it stands.
-    `needs_alternation`: two user turns in a row are refused. `takes_user_after_tool`:
-    a user may speak right after a tool. `takes_objects`, `takes_strings`: forms of tool call
-    arguments. `needs_short_ids`: call ids must be nine letters and digits.
-    `takes_text_and_thought`: a call may have both beside it. `takes_parallel_calls`: all calls
-    of one turn are rendered. `takes_orphan_results`: a result needs no call before it.
-    `needs_results`: every call needs a result. `needs_tool_list`: no tools are an empty list,
-    not None. `takes_tools`, `takes_calls`, `takes_results`: tools, calls and results are
-    rendered; otherwise they are written as text. `takes_calls_alone`: calls are rendered where no
-    tools are. `needs_user`: some user must speak;
-    `needs_first_user`: a user must speak first. `takes_empty_answers`: an assistant turn may be
-    empty. `needs_parts`: texts are lists of parts. `call_text`, `thought_field`: where the text
-    beside a call and the thoughts go. `takes_references`: parameters may have references and
-    alternatives; `shows_references`: what they refer to is rendered.
-    `schema_keys`, `property_keys`: keys that the parameters of a tool and each of
-    its properties must have.
-    """
+    """Capabilities of a chat template, found by probing."""
 
     has_system: bool = True
     has_late_system: bool = True
+    """A system message between turns is rendered where it stands."""
     needs_alternation: bool = False
+    """Two user turns in a row are refused."""
     takes_user_after_tool: bool = True
+    """A user may speak right after a tool."""
     takes_objects: bool = True
+    """Arguments of a call may be an object."""
     takes_strings: bool = True
+    """Arguments of a call may be a string."""
     needs_short_ids: bool = False
+    """Call ids must be nine letters and digits."""
     takes_text_and_thought: bool = True
+    """A call may have both beside it."""
     takes_parallel_calls: bool = True
+    """All calls of one turn are rendered."""
     takes_orphan_results: bool = True
+    """A result needs no call before it."""
     needs_results: bool = False
+    """Every call needs a result."""
     needs_tool_list: bool = False
+    """No tools are an empty list, not None."""
     takes_tools: bool = True
+    """Tools are rendered; otherwise they are written as text."""
     takes_calls: bool = True
+    """Calls are rendered; otherwise they are written as text."""
     takes_calls_alone: bool = True
+    """Calls are rendered where no tools are."""
     takes_results: bool = True
+    """Results are rendered; otherwise they are written as text."""
     needs_user: bool = False
+    """Some user must speak."""
     needs_first_user: bool = False
+    """A user must speak first."""
     takes_empty_answers: bool = True
+    """An assistant turn may be empty."""
     needs_parts: bool = False
+    """Texts are lists of parts."""
     call_text: CallText = CallText.BESIDE
+    """Place of the text beside a call."""
     thought_field: ThoughtField = ThoughtField.REASONING_CONTENT
+    """Field of the thoughts."""
     takes_references: bool = True
+    """Parameters may have references and alternatives."""
     shows_references: bool = True
+    """What they refer to is rendered."""
     schema_keys: frozenset[str] = frozenset()
+    """Keys that the parameters of a tool must have."""
     property_keys: frozenset[str] = frozenset()
+    """Keys that each of their properties must have."""
 
 
 def adapt_to_template(

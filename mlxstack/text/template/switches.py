@@ -40,18 +40,19 @@ Tried = Callable[..., str | None]
 
 
 class TemplateSwitches(Struct, frozen=True):
-    """Variables of a template by what they do.
-
-    `keep` makes it write the thoughts of earlier turns, so that a prompt begins with the one
-    before and its answer; `keeps_thoughts`: it does so, by this variable or anyway. `on` and
-    `off` switch thinking. `levels` are the levels of effort that each variable for it takes.
-    """
+    """Variables of a template by what they do."""
 
     keep: Mapping[str, Any] = field(default_factory=dict)
+    """Make it write the thoughts of earlier turns, so that a prompt begins with the one before and
+    its answer."""
     on: Mapping[str, Any] = field(default_factory=dict)
+    """Switch thinking on."""
     off: Mapping[str, Any] = field(default_factory=dict)
+    """Switch thinking off."""
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Levels of effort that each variable for it takes."""
     keeps_thoughts: bool = False
+    """It writes the thoughts of earlier turns, by `keep` or anyway."""
 
     def effort(self, asked: str) -> dict[str, str]:
         """Variables for the level of effort nearest to the requested one."""

@@ -31,27 +31,27 @@ PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 class Prompt(PromptTokens, frozen=True):
     """A text in tokens, and the beginning of the answer to it.
 
-    `marked` is what was rendered, with guard marks; "" for a prompt that came as tokens. It depends
-    on the request alone; `n_replaced` splices in it have other tokens than their text. Piece i
-    starts at character `chars[i]` and at token `places[i]`.
-    `checkpoint_positions`: ascending token positions between 0 and the last token, namely the end
-    of system and tools, the ends of the last user and tool turns, the end of the messages before
-    the opening of the answer.
-    `is_in_thinking`: the answer begins inside a block of thoughts. `before` are the last tokens,
-    when the answer goes on in the middle of a text, which is the last message.
-    `answer_at`: the character and the token where the answer and its opening begin; with `history`,
-    a digest of the messages, it comes back in later prompts as it was sampled. None where it
-    cannot.
+    Its checkpoint positions are the end of system and tools, the ends of the last user and tool
+    turns, and the end of the messages before the opening of the answer.
     """
 
     marked: str = ""
+    """What was rendered, with guard marks; "" for a prompt that came as tokens."""
     chars: tuple[int, ...] = ()
+    """First character of each piece."""
     places: tuple[int, ...] = ()
+    """First token of each piece."""
     n_replaced: int = 0
+    """Splices in it with other tokens than their text."""
     is_in_thinking: bool = False
+    """The answer begins inside a block of thoughts."""
     before: tuple[int, ...] = ()
+    """Last tokens, when the answer goes on in the middle of a text, which is the last message."""
     answer_at: tuple[int, int] | None = None
+    """Character and token where the answer and its opening begin; None where it cannot come back
+    in later prompts as it was sampled."""
     history: bytes = b""
+    """Digest of the messages, by which such an answer is known."""
 
     @property
     def text(self) -> str:

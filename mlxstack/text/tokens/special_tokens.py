@@ -9,19 +9,18 @@ from mlxstack.core.interfaces import AnswerFormat
 
 
 class SpecialTokens(Struct, frozen=True):
-    """Special tokens of a tokenizer.
-
-    `structure`: the tokens that make turns and markers; no message may spell them.
-    `calls`: those of them that open and close a tool call. `anchors`: those at which a text can
-    be cut without changing its tokens. `rivals`: added tokens that could swallow the beginning
-    of an anchor. `normalize`: what is done to a text before its structure is looked for, if any.
-    """
+    """Special tokens of a tokenizer, by their texts."""
 
     structure: frozenset[str]
+    """Those that make turns and markers; no message may spell them."""
     calls: frozenset[str]
+    """Those of `structure` that open and close a tool call."""
     anchors: frozenset[str]
+    """Those at which a text can be cut without changing its tokens."""
     rivals: frozenset[str]
+    """Added tokens that could swallow the beginning of an anchor."""
     normalize: Callable[[str], str] | None = None
+    """What is done to a text before its structure is looked for, if any."""
 
 
 def special_tokens_of(tokenizer: Any, answer_format: AnswerFormat) -> SpecialTokens:
