@@ -59,7 +59,7 @@ def test_large_images_leave_threads_for_others(
         ThreadPoolExecutor(len(bodies)) as pool,
     ):
         answers = [pool.submit(http.post, CHAT, json=body) for body in bodies]
-        wait_until(lambda: seeing.service.text_processor._image_checks._slow._began_at)
+        wait_until(lambda: seeing.service.text_processor._images._slow._began_at)
         assert http.post(CHAT, json=asked("and another")).status_code == 200
         assert not all(one.done() for one in answers), "it did not wait for all of them"
         for one in answers:

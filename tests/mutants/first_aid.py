@@ -186,8 +186,8 @@ FIRST_AID = (
         BOUNDS + "test_a_body_has_64_mib_at_most_by_default",
     ),
     Mutant(
-        "bodies are converted beside the loop", "service/parts/text_processor.py",
-        "converted = await self.run(lambda: convert(reader))",
+        "bodies are converted beside the loop", "service/parts/image_checks.py",
+        "converted = await run(lambda: convert(reader))",
         "converted = convert(reader)",
         BOUNDS + "test_a_body_is_converted_beside_the_loop",
     ),

@@ -3,14 +3,21 @@
 Those that take long have threads of their own, so that others do not wait for them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from typing import Protocol, TypeVar
 
+from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import ImagePart, MediaText
 from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.images.bounds import LIMIT_S, known_measure, measure, n_header_pixels
-from mlxstack.text.images.reader import check_pixels
+from mlxstack.text.images.image_splicer import ImageSplicer
+from mlxstack.text.images.reader import TEXT_ONLY, ImageReader, check_pixels
 from mlxstack.text.limited_process import Overrun
+from mlxstack.text.tokens.cached_tokenizer import Splice
+
+T = TypeVar("T")
 
 QUICK_S = 0.5
 """CPU seconds after which an image is tried again among the slow ones."""
@@ -20,12 +27,64 @@ N_QUICK = 2
 N_SLOW = 2
 
 
-class ImageChecks:
-    """Measures images in limited processes, which end when the client leaves."""
+class Run(Protocol):
+    """Runs a job in a thread for prompts."""
 
-    def __init__(self, group: ThreadGroup) -> None:
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+class ImageInputs:
+    """Images of the requests to one model, measured in limited processes.
+
+    Those end when the client leaves.
+    """
+
+    def __init__(self, group: ThreadGroup, splicer: ImageSplicer) -> None:
+        self._splicer = splicer
         self._quick = group.add(N_QUICK, "checks of images")
         self._slow = group.add(N_SLOW, "checks of slow images")
+
+    @property
+    def accepts_images(self) -> bool:
+        """Whether engine, template and processor take images."""
+        return self._splicer.accepts_images
+
+    async def read(self, run: Run, convert: Callable[[ImageReader], T]) -> T:
+        """Result of `convert`, which `run` runs in a thread.
+
+        Images that were not seen before are decoded once, and it runs again.
+        """
+        if not self.accepts_images:
+            return await run(lambda: convert(TEXT_ONLY))
+        reader = ImageReader(accepts_images=True, defers=True)
+        converted = await run(lambda: convert(reader))
+        if not reader.unmeasured:
+            return converted
+        await self.measure(reader.unmeasured)
+        return await run(lambda: convert(ImageReader(accepts_images=True)))
+
+    async def prepare(self, conversation: Conversation) -> None:
+        """Measure the images of a conversation. Raises BadRequest, Busy."""
+        # Those of a stored history may not have been decoded since the start.
+        images = [image.data for message in conversation.messages for image in message.images]
+        if images:
+            await self.measure(images)
+
+    async def placed(self, run: Run, prompt: MediaText) -> tuple[str, Sequence[Splice]]:
+        """A raw text with placeholders for its images, and their splices. Raises BadRequest."""
+        if not self.accepts_images:
+            raise BadRequest(
+                "multimodal_data is not supported; this model reads text only", "prompt"
+            )
+
+        def images(reader: ImageReader) -> list[ImagePart]:
+            return [
+                reader.new({"data": data}, f"prompt.multimodal_data[{i}]")
+                for i, data in enumerate(prompt.data)
+            ]
+
+        parts = await self.read(run, images)
+        return await run(lambda: self._splicer.raw(prompt.text, parts))
 
     async def measure(self, images: Sequence[bytes]) -> None:
         """Measure images that are not known yet. Raises BadRequest, Busy."""

@@ -9,6 +9,7 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.models.model_files import processor_of
 from mlxstack.service.parts.format_constraints import FormatConstraints
+from mlxstack.service.parts.image_checks import ImageInputs
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.assembly import assemble_text
@@ -51,8 +52,9 @@ def assemble_text_processor(
         rowless,
         has_free_rules=preset.structured_output.auto_tool_grammar,
     )
+    images = ImageInputs(threads, text.images)
     if preset.kind is ServiceKind.CHAT:
         constraints.load()
     return TextProcessor(
-        text, tokenizer, n_vocab, preset.slots.n_ctx, threads, constraints, rowless
+        text, tokenizer, n_vocab, preset.slots.n_ctx, threads, constraints, images, rowless
     )

@@ -9,14 +9,14 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.errors import BadRequest, TooLong
-from mlxstack.core.image import ImagePart, MediaText
+from mlxstack.core.image import MediaText
 from mlxstack.core.interfaces import AnswerFormat
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images, text_tokens
 from mlxstack.service.parts.answer_constraint import AnswerConstraints
-from mlxstack.service.parts.image_checks import ImageChecks
+from mlxstack.service.parts.image_checks import ImageInputs
 from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.assembly import ModelText
-from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
+from mlxstack.text.images.reader import ImageReader
 from mlxstack.text.prompt.prompt import TokenizeOptions
 from mlxstack.text.prompt.report import notes
 from mlxstack.text.prompt.splicer import NAMELESS, Scope
@@ -61,6 +61,7 @@ class TextProcessor:
         n_ctx: int,
         threads: ThreadGroup,
         constraints: AnswerConstraints,
+        images: ImageInputs,
         rowless: RowlessTokens,
     ) -> None:
         self.tokenizer = tokenizer
@@ -69,11 +70,10 @@ class TextProcessor:
         self.constraints = constraints
         self.threads = threads
         self.n_vocab = n_vocab
-        self._images = text.images
+        self._images = images
         self.refuse_rowless = rowless.refuse
         self._n_ctx = n_ctx
         self._prompts = threads.add(N_THREADS, "prompts")
-        self._image_checks = ImageChecks(threads)
         capabilities = self.prompt_maker.template.capabilities
         self.template_notes = notes(capabilities, self.output_format.report)
         for note in self.template_notes:
@@ -84,18 +84,9 @@ class TextProcessor:
         """Whether engine, template and processor take images."""
         return self._images.accepts_images
 
-    def image_reader(self) -> ImageReader:
-        """Reader of the images of one request."""
-        if self.accepts_images:
-            return ImageReader(accepts_images=True, defers=True)
-        return TEXT_ONLY
-
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
-        # Images of a stored history may not have been decoded since the start.
-        images = [image.data for message in conversation.messages for image in message.images]
-        if images:
-            await self._image_checks.measure(images)
+        await self._images.prepare(conversation)
         prompt = await self.run(lambda: self.prompt_maker.make(conversation, scope))
         self.refuse_rowless(prompt.tokens, "messages")
         return prompt
@@ -107,16 +98,8 @@ class TextProcessor:
         return await self.run(lambda: self.prompt_maker.expected(conversation, answer, scope))
 
     async def read(self, convert: Callable[[ImageReader], T]) -> T:
-        """Run `convert`, which takes long for a large body.
-
-        Images that were not seen before are decoded once, and it runs again.
-        """
-        reader = self.image_reader()
-        converted = await self.run(lambda: convert(reader))
-        if not reader.unmeasured:
-            return converted
-        await self._image_checks.measure(reader.unmeasured)
-        return await self.run(lambda: convert(ImageReader(accepts_images=True)))
+        """Run `convert`, which takes long for a large body."""
+        return await self._images.read(self.run, convert)
 
     async def raw(self, prompt: RawPrompt) -> Prompt:
         """Prompt of texts and tokens in a row, or of a text with images. Raises as `check` does."""
@@ -133,24 +116,8 @@ class TextProcessor:
     async def _plain(self, prompt: str | MediaText) -> Prompt:
         if isinstance(prompt, str):
             return await self.run(lambda: self.prompt_maker.plain(prompt))
-        if not self.accepts_images:
-            raise BadRequest(
-                "multimodal_data is not supported; this model reads text only", "prompt"
-            )
-
-        def read(reader: ImageReader) -> list[ImagePart]:
-            return [
-                reader.new({"data": data}, f"prompt.multimodal_data[{i}]")
-                for i, data in enumerate(prompt.data)
-            ]
-
-        images = await self.read(read)
-
-        def prompt_of_images() -> Prompt:
-            written, splices = self._images.raw(prompt.text, images)
-            return self.prompt_maker.plain(prompt.text, written, splices)
-
-        return await self.run(prompt_of_images)
+        written, splices = await self._images.placed(self.run, prompt)
+        return await self.run(lambda: self.prompt_maker.plain(prompt.text, written, splices))
 
     async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text."""

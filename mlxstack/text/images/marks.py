@@ -17,7 +17,7 @@ _JOINED = re.compile(f"\n?({MARK.pattern})\n?")
 
 
 def mark_of(image: ImagePart) -> str:
-    """Text at the place of an image in a message; equal images have equal ones."""
+    """Text at the place of an image; equal images have equal ones."""
     hashed = hashlib.sha256(hashlib.sha256(image.data).digest() + image.detail.encode())
     return f"{MARK_OPENS}{hashed.hexdigest()[:32]}{MARK_CLOSES}"
 

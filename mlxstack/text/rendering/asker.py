@@ -17,7 +17,7 @@ REFUSALS = (
 
 
 class TemplateAsker:
-    """Renders conversations in the form that a template takes, each once. Single owner."""
+    """Renders conversations as a template takes them, each once. Single owner."""
 
     def __init__(self, tokenizer: Any, tools: list[dict[str, Any]]) -> None:
         self._tokenizer = tokenizer

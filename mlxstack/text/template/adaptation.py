@@ -341,7 +341,7 @@ def _reminding(turn: Message) -> Message:
 
 
 def _by_user(turn: Message) -> Message:
-    """A reminder that no turn took in as a turn of the user."""
+    """A reminder outside of turns as a turn of the user."""
     if turn.role is Role.SYSTEM:
         return Message(Role.USER, turn.text)
     return turn

@@ -161,14 +161,12 @@ class TokenStep:
         self._is_first = True
 
     def feed(self, parts: list[str]) -> list[str]:
-        """A string for each of them."""
         if self._is_first and parts:
             self._is_first = False
             return [self._decoder.decode(parts[:1]), *map(self.inner, parts[1:])]
         return [self.inner(part) for part in parts]
 
     def finish(self) -> list[str]:
-        """Nothing is held back."""
         return []
 
     def inner(self, part: str) -> str:
@@ -183,7 +181,6 @@ class SpaceStep:
         self._is_first = True
 
     def feed(self, parts: list[str]) -> list[str]:
-        """Each with the space before it."""
         texts = [self.inner(part) for part in parts]
         if self._is_first and parts:
             self._is_first = False
@@ -191,7 +188,6 @@ class SpaceStep:
         return texts
 
     def finish(self) -> list[str]:
-        """Nothing is held back."""
         return []
 
     def inner(self, part: str) -> str:
@@ -208,11 +204,9 @@ class StripStep:
         self._stop = stop
 
     def feed(self, parts: list[str]) -> list[str]:
-        """A string for each of them."""
         return [self.inner(part) for part in parts]
 
     def finish(self) -> list[str]:
-        """Nothing is held back."""
         return []
 
     def inner(self, part: str) -> str:
@@ -263,7 +257,6 @@ class RepeatStep:
         return texts
 
     def finish(self) -> list[str]:
-        """Nothing is held back."""
         return []
 
     def inner(self, part: str) -> str:
@@ -394,18 +387,15 @@ class HeldStep:
         self._parts: list[str] = []
 
     def feed(self, parts: list[str]) -> list[str]:
-        """Nothing yet."""
         self._parts += parts
         return []
 
     def finish(self) -> list[str]:
-        """The output for all of them."""
         parts = ["".join(self._parts)] if self._is_whole else self._parts
         self._parts = []
         return [self._decoder.decode(parts)]
 
     def inner(self, part: str) -> str:
-        """The token as it is."""
         return part
 
 
@@ -518,7 +508,6 @@ class StepDetokenizer:
         return "" if piece is None else fed(self._steps, [piece])
 
     def finish(self) -> str:
-        """The text that was held back."""
         return finished(self._steps)
 
 
@@ -547,7 +536,6 @@ class WindowDetokenizer:
         return text
 
     def finish(self) -> str:
-        """The text that was held back."""
         return self._decoder.text(self._tokens).removeprefix(self._shown)
 
     def _cut(self) -> None:
@@ -571,7 +559,6 @@ class LaterDetokenizer:
         return self._later(self._stream.push(token))
 
     def finish(self) -> str:
-        """The text that was held back."""
         return self._later(self._stream.finish())
 
     def _later(self, text: str) -> str:
