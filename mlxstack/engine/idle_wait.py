@@ -60,7 +60,7 @@ class IdleWait:
 
     def next_message(self, inbox: "SimpleQueue[Message]") -> Message:
         """Wait for a message, and work meanwhile."""
-        n_requests = self._loop.stats.counters.n_asks
+        n_requests = self._loop.stats.counters.n_requests
         if n_requests != self._n_requests:
             self._n_requests = n_requests
             self._answered_at = self._clock()

@@ -88,10 +88,10 @@ class EngineLoop:
         """Facts of the load, which each snapshot repeats."""
         self.slot_kv = slot_kv
         self.batch = batch
-        self._live: dict[str, RequestState] = {}
-        self._phases = PhaseClocks(self._live)
+        self._requests: dict[str, RequestState] = {}
+        self._phases = PhaseClocks(self._requests)
         self._last: dict[int, RequestState] = {}
-        self._matches = PrefixOverlapCache(self.slots, self._live, limits.prefill.block)
+        self._matches = PrefixOverlapCache(self.slots, self._requests, limits.prefill.block)
         self._lookup = scheduler.Lookup(
             self._matches.shared, self._matches.promised, self.slot_kv.need
         )
@@ -105,7 +105,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a request or a slot action is to be done."""
-        return bool(self._live or self._state.actions)
+        return bool(self._requests or self._state.actions)
 
     @property
     def is_busy(self) -> bool:
@@ -151,8 +151,8 @@ class EngineLoop:
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
             return
-        self._live[request.id] = RequestState(request)
-        self.stats.count(n_asks=1)
+        self._requests[request.id] = RequestState(request)
+        self.stats.count(n_requests=1)
         self._state = scheduler_state.enqueue(self._state, request)
 
     def prepared(self, request: Request) -> Request:
@@ -168,9 +168,9 @@ class EngineLoop:
 
     def cancel(self, request_id: str) -> None:
         """Stop a request in any phase; its KV stays in the slot."""
-        live = self._live.get(request_id)
-        if live is not None:
-            self._end(live, live.finish(FinishReason.CANCELLED, time.monotonic()))
+        request_state = self._requests.get(request_id)
+        if request_state is not None:
+            self._end(request_state, request_state.finish(FinishReason.CANCELLED, time.monotonic()))
 
     def when_idle(
         self, action_id: str, slot: int, work: Work, on_lost: OnLost | None = None
@@ -264,13 +264,13 @@ class EngineLoop:
 
     def end_all(self, error: StackError) -> None:
         """Fail every request with this error; computed KV stays in the slots."""
-        for live in list(self._live.values()):
-            self._end(live, RequestFailed(live.request.id, error))
+        for request_state in list(self._requests.values()):
+            self._end(request_state, RequestFailed(request_state.request.id, error))
 
     def fail_all(self, error: StackError) -> None:
         """Fail every request with an error; other slots stay."""
         self.end_idle_work()
-        self._fail_these(list(self._live), error)
+        self._fail_these(list(self._requests), error)
 
     def lose_kv(self, error: DeviceError) -> None:
         """Fail requests in slots; drop KV that failed kernels may have written."""
@@ -279,7 +279,9 @@ class EngineLoop:
         suspects = {slot for work in self.idle_works for slot in work.slots}
         suspects |= recent.intersection(self.idle_slots)
         self.end_idle_work()
-        self._fail_these([one.request.id for one in self._live.values() if one.is_assigned], error)
+        self._fail_these(
+            [one.request.id for one in self._requests.values() if one.is_assigned], error
+        )
         for slot in suspects:
             self._end_work_in(slot)
             self.clear_slot(slot, error)
@@ -296,7 +298,7 @@ class EngineLoop:
                 self._fail(request_id, error)
         for slot in self._state.slots:
             # A request whose end raised still occupies its slot.
-            if slot.state in ACTIVE and not (slot.request and slot.request.id in self._live):
+            if slot.state in ACTIVE and not (slot.request and slot.request.id in self._requests):
                 self.clear_slot(slot.id, error)
                 self.release(slot.id)
         device.settle()
@@ -305,7 +307,7 @@ class EngineLoop:
         """Immutable state for other threads."""
         n_evicted = self.slot_kv.prefix_cache.index.n_evicted
         counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
-        shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
+        shown = {**self._last, **{x.slot: x for x in self._requests.values() if x.slot is not None}}
         facts = replace(
             self.facts,
             kv_budget_bytes=self.slot_kv.prefix_cache.budget,
@@ -335,117 +337,127 @@ class EngineLoop:
         elif isinstance(action, Expire):
             late = Busy("the request took longer than the preset's queue.timeout_s")
             request_id = action.request.id
-            self._end(self._live[request_id], RequestFailed(request_id, late))
+            self._end(self._requests[request_id], RequestFailed(request_id, late))
         else:
             self._end_work_in(action.slot)
             work, _ = self._works.pop(action.id)
             work(self.slots[action.slot])
 
     def _assign_slot(self, request_id: str, slot: int) -> None:
-        live = self._live[request_id]
-        live.seat(slot)
+        request_state = self._requests[request_id]
+        request_state.assign(slot)
         self._matches.forget(request_id)
-        self._prepare_slot(live, slot)
+        self._prepare_slot(request_state, slot)
 
-    def _prepare_slot(self, live: RequestState, slot: int) -> None:
+    def _prepare_slot(self, request_state: RequestState, slot: int) -> None:
         """Reuse known KV; what a provider brings comes first, beside other slots."""
-        may_read = live.n_loads < MAX_LOADS
+        may_read = request_state.n_loads < MAX_LOADS
         lookup = self.slot_kv.lookup
-        plan, miss = lookup.find(live.request, self.slots, slot, may_read=may_read)
-        if self._awaits_kv(live, slot, plan):
+        plan, miss = lookup.find(request_state.request, self.slots, slot, may_read=may_read)
+        if self._awaits_kv(request_state, slot, plan):
             return
-        live.is_assigned = True
-        self.slot_kv.prepare_slot(live.request, slot, plan)
-        from_disk = live.n_loads and plan.source is KVSource.PARKED
-        live.source = KVSource.DISK if from_disk else plan.source
-        live.n_cached = len(self.slots[slot])
-        live.miss = miss
-        live.saved_s = self.stats.saved_s(live.n_cached)
-        self.stats.count(n_cached_tokens=live.n_cached)
-        event = live.assigned(self.stats.expected_s(live.n_cached, live.n_new))
+        request_state.is_assigned = True
+        self.slot_kv.prepare_slot(request_state.request, slot, plan)
+        from_disk = request_state.n_loads and plan.source is KVSource.PARKED
+        request_state.source = KVSource.DISK if from_disk else plan.source
+        request_state.n_cached = len(self.slots[slot])
+        request_state.miss = miss
+        request_state.saved_s = self.stats.saved_s(request_state.n_cached)
+        self.stats.count(n_cached_tokens=request_state.n_cached)
+        event = request_state.assigned(
+            self.stats.expected_s(request_state.n_cached, request_state.n_new)
+        )
         for work in self.idle_works:
-            event = work.observe(live.request, plan.position, event)
-        live.miss = event.miss
+            event = work.observe(request_state.request, plan.position, event)
+        request_state.miss = event.miss
         self._events.append(event)
-        self._advance(live, plan.position)
+        self._advance(request_state, plan.position)
 
-    def _awaits_kv(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
+    def _awaits_kv(self, request_state: RequestState, slot: int, plan: ReusePlan) -> bool:
         """Whether the slot now waits for KV that the plan lacks."""
-        ready = partial(self._resume, live.request.id, slot)
-        if not any(provider.bring(live, plan, ready) for provider in self.kv_providers):
+        ready = partial(self._resume, request_state.request.id, slot)
+        if not any(provider.bring(request_state, plan, ready) for provider in self.kv_providers):
             return False
         self._state = scheduler_state.start_loading(self._state, slot)
         return True
 
     def _resume(self, request_id: str, slot: int) -> None:
         """Resume a prompt whose KV has come, or is not coming."""
-        live = self._live.get(request_id)
+        request_state = self._requests.get(request_id)
         state = self._state.slot(slot).state
-        if live is None or state not in COMPUTING:
+        if request_state is None or state not in COMPUTING:
             return
         if state is SlotState.LOADING:
             self._state = scheduler_state.finish_loading(self._state, slot)
-        go_on = self._switch if live.is_assigned else self._prepare_slot
-        self._guard(request_id, partial(go_on, live, slot))
+        go_on = self._switch if request_state.is_assigned else self._prepare_slot
+        self._guard(request_id, partial(go_on, request_state, slot))
 
-    def _end_prefill(self, live: RequestState) -> None:
+    def _end_prefill(self, request_state: RequestState) -> None:
         for provider in self.kv_providers:
-            provider.stop(live.request.id)
-        self.batch.inputs.release(live.request.id)
+            provider.stop(request_state.request.id)
+        self.batch.inputs.release(request_state.request.id)
 
-    def _switch(self, live: RequestState, slot: int) -> None:
+    def _switch(self, request_state: RequestState, slot: int) -> None:
         """Continue from other KV where it is a block ahead."""
-        may_read = live.n_loads < MAX_LOADS
-        plan, _ = self.slot_kv.lookup.find(live.request, self.slots, slot, may_read=may_read)
+        may_read = request_state.n_loads < MAX_LOADS
+        plan, _ = self.slot_kv.lookup.find(
+            request_state.request, self.slots, slot, may_read=may_read
+        )
         n_gained = plan.position - len(self.slots[slot])
-        if n_gained < self._limits.prefill.block or self._awaits_kv(live, slot, plan):
+        if n_gained < self._limits.prefill.block or self._awaits_kv(request_state, slot, plan):
             return
-        self.slot_kv.prepare_slot(live.request, slot, plan)
-        live.n_cached += n_gained
+        self.slot_kv.prepare_slot(request_state.request, slot, plan)
+        request_state.n_cached += n_gained
         self.stats.count(n_cached_tokens=n_gained)
-        self._advance(live, plan.position)
+        self._advance(request_state, plan.position)
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
         slot_state = self._state.slot(slot)
         assert slot_state.request is not None
-        live = self._live[slot_state.request.id]
-        self._guard(live.request.id, partial(self._prefill_chunk, live, slot, n_tokens))
+        request_state = self._requests[slot_state.request.id]
+        self._guard(
+            request_state.request.id, partial(self._prefill_chunk, request_state, slot, n_tokens)
+        )
 
-    def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
+    def _prefill_chunk(self, request_state: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
-        self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), self.idle_slots)
+        self.slot_kv.admit_growth(
+            context, self.slot_kv.need(request_state.request), self.idle_slots
+        )
         start = len(context)
         policy = self._limits.prefill
         free_s = stall_left(self.stats.speed, policy) if self.batch.is_busy else policy.patience_s
         try:
-            took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
+            took = prefill_chunk(self.batch, context, request_state.request, n_tokens, free_s)
         except KERNEL_FAULTS as error:
             self._limits = without_forced(self._limits, error)
             context.clear()
-            live.n_cached = 0
-            self._advance(live, 0)
-            self._switch(live, slot)
+            request_state.n_cached = 0
+            self._advance(request_state, 0)
+            self._switch(request_state, slot)
             return
         self.stats.prefilled(start, len(context) - start, took)
         self._events.append(
-            PrefillProgress(live.request.id, len(context), len(live.request.tokens))
+            PrefillProgress(
+                request_state.request.id, len(context), len(request_state.request.tokens)
+            )
         )
-        self._advance(live, len(context))
+        self._advance(request_state, len(context))
 
-    def _advance(self, live: RequestState, position: int) -> None:
+    def _advance(self, request_state: RequestState, position: int) -> None:
         """Record the prefill position; the last token joins the batch."""
-        assert live.slot is not None
-        self._state = scheduler_state.advance(self._state, live.slot, position)
-        if self._state.slot(live.slot).state is SlotState.RUNNING:
-            live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
-            self._end_prefill(live)
-            context = self.slots[live.slot]
-            row = row_of(self.batch, live.request, live.slot, context, self.n_ctx)
-            live.proposal_source = row.proposal_source
-            self.stats.count(n_prompt_tokens=len(live.request.tokens) - len(context))
-            for first in self.batch.join(row, context.logits_after(live.request.tokens)):
+        assert request_state.slot is not None
+        self._state = scheduler_state.advance(self._state, request_state.slot, position)
+        if self._state.slot(request_state.slot).state is SlotState.RUNNING:
+            request_state.state, request_state.running_at = RequestPhase.RUNNING, time.monotonic()
+            self._end_prefill(request_state)
+            context = self.slots[request_state.slot]
+            row = row_of(self.batch, request_state.request, request_state.slot, context, self.n_ctx)
+            request_state.proposal_source = row.proposal_source
+            self.stats.count(n_prompt_tokens=len(request_state.request.tokens) - len(context))
+            for first in self.batch.join(row, context.logits_after(request_state.request.tokens)):
                 if last := self._receive(first):
-                    self._end(live, last)
+                    self._end(request_state, last)
 
     def _decode(self, advance: Advance, deliver: Deliver | None = None) -> None:
         """Run or collect a step; exceptions fail its rows. Raises DeviceError."""
@@ -468,7 +480,7 @@ class EngineLoop:
             if token.request not in ended and (last := self._receive(token)):
                 ended[token.request] = last
         for last in ended.values():
-            self._end(self._live[last.request], last, deliver)
+            self._end(self._requests[last.request], last, deliver)
         for row, reason in self.batch.take_broken():
             self._break_slots([row.slot], reason)
 
@@ -483,45 +495,50 @@ class EngineLoop:
 
     def _receive(self, sampled: TokenSampled) -> RequestFinished | None:
         """Emit a wanted token; the request's end if it was the last."""
-        live = self._live.get(sampled.request)
-        if live is None or live.slot is None:
+        request_state = self._requests.get(sampled.request)
+        if request_state is None or request_state.slot is None:
             return None
-        if self._state.slot(live.slot).state is not SlotState.RUNNING:
+        if self._state.slot(request_state.slot).state is not SlotState.RUNNING:
             return None
         now = time.monotonic()
-        reason = live.choose(sampled.token, now, self.n_ctx)
+        reason = request_state.choose(sampled.token, now, self.n_ctx)
         self.stats.count(n_generated_tokens=1)
-        self._state = scheduler_state.begin_answer(self._state, live.slot)
+        self._state = scheduler_state.begin_answer(self._state, request_state.slot)
         if reason is not FinishReason.EOS:
             self._events.append(sampled)
         if reason is None:
             return None
-        return live.finish(reason, now)
+        return request_state.finish(reason, now)
 
-    def _end(self, live: RequestState, last: LastEvent, deliver: Deliver | None = None) -> None:
+    def _end(
+        self, request_state: RequestState, last: LastEvent, deliver: Deliver | None = None
+    ) -> None:
         """Release the slot; its KV may wait for the step in flight."""
         now = time.monotonic()
         is_own = False
-        self._live.pop(live.request.id, None)
-        self._end_prefill(live)
-        self._matches.forget(live.request.id)
-        self._state = scheduler_state.dequeue(self._state, live.request.id)
-        if live.slot is not None:
+        self._requests.pop(request_state.request.id, None)
+        self._end_prefill(request_state)
+        self._matches.forget(request_state.request.id)
+        self._state = scheduler_state.dequeue(self._state, request_state.request.id)
+        if request_state.slot is not None:
             # Until its KV is read from disk, the slot holds the context of another request.
-            is_own = live.is_assigned and self._state.slot(live.slot).state is not SlotState.LOADING
-            if is_own:
-                self._last[live.slot] = live
-                live.ended_step = self._n_steps
-                self.stats.served(live.work(now), now - live.seated_at)
-            self._state = scheduler_state.release_slot(
-                self._state, live.slot, len(self.slots[live.slot]), now
+            is_own = (
+                request_state.is_assigned
+                and self._state.slot(request_state.slot).state is not SlotState.LOADING
             )
-        live.state = self.stats.ended(last)
+            if is_own:
+                self._last[request_state.slot] = request_state
+                request_state.ended_step = self._n_steps
+                self.stats.served(request_state.work(now), now - request_state.assigned_at)
+            self._state = scheduler_state.release_slot(
+                self._state, request_state.slot, len(self.slots[request_state.slot]), now
+            )
+        request_state.state = self.stats.ended(last)
         self._events.append(last)
         if deliver is not None:
             self.flush(deliver)
-        if is_own and live.slot is not None:
-            self._keep(live.slot)
+        if is_own and request_state.slot is not None:
+            self._keep(request_state.slot)
 
     def _keep(self, slot: int) -> None:
         """Store a finished request's context; an error is only logged. Raises DeviceError."""
@@ -550,16 +567,16 @@ class EngineLoop:
         """Fail a request, and log an internal error. Raises DeviceError."""
         raise_device_error(error)
         if not isinstance(error, StackError) or isinstance(error, Broken):
-            request = self._live[request_id].request.caller.request_id or request_id
+            request = self._requests[request_id].request.caller.request_id or request_id
             log.error("request %s failed in the engine: %s", request, error, exc_info=error)
         self._fail(request_id, error)
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        live = self._live[request_id]
+        request_state = self._requests[request_id]
         plain = describe_error(error, "this request")
-        if live.slot is not None and live.is_assigned:
-            self.clear_slot(live.slot, plain)
-        self._end(live, RequestFailed(request_id, plain))
+        if request_state.slot is not None and request_state.is_assigned:
+            self.clear_slot(request_state.slot, plain)
+        self._end(request_state, RequestFailed(request_id, plain))
 
     def clear_slot(self, slot: int, error: StackError) -> None:
         """Empty a broken context, and notify slot actions that need it."""

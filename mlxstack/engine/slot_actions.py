@@ -91,7 +91,7 @@ class SlotActionRunner:
             self._loop.release(command.slot)
             copy_outcome(saving, future)
 
-        self._loop.slot_kv.pieces.run(packing.go_on, end, partial(self._fail, command, future))
+        self._loop.slot_kv.background.run(packing.go_on, end, partial(self._fail, command, future))
 
     def _vacate(self, command: EvictAgentFromSlot, context: SlotContext, future: Answer) -> None:
         """Compare names: a hint or the conversation may have identified the agent."""

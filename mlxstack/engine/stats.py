@@ -253,34 +253,36 @@ def build_snapshot(
 
 
 def _slot(
-    slot: Slot, context: SlotContext, live: RequestState | None, n_ctx: int, now: float
+    slot: Slot, context: SlotContext, request_state: RequestState | None, n_ctx: int, now: float
 ) -> SlotView:
     idle = 0.0 if slot.state in ACTIVE else max(0.0, now - slot.last_used)
     empty = SlotView(id=slot.id, n_ctx=n_ctx, n_tokens=len(context), n_bytes=context.n_bytes)
-    if live is None:
+    if request_state is None:
         return empty
-    running_s = now - live.running_at if live.running_at else 0.0
+    running_s = now - request_state.running_at if request_state.running_at else 0.0
     is_active = slot.state in ACTIVE
     return replace(
         empty,
-        state=live.state,
-        request=live.request.id,
-        agent=live.request.display_name,
-        n_prompt=len(live.request.tokens),
-        n_done=slot.position if live.state is RequestPhase.PREFILLING else len(live.request.tokens),
-        n_cached=live.n_cached,
-        n_decoded=live.n_generated,
-        n_remain=max(0, live.request.max_tokens - live.n_generated),
-        tps=live.n_generated / running_s if is_active and running_s > 0 else 0.0,
+        state=request_state.state,
+        request=request_state.request.id,
+        agent=request_state.request.display_name,
+        n_prompt=len(request_state.request.tokens),
+        n_done=slot.position
+        if request_state.state is RequestPhase.PREFILLING
+        else len(request_state.request.tokens),
+        n_cached=request_state.n_cached,
+        n_decoded=request_state.n_generated,
+        n_remain=max(0, request_state.request.max_tokens - request_state.n_generated),
+        tps=request_state.n_generated / running_s if is_active and running_s > 0 else 0.0,
         idle_s=idle,
         is_used=True,
-        miss=live.miss,
-        elapsed_s=max(0.0, now - live.request.arrived) if is_active else 0.0,
-        source=live.source,
-        n_drafted=live.n_proposed,
-        n_accepted=live.n_accepted,
-        n_images=len(live.request.images),
-        n_images_computed=n_computed(live.request.images, live.n_cached)
-        if live.request.images
+        miss=request_state.miss,
+        elapsed_s=max(0.0, now - request_state.request.arrived) if is_active else 0.0,
+        source=request_state.source,
+        n_drafted=request_state.n_proposed,
+        n_accepted=request_state.n_accepted,
+        n_images=len(request_state.request.images),
+        n_images_computed=n_computed(request_state.request.images, request_state.n_cached)
+        if request_state.request.images
         else 0,
     )

@@ -109,7 +109,7 @@ class Driver:
 
     def until_accepted(self) -> None:
         """Wait until all that was submitted has a slot or is in the queue."""
-        wait_until(lambda: self.engine.snapshot().counters.n_asks >= self._n_submitted)
+        wait_until(lambda: self.engine.snapshot().counters.n_requests >= self._n_submitted)
 
     def expect(
         self,

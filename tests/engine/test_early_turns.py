@@ -198,7 +198,7 @@ def test_it_is_no_request_and_its_slot_stays_idle(driver: Driver) -> None:
     driver.expect(expected, ask, display_name="idle")
     driver.catch_up()
     now = driver.engine.snapshot()
-    for name in ("n_asks", "n_completed", "n_prompt_tokens", "n_cached_tokens", "prompt_s"):
+    for name in ("n_requests", "n_completed", "n_prompt_tokens", "n_cached_tokens", "prompt_s"):
         assert getattr(now.counters, name) == getattr(before, name), name
     slot = now.slots[0]
     assert (slot.n_early, slot.n_early_left) == (99, 0)

@@ -153,7 +153,7 @@ def test_what_a_context_holds_is_hashed_once(model_of: ModelOf, hashed: list[int
     spec = KVSpec(bits=8, group_size=32, quantized_start=600)
     model = loader.load(ModelSpec(str(model_of("tiny"))), spec).model
     context = SlotContext(CacheFactory(model, spec))
-    memory = PrefixCache("identity", NO_DISK, 1 << 30, turning_point=600)
+    memory = PrefixCache("identity", NO_DISK, 1 << 30, quantized_start=600)
     feed(300)
     assert n_hashed(context) == 300
     feed(200)

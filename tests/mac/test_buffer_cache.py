@@ -111,7 +111,7 @@ def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:
         ask = driver.submit(prompt(2000), 700)
         driver.until(ask, TokenSampled, 300)
         seating = driver.engine.loaded.loop.slot_kv
-        live = driver.engine.loaded.loop._live[ask].request
+        live = driver.engine.loaded.loop._requests[ask].request
         assert seating.need(live) == seating.slots[0].cache_bytes
         driver.engine.cancel(ask)
         driver.finish(ask)

@@ -27,7 +27,7 @@ EXPLANATIONS = (
     ),
     Mutant(
         "a shared prefix is another prompt's", "engine/slots/request_state.py",
-        "is_awaiting = live.request.id in self.awaiting", "is_awaiting = False",
+        "is_awaiting = request_state.request.id in self.awaiting", "is_awaiting = False",
         PHASES + "test_a_request_that_waits_for_a_shared_prefix_waits_for_another_prompt",
     ),
     Mutant(

@@ -72,7 +72,7 @@ IMAGES = (
     ),
     Mutant(
         "a cancelled request frees its pixels", "engine/loop.py",
-        "self.batch.inputs.release(live.request.id)", "pass",
+        "self.batch.inputs.release(request_state.request.id)", "pass",
         MEMORY + "test_a_cancelled_request_frees_its_pixels",
     ),
     Mutant(

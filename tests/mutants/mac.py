@@ -219,19 +219,19 @@ MAC = (
     Mutant(
         "an end that was sampled comes before a fault of the next step", "engine/loop.py",
         "        for last in ended.values():\n"
-        "            self._end(self._live[last.request], last, deliver)\n"
+        "            self._end(self._requests[last.request], last, deliver)\n"
         "        for row, reason in self.batch.take_broken():\n"
         "            self._break_slots([row.slot], reason)\n",
         "        for row, reason in self.batch.take_broken():\n"
         "            self._break_slots([row.slot], reason)\n"
         "        for last in ended.values():\n"
-        "            self._end(self._live[last.request], last, deliver)\n",
+        "            self._end(self._requests[last.request], last, deliver)\n",
         AHEAD + "test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept",
     ),
     Mutant(
         "tokens and ends do not wait for the KV of a slot", "engine/loop.py",
-        "            self._end(self._live[last.request], last, deliver)\n",
-        "            self._end(self._live[last.request], last)\n",
+        "            self._end(self._requests[last.request], last, deliver)\n",
+        "            self._end(self._requests[last.request], last)\n",
         AHEAD + "test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot",
     ),
     Mutant(
@@ -323,7 +323,7 @@ MAC = (
     ),
     Mutant(
         "a prompt begins again in an empty context", "engine/loop.py",
-        "            context.clear()\n            live", "            live",
+        "            context.clear()\n            request_state", "            request_state",
         FORCED + "test_a_prompt_begins_again_without_the_kernel_that_failed",
     ),
     Mutant(

@@ -161,7 +161,8 @@ REQUESTS = (
 
 COUNTERS = Counters(
     n_prompt_tokens=650_000, n_cached_tokens=15_650_000, n_generated_tokens=71_900,
-    n_model_calls=38_100, n_decode_calls=36_900, n_decode_rows=71_900, n_asks=400, n_completed=396,
+    n_model_calls=38_100, n_decode_calls=36_900, n_decode_rows=71_900, n_requests=400,
+    n_completed=396,
 )  # fmt: skip
 
 

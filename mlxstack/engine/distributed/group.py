@@ -78,7 +78,7 @@ class RankGroup:
         self._world: Any = None
         self._loaded: SimpleQueue[tuple[int, Loaded]] = SimpleQueue()
         self._ready: SimpleQueue[tuple[int, Ready]] = SimpleQueue()
-        self._n_heard: list[int] = []
+        self._n_messages: list[int] = []
         self._tasks: dict[int, tuple[set[int], Future[None]]] = {}
         self._task_ids = itertools.count()
         self._lock = Lock()
@@ -298,7 +298,7 @@ class RankGroup:
         ]
         self._ring = (f"{host}:{free_port(host)}", *others)
         self._channels = [channel for channel, _ in each]
-        self._n_heard = [0] * len(each)
+        self._n_messages = [0] * len(each)
         for rank, channel in enumerate(self._channels, 1):
             Thread(target=self._receive, args=(rank, channel), daemon=True).start()
         Thread(target=self._watch, daemon=True).start()
@@ -335,7 +335,7 @@ class RankGroup:
         why = "it has ended, or its machine has"
         try:
             while (message := channel.receive()) is not None:
-                self._n_heard[rank - 1] += 1
+                self._n_messages[rank - 1] += 1
                 if isinstance(message, Loaded):
                     self._loaded.put((rank, message))
                 elif isinstance(message, Ready):
@@ -352,16 +352,18 @@ class RankGroup:
     def _watch(self) -> None:
         """Detect silent ranks (thread): a lost machine closes no connection."""
         n_missed = [0] * len(self._channels)
-        known = list(self._n_heard)
+        n_before = list(self._n_messages)
         while not self.lost:
             # Beats are counted instead of seconds: while this machine is suspended, none can come.
             time.sleep(BEAT_S)
-            for at, n_heard in enumerate(self._n_heard):
-                is_silent = self._is_in_session.is_set() and n_heard == known[at]
-                n_missed[at] = n_missed[at] + 1 if is_silent else 0
-                known[at] = n_heard
-                if n_missed[at] >= MAX_MISSED:
-                    self._lose(f"{self._name(at + 1)} was lost: {MAX_MISSED} signs of life missed")
+            for index, n_messages in enumerate(self._n_messages):
+                is_silent = self._is_in_session.is_set() and n_messages == n_before[index]
+                n_missed[index] = n_missed[index] + 1 if is_silent else 0
+                n_before[index] = n_messages
+                if n_missed[index] >= MAX_MISSED:
+                    self._lose(
+                        f"{self._name(index + 1)} was lost: {MAX_MISSED} signs of life missed"
+                    )
 
     def _settle(self, rank: int, outcome: TaskOutcome) -> None:
         with self._lock:

@@ -102,9 +102,9 @@ class MirroredPrefixCache(PrefixCache):
         identity: str,
         spec: PrefixCacheSpec,
         budget: int,
-        turning_point: int,
+        quantized_start: int,
     ) -> None:
-        super().__init__(identity, spec, budget, turning_point)
+        super().__init__(identity, spec, budget, quantized_start)
         self._group = group
 
     def put(

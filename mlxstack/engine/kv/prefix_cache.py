@@ -40,11 +40,11 @@ class PrefixCache:
     """
 
     def __init__(
-        self, identity: str, spec: PrefixCacheSpec, budget: int, turning_point: int = 0
+        self, identity: str, spec: PrefixCacheSpec, budget: int, quantized_start: int = 0
     ) -> None:
         self.spec = spec
         self.budget = budget
-        self.quantized_start = turning_point
+        self.quantized_start = quantized_start
         self.index = PrefixIndex(spec.block_size)
         self.retention = Retention(self.index)
         self.identity = identity

@@ -50,7 +50,7 @@ class KVExchange:
         def fail(error: Exception) -> None:
             result.set_exception(describe_error(error, "an export of KV"))
 
-        self._slot_kv.pieces.run(packing.go_on, end, fail)
+        self._slot_kv.background.run(packing.go_on, end, fail)
 
     def adopt(self, manifest: Manifest, result: "Future[int]") -> None:
         """Index files of another service; the future raises Damaged."""

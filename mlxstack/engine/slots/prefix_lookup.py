@@ -89,10 +89,10 @@ class PrefixLookup:
             return ReusePlan(), reuse_plan.explain_miss(
                 ReusePlan(), (), replace(clues, is_enabled=False)
             )
-        options = [_live(slots[slot], KVSource.SLOT, slot, request)]
+        options = [_live_source(slots[slot], KVSource.SLOT, slot, request)]
         if self._prefix_cache.spec.enabled:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
-            options += [_live(slots[i], KVSource.FORK, i, request) for i in others]
+            options += [_live_source(slots[i], KVSource.FORK, i, request) for i in others]
             stored = self._stored(request, chains, slots[slot])
             options += [one for one in stored if may_read or one.source is not KVSource.DISK]
         plan = reuse_plan.plan(len(request.tokens), options, request.images)
@@ -234,8 +234,8 @@ class PrefixLookup:
         last = self._last(request)
         if last is not None:
             return last
-        live = [kept(c, 0, c.n_prompt) for c in slots if c.salt == request.salt and len(c)]
-        return max(live, key=lambda row: common_tokens(row, request), default=KeptTokens(()))
+        prompts = [kept(c, 0, c.n_prompt) for c in slots if c.salt == request.salt and len(c)]
+        return max(prompts, key=lambda row: common_tokens(row, request), default=KeptTokens(()))
 
     def _last(self, request: Request) -> LastPrompt | None:
         """Last prompt of the requesting agent; never disclosed under another salt."""
@@ -261,7 +261,9 @@ def _conversation(request: Request, chain: BlockHashes) -> str:
     return request.agent or request.caller.session_hint or head_hash.hex()
 
 
-def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -> ReuseSource:
+def _live_source(
+    context: SlotContext, source: KVSource, slot: int, request: Request
+) -> ReuseSource:
     """Reuse source of a live context, up to its cuttable end."""
     n_common = 0
     is_usable = source is KVSource.SLOT or context.is_storable
@@ -278,17 +280,17 @@ class PrefixOverlapCache:
     """Caches prefix comparisons; a changed context has another version."""
 
     def __init__(
-        self, slots: Sequence[SlotContext], live: Mapping[str, RequestState], block: int
+        self, slots: Sequence[SlotContext], requests: Mapping[str, RequestState], block: int
     ) -> None:
         self._slots = slots
-        self._live = live
+        self._requests = requests
         self._block = block
         self._promises: dict[tuple[str, str], int] = {}
         self._known: dict[tuple[str, int, int], int] = {}
 
     def shared(self, request_id: str, slot: int) -> int:
         """First tokens of the prompt in the slot; 0 under another salt."""
-        request = self._live[request_id].request
+        request = self._requests[request_id].request
         context = self._slots[slot]
         if request.salt != context.salt:
             return 0
@@ -302,8 +304,8 @@ class PrefixOverlapCache:
 
         A context that can be cut is forked to the token, any other one at its checkpoints.
         """
-        request = self._live[request_id].request
-        other = self._live[other_id].request
+        request = self._requests[request_id].request
+        other = self._requests[other_id].request
         if request.salt != other.salt or not (request.use_cache and other.use_cache):
             return 0
         key = (request.id, other.id)

@@ -62,7 +62,7 @@ class RequestState:
         self.n_loads = 0
         self.is_assigned = False
         self.ended_step = -1
-        self.seated_at = request.arrived
+        self.assigned_at = request.arrived
         self.phases = PhaseTimer(request.arrived)
         self.running_at = 0.0
         self.first_at = 0.0
@@ -84,11 +84,11 @@ class RequestState:
         """Proposed tokens that were accepted."""
         return self.proposal_source.n_accepted if self.proposal_source else 0
 
-    def seat(self, slot: int) -> None:
+    def assign(self, slot: int) -> None:
         """Note the slot of the request, which is prepared from now on."""
-        self.slot, self.seated_at = slot, time.monotonic()
+        self.slot, self.assigned_at = slot, time.monotonic()
         self.state = RequestPhase.PREFILLING
-        self.phases.enter(TTFTPhase.RESTORE, self.seated_at)
+        self.phases.enter(TTFTPhase.RESTORE, self.assigned_at)
 
     def assigned(self, expected_s: float) -> SlotAssigned:
         """Event of its prepared slot; the rest of the prompt takes `expected_s`."""
@@ -148,8 +148,8 @@ class PhaseClocks:
     `awaiting` are queued requests that wait for a prefix of another prompt.
     """
 
-    def __init__(self, live: Mapping[str, RequestState]) -> None:
-        self._live = live
+    def __init__(self, requests: Mapping[str, RequestState]) -> None:
+        self._requests = requests
         self.awaiting: Collection[str] = ()
 
     def note(
@@ -157,16 +157,18 @@ class PhaseClocks:
     ) -> None:
         """Note the work from now on: a chunk of `computing`, or decode."""
         now = time.monotonic()
-        for live in self._live.values():
-            if live.phases.is_over:
+        for request_state in self._requests.values():
+            if request_state.phases.is_over:
                 continue
-            if live.slot is None:
-                is_awaiting = live.request.id in self.awaiting
+            if request_state.slot is None:
+                is_awaiting = request_state.request.id in self.awaiting
                 phase = TTFTPhase.OTHER_PROMPTS if is_awaiting else TTFTPhase.QUEUED
             else:
-                state = slots[live.slot].state
-                phase = _phase(state, is_decoding, is_passed=computing not in {None, live.slot})
-            live.phases.enter(phase, now)
+                state = slots[request_state.slot].state
+                phase = _phase(
+                    state, is_decoding, is_passed=computing not in {None, request_state.slot}
+                )
+            request_state.phases.enter(phase, now)
 
 
 def _phase(state: SlotState, is_decoding: bool, is_passed: bool) -> TTFTPhase:

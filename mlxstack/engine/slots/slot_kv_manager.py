@@ -47,12 +47,12 @@ class SlotKVManager:
         slots: Sequence[SlotContext],
         prefix_cache: PrefixCache,
         disk_tier: DiskTier,
-        pieces: BackgroundSteps,
+        background: BackgroundSteps,
         persist: Persist,
         bytes_per_token: int,
         array_limit: int = 0,
     ) -> None:
-        self.pieces = pieces
+        self.background = background
         self._persist = persist
         self.lookup = PrefixLookup(
             prefix_cache, disk_tier.parker.shared_prefixes, disk_tier.is_foreign
@@ -100,8 +100,8 @@ class SlotKVManager:
 
     def nearest(self, row: TokenRow, salt: str) -> tuple[int, SlotContext | None]:
         """The live context that shares most of these tokens, and how many."""
-        live = [context for context in self.slots if context.salt == salt]
-        shared = [(common_tokens(context, row), context) for context in live]
+        contexts = [context for context in self.slots if context.salt == salt]
+        shared = [(common_tokens(context, row), context) for context in contexts]
         return max(shared, key=lambda one: one[0], default=(0, None))
 
     def need(self, request: Request) -> int:
@@ -341,7 +341,7 @@ class SlotKVManager:
             return packing.go_on()
 
         self._storing.add(id(context))
-        self.pieces.run(step, end, fail)
+        self.background.run(step, end, fail)
 
     def _is_stored(self, context: SlotContext) -> bool:
         return is_stored(_facts(context), self.prefix_cache.spec, self._persist)

@@ -159,10 +159,10 @@ def expired(state: SchedulerState, now: float) -> list[Request]:
     return [t for t in requests if t.deadline is not None and now >= t.deadline]
 
 
-def retry_after(state: SchedulerState, seconds_per_ask: float) -> float:
+def retry_after(state: SchedulerState, seconds_per_request: float) -> float:
     """Seconds until the queue likely moves: its length over slots."""
     ahead = len(state.waiting) + 1
-    return max(1.0, ahead * seconds_per_ask / max(1, len(state.slots)))
+    return max(1.0, ahead * seconds_per_request / max(1, len(state.slots)))
 
 
 class SchedulerLimits(Struct, frozen=True):

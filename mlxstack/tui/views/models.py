@@ -164,7 +164,7 @@ def _single_model(model: DashboardState) -> ModelRow:
         _used_bytes(model),
         fits=True,
         n_ctx=frame.service.n_ctx,
-        n_requests=frame.snapshot.counters.n_asks,
+        n_requests=frame.snapshot.counters.n_requests,
         n_waiting=len(frame.snapshot.waiting),
         idle_s=last.age_s if last else None,
         n_active=sum(map(is_active, frame.snapshot.slots)),

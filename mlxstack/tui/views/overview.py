@@ -117,7 +117,7 @@ def hint(model: DashboardState, width: int) -> tuple[Line, ...]:
     counters = model.frame.snapshot.counters
     snapshot = model.frame.snapshot
     is_idle = not (snapshot.waiting or any(view.is_used for view in snapshot.slots))
-    if counters.n_asks or not is_idle or model.frame.service.health != "ok":
+    if counters.n_requests or not is_idle or model.frame.service.health != "ok":
         return ()
     command = TextCell(first_command(model.frame.service.n_ctx), CellStyle.STRONG)
     return ((TextCell("No request yet. Start one in another terminal: "), command),)

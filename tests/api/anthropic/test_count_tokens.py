@@ -31,7 +31,7 @@ def test_26_parallel_counts_do_not_wait_for_generation(live: Running, http: http
     """All slots decode, and more requests wait in the queue."""
     long = body(max_tokens=20, ignore_eos=True)
     engine: Any = live.service.engine
-    answered = engine.snapshot().counters.n_asks
+    answered = engine.snapshot().counters.n_requests
 
     def generate(seed: int) -> int:
         sent = {**long, "messages": [{"role": "user", "content": prompt_of(20, seed)}]}
@@ -51,4 +51,4 @@ def test_26_parallel_counts_do_not_wait_for_generation(live: Running, http: http
             counted = [task.result() for task in [pool.submit(count, seed) for seed in range(26)]]
         assert [task.result() for task in working] == [200] * 5
     assert all(found["input_tokens"] > 20 for found in counted)
-    assert live.service.engine.snapshot().counters.n_asks == answered + 5
+    assert live.service.engine.snapshot().counters.n_requests == answered + 5

@@ -48,7 +48,7 @@ OWN_COUNTERS: Table = (
     ("image_tokens_prefilled", "Prompt tokens of images computed", "n_image_tokens"),
     ("model_calls", "Forward passes of the model", "n_model_calls"),
     ("decode_rows", "Rows in all decode calls", "n_decode_rows"),
-    ("requests", "Requests submitted to the engine", "n_asks"),
+    ("requests", "Requests submitted to the engine", "n_requests"),
     ("requests_completed", "Completed requests", "n_completed"),
     ("requests_cancelled", "Requests ended by a disconnect or a stop sequence", "n_cancelled"),
     ("draft_model_tokens", "Tokens of the draft model", "n_model_drafted_tokens"),
