@@ -322,10 +322,10 @@ class EngineLoop:
     def _schedule(self) -> None:
         now = time.monotonic()
         self._state, actions = scheduler.schedule(self._state, now, self._limits, self._lookup)
-        with ExitStack() as stack:
+        with ExitStack() as calls:
             # The state holds all of them already: each runs, also after a device error.
             for action in reversed(actions):
-                stack.callback(self._execute, action)
+                calls.callback(self._execute, action)
         self._phases.awaiting = scheduler.awaiting_prefix(self._state, self._limits, self._lookup)
         self._phases.note(self._state.slots)
 

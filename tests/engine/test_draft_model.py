@@ -83,14 +83,14 @@ def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> N
     driver.answer(prompt(90, seed=7), 30, slot=1)
     slot_kv = driver.engine.loaded.loop.slot_kv
     context = contexts(driver)[1]
-    assert context.draft.tokens == context.tokens[: len(context.draft)]
-    assert len(context) - len(context.draft) <= MAX_LACKING
-    assert context.n_bytes - context.draft_bytes < slot_kv.live_bytes
-    assert 0 < context.draft_bytes == context.draft.n_bytes
+    assert context.companion.tokens == context.tokens[: len(context.companion)]
+    assert len(context) - len(context.companion) <= MAX_LACKING
+    assert context.n_bytes - context.companion_bytes < slot_kv.live_bytes
+    assert 0 < context.companion_bytes == context.companion.n_bytes
     with_drafts = slot_kv.live_bytes
-    gone = sum(one.draft_bytes for one in contexts(driver))
+    gone = sum(one.companion_bytes for one in contexts(driver))
     driver.engine.cache.reclaim(1).result(timeout=WAIT_S)
-    assert all(one.draft is None for one in contexts(driver))
+    assert all(one.companion is None for one in contexts(driver))
     assert slot_kv.live_bytes <= with_drafts - gone
 
 
@@ -111,17 +111,17 @@ def test_a_step_that_was_scheduled_ahead_is_read_before_rows_are_drafted_for(
 def test_they_go_where_the_slot_goes(driver: Driver) -> None:
     first = prompt(80, seed=11)
     answer = driver.answer(first, 20, slot=2, agent="a")
-    held = contexts(driver)[2].draft
+    held = contexts(driver)[2].companion
     assert held is not None
     again = first + tuple(answer) + prompt(20, seed=12)
     warm = driver.answer(again, 20, slot=2, agent="a")
-    assert contexts(driver)[2].draft is held
+    assert contexts(driver)[2].companion is held
     assert warm == driver.cold(again, 20, slot=3)
     other = prompt(70, seed=13)
     assert driver.answer(other, 20, slot=2, agent="b") == driver.cold(other, 20, slot=3)
-    assert contexts(driver)[2].draft is not held
+    assert contexts(driver)[2].companion is not held
     driver.engine.run_slot_command(EraseSlot(2)).result(timeout=WAIT_S)
-    assert contexts(driver)[2].draft is None
+    assert contexts(driver)[2].companion is None
 
 
 def test_without_room_nothing_is_drafted_and_nothing_is_refused(
@@ -137,7 +137,7 @@ def test_without_room_nothing_is_drafted_and_nothing_is_refused(
         slot_kv.prefix_cache, "budget", slot_kv.live_bytes + slot_kv.bytes_per_token * 512
     )
     assert driver.cold(tokens, 20, slot=3) == expected
-    assert contexts(driver)[3].draft is None
+    assert contexts(driver)[3].companion is None
 
 
 def test_a_broken_draft_model_fails_no_request(model_of: ModelOf, tmp_path: Path) -> None:

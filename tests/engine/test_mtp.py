@@ -233,11 +233,11 @@ def test_its_bytes_are_counted_and_go_with_the_slot(driver: Driver) -> None:
     driver.answer(prompt(90, seed=7), 30, slot=1)
     slot_kv = driver.engine.loaded.loop.slot_kv
     context = slot_kv.slots[1]
-    assert isinstance(context.draft, MTPContext)
-    assert context.draft_bytes == context.draft.n_bytes > 0
+    assert isinstance(context.companion, MTPContext)
+    assert context.companion_bytes == context.companion.n_bytes > 0
     assert slot_kv.bytes_per_token > driver.engine.loaded.loop.batch.proposer.model.bytes_per_token
     driver.engine.run_slot_command(EraseSlot(1)).result(timeout=WAIT_S)
-    assert context.draft is None
+    assert context.companion is None
 
 
 def test_a_broken_head_fails_no_request(model_of: ModelOf, tmp_path: Path) -> None:

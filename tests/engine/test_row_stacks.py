@@ -180,7 +180,7 @@ def test_whatever_happens_to_the_rows_no_token_differs(
             context = rows.leave(slot)
             assert continued(rows, context, slot, 3) == cold(slot, len(rows.answers[slot]) + 3)
         elif action == "touch":
-            rows.contexts[slot].unstack()
+            rows.contexts[slot].take_back()
         elif action == "fork" and not is_ahead:
             fork = rows.contexts[slot].new_empty()
             n_forked = fork.fork_from(rows.contexts[slot], len(rows.contexts[slot]))
@@ -219,7 +219,7 @@ def test_a_stack_counts_and_is_freed(model_of: ModelOf) -> None:
     stacked = sum(c.cache_bytes for c in contexts) - counted
     assert stacked == pytest.approx(rows.asked[-1], rel=0.01)
     assert array_bytes() - before == pytest.approx(stacked, rel=0.1)
-    contexts[0].unstack()
+    contexts[0].take_back()
     contexts[0].evaluate()
     contexts[1].evaluate()
     assert sum(c.cache_bytes for c in contexts) == counted

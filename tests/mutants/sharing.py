@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 SHARING = (
     Mutant(
         "refused tokens leave the draft model", "engine/decode/draft_coordinator.py",
-        "row.context.draft.rewind(len(row.context) + len(row.replay))", "pass",
+        "row.context.companion.rewind(len(row.context) + len(row.replay))", "pass",
         "tests/engine/test_draft_model.py::test_refused_tokens_leave_no_trace_in_its_context",
     ),
     Mutant(
@@ -286,7 +286,7 @@ SHARING = (
     ),
     Mutant(
         "a stack counts as live KV", "engine/kv/slot_context.py",
-        "(self._stack.n_row_bytes if self._stack is not None else 0)", "0",
+        "(self._lent_to.n_row_bytes if self._lent_to is not None else 0)", "0",
         "tests/engine/test_row_stacks.py::test_a_stack_counts_and_is_freed",
     ),
     Mutant(
@@ -297,7 +297,7 @@ SHARING = (
     ),
     Mutant(
         "stacks give way to memory pressure", "engine/slots/slot_kv_manager.py",
-        "            context.unstack()", "            pass",
+        "            context.take_back()", "            pass",
         "tests/engine/test_row_stacks.py::test_stacks_give_way_to_memory_pressure",
     ),
     Mutant(

@@ -236,8 +236,8 @@ class DraftCoordinator:
             drafter.lead_s = lead_after(drafter.lead_s, n_accepted, taken_s, plain_s)
             if tokens:
                 drafter.settle(tokens, len(row.proposed))
-        if row.context.draft is not None:
-            row.context.draft.rewind(len(row.context) + len(row.replay))
+        if row.context.companion is not None:
+            row.context.companion.rewind(len(row.context) + len(row.replay))
         if self.model is not None and tokens:
             self.model.observe(taken, tokens)
 

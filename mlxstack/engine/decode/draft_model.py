@@ -1,7 +1,7 @@
 """Draft tokens of a small model, for several rows at once.
 
-Each slot has a second context, of the draft model, in `SlotContext.draft`: a beginning of what the
-slot holds. It is cut and dropped with the slot's own, and computed in chunks between two steps.
+Each slot has a second context, of the draft model, in `SlotContext.companion`: a beginning of what
+the slot holds. It is cut and dropped with the slot's own, and computed in chunks between two steps.
 Drafting is greedy and knows no rules of the rows: the target's sampler verifies every token.
 """
 
@@ -165,7 +165,7 @@ class DraftModel:
         log.error("draft model %s disabled: %s", self.name, error, exc_info=error)
         self.is_broken = True
         for context in contexts:
-            context.draft = None
+            context.companion = None
 
     def _text(self, tokens: list[int]) -> list[int]:
         """Tokens that the draft model has: virtual ids and others are replaced."""
@@ -177,7 +177,7 @@ class DraftModel:
     def _context(self, row: BatchRow) -> SlotContext:
         draft = _context_of(row)
         if draft is None:
-            row.context.draft = draft = SlotContext(self._cache_factory)
+            row.context.companion = draft = SlotContext(self._cache_factory)
         return draft
 
     def _hold(self, contexts: Sequence[SlotContext], behind: Sequence[Sequence[int]]) -> None:
@@ -207,7 +207,7 @@ def _n_held(row: BatchRow) -> int:
 
 def _context_of(row: BatchRow) -> SlotContext | None:
     """The row's context of the draft model."""
-    draft = row.context.draft
+    draft = row.context.companion
     return draft if isinstance(draft, SlotContext) else None
 
 

@@ -108,7 +108,7 @@ class MTPDrafter(DraftModel):
         pairs = self._ending_at(context, taken.position, fed[0], states)
         pairs.add(states, [*fed[1:], tokens[-1]])
         if len(pairs.behind) > MAX_BEHIND:
-            context.draft = None
+            context.companion = None
 
     def observe_prefill(
         self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
@@ -130,12 +130,12 @@ class MTPDrafter(DraftModel):
             self.fail(error, [context])
 
     def _is_ready(self, row: BatchRow) -> bool:
-        pairs = row.context.draft
+        pairs = row.context.companion
         n_known = len(row.context) + len(row.known)
         return isinstance(pairs, MTPContext) and bool(pairs.behind) and pairs.end == n_known - 1
 
     def _draft(self, rows: Sequence[BatchRow], n_tokens: int) -> tuple[list[list[int]], list[int]]:
-        contexts = [cast(MTPContext, row.context.draft) for row in rows]
+        contexts = [cast(MTPContext, row.context.companion) for row in rows]
         feeds = [self._features(pairs) for pairs in contexts]
         ends = [end - 1 for end in accumulate(len(pairs.behind) for pairs in contexts)]
         widths = [ends[-1] + 1]
@@ -168,12 +168,12 @@ class MTPDrafter(DraftModel):
         They start over after a gap. After a rewind one state is not known any more, and zeros
         stand for it.
         """
-        pairs = context.draft
+        pairs = context.companion
         if isinstance(pairs, MTPContext) and pairs.end == position - 1:
             state = mx.zeros_like(like[:1]) if pairs.open is None else pairs.open
             pairs.add(state, [token])
         if not isinstance(pairs, MTPContext) or pairs.end != position:
-            context.draft = pairs = MTPContext(self._cache_factory, position)
+            context.companion = pairs = MTPContext(self._cache_factory, position)
         return pairs
 
     def _features(self, pairs: MTPContext) -> mx.array:

@@ -271,7 +271,7 @@ class RowStacker:
         Several rows are, where each brings one token.
         """
         if len(rows) == 1:
-            rows[0].context.unstack()
+            rows[0].context.take_back()
             return None
         if any(row.proposed or row.replay for row in rows):
             self.release()

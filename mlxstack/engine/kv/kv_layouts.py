@@ -38,7 +38,7 @@ class KVLayouts:
     """Layouts of segments, plain and quantized, and of checkpoints. MLX thread only.
 
     They are measured by a pass of two tokens when they are first needed. Without a `runner` they
-    are not, and stored KV is not compared: several ranks have a part of each pass.
+    are not, and stored KV is not compared, as where a pass has several parts.
     """
 
     def __init__(self, runner: ModelRunner | None, cache_factory: CacheFactory) -> None:

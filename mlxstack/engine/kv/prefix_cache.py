@@ -92,7 +92,7 @@ class PrefixCache:
         self._held.add(id(part))
 
     def note_unused(self, key: str) -> None:
-        """Hook of `engine.distributed`: what was read of this key is not put."""
+        """Note that what was read of this key is not put; for subclasses."""
 
     def put_segment(
         self, record: prefix_index.SegmentMeta, part: Segment, context: SlotContext, now: float

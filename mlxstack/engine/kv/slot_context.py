@@ -23,8 +23,8 @@ AT_ONCE = 64 << 20
 """Bytes of room after which a step makes no more: fresh memory takes time, and others decode."""
 
 
-class DraftContext(Protocol):
-    """KV of the draft model or MTP head, which goes where the slot's goes."""
+class CompanionContext(Protocol):
+    """KV of another model for the same tokens, which goes where the slot's goes."""
 
     @property
     def n_bytes(self) -> int:
@@ -37,7 +37,7 @@ class DraftContext(Protocol):
         """Share no buffers with the batch any more."""
 
 
-class StackedRows(Protocol):
+class SharedArrays(Protocol):
     """KV of contexts that decode together, in common arrays."""
 
     @property
@@ -91,7 +91,7 @@ class SlotContext:
     def __init__(self, cache_factory: CacheFactory) -> None:
         self._cache_factory = cache_factory
         self._caches: list[Any] = cache_factory.make()
-        self._stack: StackedRows | None = None
+        self._lent_to: SharedArrays | None = None
         self.tokens: list[int] = []
         self.images: tuple[ImageRange, ...] = ()
         self.checkpoints: list[StateCheckpoint] = []
@@ -109,8 +109,8 @@ class SlotContext:
         """The block chain of its first tokens, as far as the memory has hashed them."""
         self.min_rewind = 0
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
-        self.draft: DraftContext | None = None
-        """A context of the draft model: a beginning of these tokens and those fed next."""
+        self.companion: CompanionContext | None = None
+        """A context of another model: a beginning of these tokens and those fed next."""
         self._pass_start: PassStart | None = None
         self._prompt_logits: PromptLogits | None = None
 
@@ -120,32 +120,32 @@ class SlotContext:
     @property
     def caches(self) -> list[Any]:
         """The cache of each layer, with all tokens."""
-        self.unstack()
+        self.take_back()
         return self._caches
 
     @caches.setter
     def caches(self, caches: list[Any]) -> None:
-        self.unstack()
+        self.take_back()
         self._caches = caches
         self._counted = None
 
     @property
     def own_caches(self) -> list[Any]:
-        """Caches of which a row stack may hold the newest tokens."""
+        """Caches of which shared arrays may hold the newest tokens."""
         return self._caches
 
-    def unstack(self) -> None:
-        """Take all tokens back from the row stack."""
-        if self._stack is not None:
-            self._stack.dissolve()
+    def take_back(self) -> None:
+        """Take all tokens back from shared arrays."""
+        if self._lent_to is not None:
+            self._lent_to.dissolve()
 
-    def lend(self, stack: StackedRows) -> None:
-        """Let a row stack hold the tokens to come."""
-        self._stack = stack
+    def lend(self, arrays: SharedArrays) -> None:
+        """Let shared arrays hold the tokens to come."""
+        self._lent_to = arrays
 
     def reclaim(self) -> None:
-        """No row stack holds tokens any more."""
-        self._stack = self._counted = None
+        """No shared arrays hold tokens any more."""
+        self._lent_to = self._counted = None
 
     @property
     def leaves(self) -> list[Any]:
@@ -171,23 +171,23 @@ class SlotContext:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of caches, checkpoints, logits and draft, whether or not shared elsewhere."""
+        """Bytes of caches, checkpoints, logits and companion, whether or not shared elsewhere."""
         checkpoints = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
         logits = self._prompt_logits.logits.nbytes if self._prompt_logits is not None else 0
-        return self.cache_bytes + checkpoints + logits + self.draft_bytes
+        return self.cache_bytes + checkpoints + logits + self.companion_bytes
 
     @property
-    def draft_bytes(self) -> int:
-        """Bytes of the context of the draft model."""
-        return 0 if self.draft is None else self.draft.n_bytes
+    def companion_bytes(self) -> int:
+        """Bytes of the companion."""
+        return 0 if self.companion is None else self.companion.n_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of caches and row stack, recounted every few tokens."""
+        """Bytes of caches and shared arrays, recounted every few tokens."""
         part = -(-len(self.tokens) // COUNT_EVERY)
         if self._counted is None or self._counted[0] != part:
             self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self._own_leaves)
-        return self._counted[1] + (self._stack.n_row_bytes if self._stack is not None else 0)
+        return self._counted[1] + (self._lent_to.n_row_bytes if self._lent_to is not None else 0)
 
     def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
         """Set tenant, agent and the prompt's length."""
@@ -207,7 +207,7 @@ class SlotContext:
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0
-        self.draft = self._pass_start = self._prompt_logits = None
+        self.companion = self._pass_start = self._prompt_logits = None
         self.n_unreserved = 0
 
     @property
@@ -305,7 +305,7 @@ class SlotContext:
         self._n_anchored = other._n_anchored
         self.salt = other.salt
         self.min_rewind = other.min_rewind
-        self.draft = other.draft
+        self.companion = other.companion
         self._prompt_logits = other._prompt_logits
         self.version += 1
 
@@ -358,8 +358,8 @@ class SlotContext:
         position = self.rewind_target(position)
         if self._prompt_logits is not None and position < self._prompt_logits.n_tokens:
             self._prompt_logits = None
-        if self.draft is not None:
-            self.draft.rewind(position)
+        if self.companion is not None:
+            self.companion.rewind(position)
         if position == len(self.tokens):
             return position
         if position == 0:
@@ -410,7 +410,7 @@ class SlotContext:
         """Load the tokens of `row`; `parts[i]` belong to the i-th sliceable layer.
 
         They have the capacity of `cache_adapters.with_room`. The last checkpoint must stand at the
-        end when a layer is stateful. `sources` tell other ranks where they find the same.
+        end when a layer is stateful. `sources` tell where the same lies elsewhere.
         """
         self.clear()
         n_tokens = len(row.tokens)
@@ -459,8 +459,8 @@ class SlotContext:
         for leaf in self.leaves:
             cache_adapters.detach(leaf)
         self.evaluate()
-        if self.draft is not None:
-            self.draft.detach()
+        if self.companion is not None:
+            self.companion.detach()
 
     def evaluate(self) -> None:
         """Compute everything that is still lazy in the caches."""

@@ -78,8 +78,8 @@ class SlotKVManager:
             mark.n_bytes for mark in own.values() if not self.prefix_cache.contains(mark)
         )
         contexts = sum(context.cache_bytes + context.n_unreserved for context in self.slots)
-        drafts = sum(context.draft_bytes for context in self.slots)
-        return checkpoints + contexts + drafts + self.lookup.n_bytes + self.inputs.n_bytes
+        companions = sum(context.companion_bytes for context in self.slots)
+        return checkpoints + contexts + companions + self.lookup.n_bytes + self.inputs.n_bytes
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether `n_bytes` fit in addition to all live KV."""
@@ -87,10 +87,10 @@ class SlotKVManager:
         return is_within and not self._is_beyond_device(n_bytes)
 
     def drop_copies(self) -> None:
-        """Drop draft contexts, row stacks, unused inputs: they only save time."""
+        """Drop companions, shared arrays and unused inputs, which only save time."""
         for context in self.slots:
-            context.draft = None
-            context.unstack()
+            context.companion = None
+            context.take_back()
         self.inputs.drop()
 
     @property
