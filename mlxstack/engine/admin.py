@@ -114,15 +114,15 @@ def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
 def _pin(slot_kv: SlotKVManager, name: str, row: TokenRow, salt: str) -> PinnedPrefix:
     """Pin tokens; a live context that begins with them is parked first."""
     _park_nearest(slot_kv, row, salt)
-    known = slot_kv.lookup.kept(row, salt, slot_kv.slots[0])
-    return _add_pin(slot_kv, PinnedPrefixName(name, known.keys, known.position, time.monotonic()))
+    plan = slot_kv.lookup.kept(row, salt, slot_kv.slots[0])
+    return _add_pin(slot_kv, PinnedPrefixName(name, plan.keys, plan.position, time.monotonic()))
 
 
 def _pin_known(slot_kv: SlotKVManager, name: str, prefix_id: str) -> PinnedPrefix:
-    known = slot_kv.prefix_cache.retention.known(prefix_id)
-    if known is None:
+    prefix = slot_kv.prefix_cache.retention.known(prefix_id)
+    if prefix is None:
         raise NotFound(f"no prefix has the id {prefix_id}; it may have been evicted")
-    return _add_pin(slot_kv, PinnedPrefixName(name, known.keys, known.n_tokens, time.monotonic()))
+    return _add_pin(slot_kv, PinnedPrefixName(name, prefix.keys, prefix.n_tokens, time.monotonic()))
 
 
 def _pin_agent(slot_kv: SlotKVManager, agent: str) -> PinnedPrefix:
@@ -184,8 +184,8 @@ def _view(slot_kv: SlotKVManager, stats: EngineStats, limit: int) -> CacheView:
 
 def _prefix(prefix: PrefixView, slot_kv: SlotKVManager) -> PrefixView:
     """Add the agents that share a prefix, and its tiers."""
-    known = slot_kv.prefix_cache.retention.known(prefix.id)
-    keys = known.keys if known else ()
+    record = slot_kv.prefix_cache.retention.known(prefix.id)
+    keys = record.keys if record else ()
     agents = slot_kv.lookup.sharing(keys)
     nodes = [node for key in keys if (node := slot_kv.prefix_cache.index.nodes.get(key))]
     places = tuple(p.value for p in StorageTier if nodes and all(p in node.tiers for node in nodes))

@@ -206,7 +206,7 @@ class EarlyPrefill(IdleWork):
         context = loop.slots[slot]
         request = prompt.request
         start = len(context)
-        idle = [other for other in loop.idle_slots if other != slot]
+        idle = [idle_slot for idle_slot in loop.idle_slots if idle_slot != slot]
         loop.slot_kv.admit_growth(context, loop.slot_kv.need(request), idle)
         took = prefill_chunk(loop.batch, context, request, n_tokens)
         prompt.end = len(context)

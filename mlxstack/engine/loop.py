@@ -280,7 +280,12 @@ class EngineLoop:
         suspects |= recent.intersection(self.idle_slots)
         self.end_idle_work()
         self._fail_these(
-            [one.request.id for one in self._requests.values() if one.is_assigned], error
+            [
+                request_state.request.id
+                for request_state in self._requests.values()
+                if request_state.is_assigned
+            ],
+            error,
         )
         for slot in suspects:
             self._end_work_in(slot)
@@ -307,14 +312,17 @@ class EngineLoop:
         """Immutable state for other threads."""
         n_evicted = self.slot_kv.prefix_cache.index.n_evicted
         counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
-        shown = {**self._last, **{x.slot: x for x in self._requests.values() if x.slot is not None}}
+        requests = {
+            **self._last,
+            **{x.slot: x for x in self._requests.values() if x.slot is not None},
+        }
         facts = replace(
             self.facts,
             kv_budget_bytes=self.slot_kv.prefix_cache.budget,
             is_drafting=self.batch.proposer.is_active,
             draft_model=self.batch.proposer.model_name,
         )
-        snapshot = build_snapshot(facts, self._state, self.slots, shown, counters, self.n_ctx)
+        snapshot = build_snapshot(facts, self._state, self.slots, requests, counters, self.n_ctx)
         for work in self.idle_works:
             snapshot = work.report(snapshot)
         return snapshot

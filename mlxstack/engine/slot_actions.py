@@ -77,8 +77,8 @@ class SlotActionRunner:
                 loop.slot_kv.reserve_memory(context, n_bytes, loop.idle_slots)
 
             loop = self._loop
-            wanted = RestoreRequest(command.name, context, loop.n_ctx, room)
-            restoring = self._disk_tier.restore(wanted)
+            restore = RestoreRequest(command.name, context, loop.n_ctx, room)
+            restoring = self._disk_tier.restore(restore)
             restoring.add_done_callback(lambda done: self._restored(command, done, future))
 
     def _save(self, command: SaveSlot, context: SlotContext, future: Answer) -> None:

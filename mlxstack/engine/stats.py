@@ -46,14 +46,14 @@ DECODE_STEP_TIMES = Histogram(
 """Steps of all engines of this process; 2 µs each."""
 
 
-def plus(one: WindowSums, other: WindowSums) -> WindowSums:
+def plus(left: WindowSums, right: WindowSums) -> WindowSums:
     """Both together."""
-    return WindowSums(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+    return WindowSums(*(a + b for a, b in zip(astuple(left), astuple(right), strict=True)))
 
 
-def minus(one: WindowSums, other: WindowSums) -> WindowSums:
+def minus(whole: WindowSums, part: WindowSums) -> WindowSums:
     """One without the other, which is a part of it."""
-    return WindowSums(*(a - b for a, b in zip(astuple(one), astuple(other), strict=True)))
+    return WindowSums(*(a - b for a, b in zip(astuple(whole), astuple(part), strict=True)))
 
 
 class SlidingWindow:

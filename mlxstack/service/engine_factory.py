@@ -88,42 +88,42 @@ class EngineFactory:
             remote=self.peers if preset.server.peers else None,
         )
 
-    def preset(self, wanted: str, running: Preset) -> Preset:
+    def preset(self, name: str, running: Preset) -> Preset:
         """Listed preset of this name, with the server settings of `running`.
 
         Raises BadRequest for a path, for an unknown name, and for a file that is no valid preset
         for chat. The refusal quotes nothing of the file: a client may not read it.
         """
         home = Home(self.home)
-        known = presets.listed(home)
-        if wanted not in known or presets.is_path(wanted):
+        listed = presets.listed(home)
+        if name not in listed or presets.is_path(name):
             raise BadRequest(
-                f"no preset is called `{reprlib.repr(wanted)[1:-1]}`; a client can only name a "
+                f"no preset is called `{reprlib.repr(name)[1:-1]}`; a client can only name a "
                 "preset "
                 "that `mlx-stack presets` lists, not a file"
-                f"{preset_schema.suggestion(wanted[:MAX_NAME], known)}",
+                f"{preset_schema.suggestion(name[:MAX_NAME], listed)}",
                 "preset",
             )
         try:
-            loaded = presets.load(wanted, home).preset
+            loaded = presets.load(name, home).preset
         except SetupError as error:
-            log.warning("the preset %s cannot be loaded: %s", wanted, error.message)
+            log.warning("the preset %s cannot be loaded: %s", name, error.message)
             raise BadRequest(
-                f"the file of the preset {wanted!r} is not valid; the service's log and "
-                f"`mlx-stack presets show {wanted}` say why",
+                f"the file of the preset {name!r} is not valid; the service's log and "
+                f"`mlx-stack presets show {name}` say why",
                 "preset",
             ) from error
         return _served_like(loaded, running)
 
-    def handover(self, wanted: str, running: Preset) -> Preset:
+    def handover(self, handover_id: str, running: Preset) -> Preset:
         """Resolved preset that a command left in the home for the service.
 
         Raises BadRequest when there is none, or when it is not for chat.
         """
-        if not HANDOVER_ID.fullmatch(wanted):
+        if not HANDOVER_ID.fullmatch(handover_id):
             raise BadRequest("handover is not an id that `mlx-stack swap` makes", "handover")
         try:
-            loaded = presets.read_resolved(Home(self.home).handover_file(wanted))
+            loaded = presets.read_resolved(Home(self.home).handover_file(handover_id))
         except SetupError as error:
             raise BadRequest(
                 "the service does not find the preset that `mlx-stack swap` wrote for it, since "

@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Mutant(
         "a restored slot is still its tenant's", "engine/kv/slot_restore.py",
-        "context.assign(found.manifest.salt, None", 'context.assign("", None',
+        "context.assign(source.manifest.salt, None", 'context.assign("", None',
         SLOTS + "test_d23_a_restored_slot_is_still_its_tenants",
     ),
     Mutant(
@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Mutant(
         "a lost file goes though what continues it is written", "engine/kv/prefix_cache.py",
-        "            self.index.set_writing(each, False)\n", "",
+        "            self.index.set_writing(lost_key, False)\n", "",
         "tests/engine/test_long_chains.py::"
         "test_a_lost_segment_goes_though_what_continues_it_is_being_written",
     ),

@@ -146,7 +146,7 @@ FIRST_AID = (
     ),
     Mutant(
         "a refusal quotes nothing of a preset", "service/engine_factory.py",
-        "f\"the file of the preset {wanted!r} is not valid; the service's log and \"",
+        "f\"the file of the preset {name!r} is not valid; the service's log and \"",
         'f"{error.message} "',
         "tests/api/test_load_trust.py::test_a_refused_preset_shows_nothing_of_a_file",
     ),

@@ -33,7 +33,7 @@ IMAGES = (
     ),
     Mutant(
         "equal ids of two images are no equal parked tokens", "engine/kv/prefix_cache.py",
-        "same_until(own.images, other.images, upto)", "upto",
+        "same_until(own.images, tail.images, upto)", "upto",
         IDENTITY + "test_kv_of_an_image_is_not_used_for_another_of_the_same_ids",
     ),
     Mutant(

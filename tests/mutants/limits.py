@@ -17,7 +17,7 @@ LIMITS = (
     ),
     Mutant(
         "a client names no preset file", "service/engine_factory.py",
-        "if wanted not in known or presets.is_path(wanted):", "if not wanted:",
+        "if name not in listed or presets.is_path(name):", "if not name:",
         LOAD + "test_a_client_cannot_run_code_with_a_preset_of_its_own",
     ),
     Mutant(
@@ -27,7 +27,7 @@ LIMITS = (
     ),
     Mutant(
         "nor a handover of its own", "service/engine_factory.py",
-        "if not HANDOVER_ID.fullmatch(wanted):", "if not wanted:",
+        "if not HANDOVER_ID.fullmatch(handover_id):", "if not handover_id:",
         LOAD + "test_a_client_cannot_guess_a_handover",
     ),
     Mutant(

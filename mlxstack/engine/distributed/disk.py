@@ -96,9 +96,9 @@ class RankDisk:
         def report(future: "Future[Any]") -> None:
             error = future.exception()
             if not isinstance(error, Exception):
-                why = ""
+                reason = ""
             else:
-                why = describe_error(error, "a disk").message
-            self._channel.send(wire.TaskOutcome(task.id, why))
+                reason = describe_error(error, "a disk").message
+            self._channel.send(wire.TaskOutcome(task.id, reason))
 
         done.add_done_callback(report)

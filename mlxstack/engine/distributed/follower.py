@@ -80,8 +80,8 @@ class Replica:
             case wire.NewContext(number, n_tokens):
                 self._contexts[number] = SlotContext(self._cache_factory).new_empty(n_tokens)
             case wire.ChangeContext(number, method, args, other) if method in CHANGES:
-                given = args if other is None else (self._contexts[other], *args)
-                getattr(self._contexts[number], method)(*given)
+                values = args if other is None else (self._contexts[other], *args)
+                getattr(self._contexts[number], method)(*values)
                 if other is not None and method == "take_over":
                     del self._contexts[other]
             case wire.Load():
@@ -220,16 +220,16 @@ def main() -> int:
         log.error("rank 0 at %s cannot be reached: %s%s", host, error, local_network_hint(error))
         return 1
     with connection:
-        here = connection.getsockname()[0]
+        address = connection.getsockname()[0]
         channel = Channel(connection)
-        channel.send(wire.Hello(key, __version__, free_port(here)))
+        channel.send(wire.Hello(key, __version__, free_port(address)))
         try:
             Follower(channel, home_from(os.environ)).run()
         except Exception as error:
             if not isinstance(error, SetupError):
                 log.exception("this rank cannot go on")
-            why = describe_error(error, "a rank").message
-            channel.send(wire.RankFailure(why, isinstance(error, SetupError)))
+            reason = describe_error(error, "a rank").message
+            channel.send(wire.RankFailure(reason, isinstance(error, SetupError)))
             os._exit(1)
     return 0
 

@@ -122,9 +122,9 @@ class RankGroup:
         """
         for _ in self._channels:
             rank, loaded = self._next(self._loaded)
-            if why := _difference(own, loaded.identity):
+            if difference := _difference(own, loaded.identity):
                 raise SetupError(
-                    f"{self._name(rank)} has {why} than rank 0; `mlx-stack doctor --hosts "
+                    f"{self._name(rank)} has {difference} than rank 0; `mlx-stack doctor --hosts "
                     f"{','.join(self.hosts)}` compares the machines"
                 )
 
@@ -140,14 +140,14 @@ class RankGroup:
 
         With `is_measured` the passes of `measure_widths` are next here, and run on all ranks.
         """
-        known: list[wire.Keys] = []
+        keys: list[wire.Keys] = []
         for _ in self._channels:
             rank, ready = self._next(self._ready)
             if wire.comparable(own) != ready.check:
                 raise SetupError(f"{self._name(rank)} has another result of the self-check at load")
-            known.append(ready.keys)
+            keys.append(ready.keys)
             plan = least_memory(plan, bytes_per_token, ready.memory)
-        self.keys = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
+        self.keys = frozenset.intersection(*map(frozenset, keys)) if keys else frozenset()
         self._is_in_session.set()
         if is_measured:
             self.log(wire.MeasureWidths())
@@ -208,9 +208,9 @@ class RankGroup:
         self, runner: ModelRunner, caches: Sequence[Sequence[Any]], tokens: Sequence[wire.Tokens]
     ) -> mx.array:
         """Run a forward pass on all ranks. Raises Broken."""
-        found = [self.context_of(each) for each in caches]
-        contexts = [context for _, context in found]
-        slots = tuple((number, each) for (number, _), each in zip(found, tokens, strict=True))
+        numbered = [self.context_of(part) for part in caches]
+        contexts = [context for _, context in numbered]
+        slots = tuple((number, part) for (number, _), part in zip(numbered, tokens, strict=True))
         self._require()
         self.log(wire.Pass(digest_of(contexts), slots))
         self.flush()
@@ -250,8 +250,8 @@ class RankGroup:
             for channel in self._channels:
                 channel.send(message)
         except OSError as error:
-            why = f"a rank was lost: {error}{local_network_hint(error)}"
-            Thread(target=self._lose, args=(why,), daemon=True).start()
+            reason = f"a rank was lost: {error}{local_network_hint(error)}"
+            Thread(target=self._lose, args=(reason,), daemon=True).start()
 
     def _require(self) -> None:
         if self.lost:
@@ -261,21 +261,21 @@ class RankGroup:
         """Start the other ranks, and wait until they have connected. Raises SetupError."""
         host = socket.gethostbyname(self.hosts[0])
         keys = [secrets.token_hex(16) for _ in self.hosts[1:]]
-        found: dict[int, tuple[Channel, int]] = {}
+        channels: dict[int, tuple[Channel, int]] = {}
         with socket.create_server((host, 0)) as listener:
             address = f"{host}:{listener.getsockname()[1]}"
-            for other, key in zip(self.hosts[1:], keys, strict=True):
-                self._processes.append(ranks.start(other, address, key))
+            for host_name, key in zip(self.hosts[1:], keys, strict=True):
+                self._processes.append(ranks.start(host_name, address, key))
             until = time.monotonic() + CONNECT_S
             listener.settimeout(HELLO_S)
-            while len(found) < len(keys):
+            while len(channels) < len(keys):
                 try:
                     connection = listener.accept()[0]
                     connection.settimeout(HELLO_S)
                     channel = Channel(connection)
                     hello = channel.receive(MAX_HELLO)
                 except (OSError, msgspec.MsgspecError) as error:
-                    missing = [i for i in range(len(keys)) if i not in found]
+                    missing = [i for i in range(len(keys)) if i not in channels]
                     ended = [i for i in missing if self._processes[i].poll() is not None]
                     if not ended and time.monotonic() < until:
                         continue
@@ -290,15 +290,15 @@ class RankGroup:
                     )
                 else:
                     connection.settimeout(None)
-                    found[rank] = channel, hello.port
-        each = [found[i] for i in range(len(keys))]
-        others = [
+                    channels[rank] = channel, hello.port
+        connected = [channels[i] for i in range(len(keys))]
+        addresses = [
             f"{socket.gethostbyname(h)}:{port}"
-            for h, (_, port) in zip(self.hosts[1:], each, strict=True)
+            for h, (_, port) in zip(self.hosts[1:], connected, strict=True)
         ]
-        self._ring = (f"{host}:{free_port(host)}", *others)
-        self._channels = [channel for channel, _ in each]
-        self._n_messages = [0] * len(each)
+        self._ring = (f"{host}:{free_port(host)}", *addresses)
+        self._channels = [channel for channel, _ in connected]
+        self._n_messages = [0] * len(connected)
         for rank, channel in enumerate(self._channels, 1):
             Thread(target=self._receive, args=(rank, channel), daemon=True).start()
         Thread(target=self._watch, daemon=True).start()
@@ -308,13 +308,13 @@ class RankGroup:
         host = self.hosts[missing[0] + 1]
         status = self._processes[missing[0]].poll()
         names = ", ".join(self.hosts[i + 1] for i in missing)
-        why = f"; its command ended with status {status}"
+        ending = f"; its command ended with status {status}"
         if status is None:
-            why = f" within {CONNECT_S:g} s"
+            ending = f" within {CONNECT_S:g} s"
         # The command tells its status only, and the other Mac may be the one that refuses.
         privacy = f"; on both Macs, {LOCAL_NETWORK}" if sys.platform == "darwin" else ""
         return (
-            f"no rank has connected from {names}{why}; see the log, and try "
+            f"no rank has connected from {names}{ending}; see the log, and try "
             f"`{ranks.command_text(host, address)}` by hand{privacy}"
         )
 
@@ -332,7 +332,7 @@ class RankGroup:
 
     def _receive(self, rank: int, channel: Channel) -> None:
         """Handle the messages of one rank (thread), until it ends."""
-        why = "it has ended, or its machine has"
+        reason = "it has ended, or its machine has"
         try:
             while (message := channel.receive()) is not None:
                 self._n_messages[rank - 1] += 1
@@ -346,8 +346,8 @@ class RankGroup:
                     self._lose(f"{self._name(rank)}: {message.reason}", message.is_setup)
                     return
         except (OSError, msgspec.MsgspecError) as error:
-            why = f"{error}{local_network_hint(error)}"
-        self._lose(f"{self._name(rank)} was lost: {why}")
+            reason = f"{error}{local_network_hint(error)}"
+        self._lose(f"{self._name(rank)} was lost: {reason}")
 
     def _watch(self) -> None:
         """Detect silent ranks (thread): a lost machine closes no connection."""
@@ -379,11 +379,13 @@ class RankGroup:
             with suppress(InvalidStateError):
                 future.set_result(None)
 
-    def _lose(self, why: str, is_setup: bool = False) -> None:
+    def _lose(self, reason: str, is_setup: bool = False) -> None:
         with self._lock:
             if self.lost:
                 return
-            self.lost = why if is_setup else f"{why}; all ranks restart, try again in a moment"
+            self.lost = (
+                reason if is_setup else f"{reason}; all ranks restart, try again in a moment"
+            )
             open_tasks = [future for _, future in self._tasks.values()]
             self._is_lost.set()
         log.error("%s", self.lost)
@@ -402,27 +404,29 @@ def _fail(future: Future[None], error: StackError) -> None:
 
 def rank_of(hello: object, keys: Sequence[str]) -> int | None:
     """Index of the key that a rank was started with."""
-    given = hello.key if isinstance(hello, wire.Hello) else ""
-    matches = (i for i, key in enumerate(keys) if hmac.compare_digest(key, given))
+    sent_key = hello.key if isinstance(hello, wire.Hello) else ""
+    matches = (i for i, key in enumerate(keys) if hmac.compare_digest(key, sent_key))
     return next(matches, None)
 
 
-def least_memory(plan: MemoryPlan, bytes_per_token: int, other: wire.RankMemory) -> MemoryPlan:
+def least_memory(
+    plan: MemoryPlan, bytes_per_token: int, rank_memory: wire.RankMemory
+) -> MemoryPlan:
     """The plan of rank 0 within the memory of another rank.
 
     Rank 0 counts its own bytes; a stage of a pipeline may take more of them for the same tokens.
     """
-    budget = other.kv_budget
-    if other.bytes_per_token > bytes_per_token:
-        budget = budget * bytes_per_token // other.bytes_per_token
+    budget = rank_memory.kv_budget
+    if rank_memory.bytes_per_token > bytes_per_token:
+        budget = budget * bytes_per_token // rank_memory.bytes_per_token
     return replace(
         plan,
         kv_budget=min(plan.kv_budget, budget),
-        array_limit=min(plan.array_limit, other.array_limit),
+        array_limit=min(plan.array_limit, rank_memory.array_limit),
     )
 
 
-def _difference(own: Identity, other: Identity) -> str:
+def _difference(own: Identity, theirs: Identity) -> str:
     """The first difference between the models of two ranks, in words."""
     for field, difference in (
         ("weights", "other model files"),
@@ -430,6 +434,6 @@ def _difference(own: Identity, other: Identity) -> str:
         ("mlx_lm", "another version of mlx-lm"),
         ("kv_format", "another format of KV files"),
     ):
-        if getattr(own, field) != getattr(other, field):
+        if getattr(own, field) != getattr(theirs, field):
             return difference
-    return "" if own == other else "another model"
+    return "" if own == theirs else "another model"

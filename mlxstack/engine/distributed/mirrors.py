@@ -89,7 +89,7 @@ class MirroredRunner(ModelRunner):
         assert views is None, "ranks do not stack rows"
         tokens: list[Any] = [slot.tokens.tolist() for slot in plan]
         return self._group.run_pass(
-            self, [slot.caches for slot in plan], [tuple(each) for each in tokens]
+            self, [slot.caches for slot in plan], [tuple(ids) for ids in tokens]
         )
 
 
@@ -172,16 +172,16 @@ class MirroredStore:
 
     def _together(self, job: wire.Job, work: Callable[[], T]) -> T:
         """Do `work` here while the other ranks do the job."""
-        others = self._group.ask(job)
+        outcome = self._group.ask(job)
         done = work()
-        others.result()
+        outcome.result()
         return done
 
     def _read(self, key: str, work: Callable[[], T]) -> T:
-        others = self._group.ask(wire.ReadKV(key))
+        outcome = self._group.ask(wire.ReadKV(key))
         done = work()
         try:
-            others.result()
+            outcome.result()
         except StackError as error:
             raise Damaged(error.message) from error
         return done

@@ -25,7 +25,7 @@ def run_pass(
     logits = ModelRunner.execute(runner, plan)
     if sum(map(len, tokens)) <= MAX_LOGITS * len(tokens):
         mx.eval(logits)
-    if any(len(each) > 1 for each in tokens):
+    if any(len(ids) > 1 for ids in tokens):
         for context in contexts:
             context.evaluate()
     return logits

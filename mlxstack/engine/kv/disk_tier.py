@@ -106,8 +106,8 @@ class DiskTier:
 
     def is_foreign(self, agent: str) -> bool:
         """Whether this agent has saved KV, but of other models only."""
-        known = self._manifests.identities(agent) if self._manifests else frozenset[str]()
-        return bool(known) and self._identity not in known
+        identities = self._manifests.identities(agent) if self._manifests else frozenset[str]()
+        return bool(identities) and self._identity not in identities
 
     def catch_up(self) -> None:
         """Wait until all that waits to be written is durable."""
@@ -172,10 +172,10 @@ class DiskTier:
         noting = self.writing.after(finish, is_deferred=is_deferred)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
-    def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
+    def restore(self, request: RestoreRequest) -> "Future[SlotRestoreResult]":
         """Restore a slot file into the context; see `SlotRestore`."""
-        self._slot_files.check(wanted.name)
-        return self._restoring.start(wanted)
+        self._slot_files.check(request.name)
+        return self._restoring.start(request)
 
     def load(self, keys: Sequence[str], then: Callable[[], None]) -> None:
         """Load records into memory, then call `then` on the MLX thread.
@@ -228,7 +228,7 @@ class DiskTier:
         reading = self._reader.submit(
             lambda: [self._store.head(self._identity, key) for key in keys]
         )
-        reading.add_done_callback(lambda found: self._post(lambda: insert(found)))
+        reading.add_done_callback(lambda done_reading: self._post(lambda: insert(done_reading)))
 
     def close(self) -> None:
         """Finish what waits to be written."""
@@ -332,13 +332,13 @@ class DiskTier:
         return self.layouts.part_of(file)
 
     def _read_all(self, keys: Sequence[str]) -> dict[str, KVFile | StackError]:
-        found: dict[str, KVFile | StackError] = {}
+        files: dict[str, KVFile | StackError] = {}
         for key in keys:
             try:
-                found[key] = self._store.read(self._identity, key)
+                files[key] = self._store.read(self._identity, key)
             except Exception as error:
-                found[key] = describe_error(error, "reading KV")
-        return found
+                files[key] = describe_error(error, "reading KV")
+        return files
 
 
 def _warn(agent: str | None, error: BaseException | None) -> None:

@@ -64,15 +64,15 @@ class ContextParker:
         """
         retention = self._prefix_cache.retention
         prefixes = self.shared_prefixes.named
-        known = dict(retention.names)
-        for name in known.values():
+        names = dict(retention.names)
+        for name in names.values():
             if name.is_learned and name.name not in prefixes:
                 retention.unpin(name.name)
         if not indexed.segments or not prefixes:
             return
         keys = self._prefix_cache.chain_of(context).keys
         for title, head in prefixes.items():
-            old = known.get(title)
+            old = names.get(title)
             is_given = old is not None and not old.is_learned
             if not is_given and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
                 n_tokens = head.n_blocks * self._prefix_cache.spec.block_size
@@ -151,11 +151,11 @@ class ContextParker:
         self,
         context: SlotContext,
         chain: BlockHashes,
-        known: PrefixMatch,
+        match: PrefixMatch,
         pieces: Sequence[Piece],
         now: float,
     ) -> list[str]:
-        parent = known.path[-1].key if known.path else None
+        parent = match.path[-1].key if match.path else None
         size = self._prefix_cache.spec.block_size
         new = []
         for start, end in pieces:

@@ -130,14 +130,14 @@ class PrefixCache:
     def invalidate_all(self, key: str) -> None:
         """Invalidate a record and all that continue it, in every tier."""
         doomed = [key]
-        for each in doomed:
-            doomed.extend(self.index.nodes[each].children)
-        for each in reversed(doomed):
+        for lost_key in doomed:
+            doomed.extend(self.index.nodes[lost_key].children)
+        for lost_key in reversed(doomed):
             # A write under way holds its own bytes, and what it writes needs what is lost.
-            self.index.set_writing(each, False)
-            self.retention.forget(each)
-            for place in tuple(self.index.nodes[each].tiers):
-                self._drop(each, place)
+            self.index.set_writing(lost_key, False)
+            self.retention.forget(lost_key)
+            for place in tuple(self.index.nodes[lost_key].tiers):
+                self._drop(lost_key, place)
 
     def is_on_disk(self, key: str) -> bool:
         """Whether a known record is on disk."""
@@ -243,9 +243,9 @@ class PrefixCache:
             if key in self._tokens:
                 own = self._tokens[key]
                 start = prefix_index.end_of(nodes[key].record) - len(own.tokens)
-                other = kept(row, start, chain.n_tokens)
-                upto = start + common_prefix(own.tokens, other.tokens)
-                reached[key] = max(reached[key], same_until(own.images, other.images, upto))
+                tail = kept(row, start, chain.n_tokens)
+                upto = start + common_prefix(own.tokens, tail.tokens)
+                reached[key] = max(reached[key], same_until(own.images, tail.images, upto))
                 longest, leaf = max((longest, leaf), (reached[key], key))
             for child in nodes[key].children & self._tokens.keys() - reached.keys():
                 start = prefix_index.end_of(nodes[child].record) - len(self._tokens[child].tokens)
@@ -293,10 +293,10 @@ class PrefixCache:
     def chain_of(self, context: SlotContext) -> BlockHashes:
         """Block hashes of a context; only new tokens are hashed."""
         start = self._root(context.salt, len(context))
-        known = context.chain
-        if known is None or known.root != start.root:
-            known = start
-        context.chain = block_hash.extend(known, context)
+        chain = context.chain
+        if chain is None or chain.root != start.root:
+            chain = start
+        context.chain = block_hash.extend(chain, context)
         return context.chain
 
     def _root(self, tenant: str, n_tokens: int) -> BlockHashes:

@@ -95,9 +95,9 @@ def load(
     sources: KVSources,
 ) -> None:
     """Fill an empty context with parked KV of `row`, that of `sources`."""
-    known = list(parts)
-    packed = [part for part in known if isinstance(part, Segment)]
-    checkpoints = [part for part in known if isinstance(part, StateCheckpoint)]
+    loaded = list(parts)
+    packed = [part for part in loaded if isinstance(part, Segment)]
+    checkpoints = [part for part in loaded if isinstance(part, StateCheckpoint)]
     spans = whole(context, packed, len(row.tokens), sources.n_room)
     context.load(row, spans, checkpoints, sources)
 
@@ -118,9 +118,9 @@ def layout_of(part: Segment | StateCheckpoint) -> list[Any]:
 
 def checkpoint(position: int, arrays: Sequence[mx.array], layout: Sequence[Any]) -> StateCheckpoint:
     """The checkpoint that `arrays_of` and `layout_of` took apart."""
-    rest = iter(arrays)
+    remaining = iter(arrays)
     frozen = tuple(
-        LayerState(tuple(next(rest) if is_set else None for is_set in present), tuple(numbers))
+        LayerState(tuple(next(remaining) if is_set else None for is_set in present), tuple(numbers))
         for present, numbers in layout
     )
     return StateCheckpoint(position, frozen)
@@ -155,9 +155,9 @@ def _unpack(segment: Segment, n_tokens: int) -> list[mx.array]:
     taken = [0] * len(segment.groups)
     parts = []
     for group in segment.order:
-        at = taken[group]
+        index = taken[group]
         taken[group] += 1
-        parts.append(segment.groups[group][at : at + 1, :, :n_tokens])
+        parts.append(segment.groups[group][index : index + 1, :, :n_tokens])
     return parts
 
 
@@ -262,13 +262,13 @@ def check_cover(name: str, manifest: Manifest, headers: Sequence[KVFileHeader]) 
 
     Each one may begin before the end of the one before, which is used up to there.
     """
-    at = 0
+    end = 0
     for head in headers:
-        if head.start > at:
-            raise Damaged(f"the slot file {name} has a gap at token {at}")
-        at = head.end
-    if at < len(manifest.tokens):
-        raise Damaged(f"the slot file {name} ends at token {at} of {len(manifest.tokens)}")
+        if head.start > end:
+            raise Damaged(f"the slot file {name} has a gap at token {end}")
+        end = head.end
+    if end < len(manifest.tokens):
+        raise Damaged(f"the slot file {name} ends at token {end} of {len(manifest.tokens)}")
 
 
 def check_state(head: KVFileHeader, row: TokenRow, chains: Sequence[BlockHashes]) -> None:

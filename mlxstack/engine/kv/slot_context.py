@@ -239,11 +239,15 @@ class SlotContext:
 
         `tokens` but for the last one are known to be the first of the context.
         """
-        kept = self._prompt_logits
+        prompt_logits = self._prompt_logits
         n = len(tokens)
-        if kept is None or kept.n_tokens != n or self.tokens[n - 1 : n] != [tokens[-1]]:
+        if (
+            prompt_logits is None
+            or prompt_logits.n_tokens != n
+            or self.tokens[n - 1 : n] != [tokens[-1]]
+        ):
             return None
-        return kept.logits if self.rewind_target(n) == n else None
+        return prompt_logits.logits if self.rewind_target(n) == n else None
 
     def begin_proposal(self, n_tokens: int) -> None:
         """Let `end_proposal` drop the last tokens of the next pass.
@@ -292,21 +296,21 @@ class SlotContext:
         fresh.caches = self._cache_factory.make(n_tokens)
         return fresh
 
-    def take_over(self, other: "SlotContext") -> None:
+    def take_over(self, source: "SlotContext") -> None:
         """Take over everything of a context that is not used any more."""
-        self.caches = other.caches
-        self.chain = other.chain
-        self.tokens = other.tokens
-        self.images = other.images
-        self.checkpoints = other.checkpoints
-        self.agent = other.agent
-        self.n_prompt = other.n_prompt
-        self._leaf = other._leaf
-        self._n_anchored = other._n_anchored
-        self.salt = other.salt
-        self.min_rewind = other.min_rewind
-        self.companion = other.companion
-        self._prompt_logits = other._prompt_logits
+        self.caches = source.caches
+        self.chain = source.chain
+        self.tokens = source.tokens
+        self.images = source.images
+        self.checkpoints = source.checkpoints
+        self.agent = source.agent
+        self.n_prompt = source.n_prompt
+        self._leaf = source._leaf
+        self._n_anchored = source._n_anchored
+        self.salt = source.salt
+        self.min_rewind = source.min_rewind
+        self.companion = source.companion
+        self._prompt_logits = source._prompt_logits
         self.version += 1
 
     def quantize_if_due(self) -> None:
@@ -427,30 +431,30 @@ class SlotContext:
         self._mark_min_rewind()
         self.evaluate()
 
-    def fork_from(self, other: "SlotContext", position: int, n_room: int = 0) -> int:
+    def fork_from(self, source: "SlotContext", position: int, n_room: int = 0) -> int:
         """Become a copy of the first `other.rewind_target(position)` tokens of another context.
 
         There is room for `n_room` tokens.
         """
-        assert other.is_storable, "a context of unknown caches cannot be copied"
-        position = other.rewind_target(position)
+        assert source.is_storable, "a context of unknown caches cannot be copied"
+        position = source.rewind_target(position)
         if position == 0:
             self.clear()
             return 0
         end = position
-        if not other.is_sliceable and all(c.position != position for c in other.checkpoints):
-            other.checkpoint()
-            end = len(other.tokens)
-        sliceable = [leaf for leaf in other.leaves if cache_adapters.is_sliceable(leaf)]
+        if not source.is_sliceable and all(c.position != position for c in source.checkpoints):
+            source.checkpoint()
+            end = len(source.tokens)
+        sliceable = [leaf for leaf in source.leaves if cache_adapters.is_sliceable(leaf)]
         spans = [cache_adapters.span(leaf, 0, end) for leaf in sliceable]
         n_room = self.room(n_room)
         self.load(
-            kept(other, 0, end),
+            kept(source, 0, end),
             [cache_adapters.joined([span], n_room) for span in spans],
-            [c for c in other.checkpoints if c.position <= end],
+            [c for c in source.checkpoints if c.position <= end],
         )
-        self.salt = other.salt
-        self._leaf, self._n_anchored = other._leaf, min(other._n_anchored, len(self.tokens))
+        self.salt = source.salt
+        self._leaf, self._n_anchored = source._leaf, min(source._n_anchored, len(self.tokens))
         return self.rewind(position)
 
     def detach(self) -> None:
@@ -464,8 +468,8 @@ class SlotContext:
 
     def evaluate(self) -> None:
         """Compute everything that is still lazy in the caches."""
-        found = [one for leaf in self.leaves for _, one in tree_flatten(leaf.state)]
-        mx.eval([one for one in found if isinstance(one, mx.array)])
+        leaves = [leaf_state for leaf in self.leaves for _, leaf_state in tree_flatten(leaf.state)]
+        mx.eval([leaf_state for leaf_state in leaves if isinstance(leaf_state, mx.array)])
 
     def _mark_min_rewind(self) -> None:
         due = self._cache_factory.quantized_start

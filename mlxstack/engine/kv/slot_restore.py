@@ -105,18 +105,18 @@ class RestoreBuffers:
         for head in headers:
             self._check(head)
 
-    def buffers(self, at: int) -> Iterator[memoryview]:
-        """Buffers for the planes of segment `at`, in file order.
+    def buffers(self, index: int) -> Iterator[memoryview]:
+        """Buffers for the planes of segment `index`, in file order.
 
         The last one also clears the room after its tokens.
         """
-        head = self._headers[at]
-        ends = [*(later.start for later in self._headers[at + 1 : at + 2]), self._n_tokens]
+        head = self._headers[index]
+        ends = [*(later.start for later in self._headers[index + 1 : index + 2]), self._n_tokens]
         for group in range(len(head.shapes)):
             for buffer, which in zip(self._buffers, self._order, strict=True):
                 if which == group:
                     yield from self._lines(buffer, head, min(ends[0], head.end))
-        if at == len(self._headers) - 1:
+        if index == len(self._headers) - 1:
             self._clear_room()
 
     def load(self, manifest: Manifest, checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
@@ -252,36 +252,36 @@ class SlotRestore:
     def _begin(self, request: RestoreRequest, result: "Future[SlotRestoreResult]") -> None:
         started = time.perf_counter()
 
-        def make_room(found: RestoreSource) -> None:
-            n_tokens = len(found.manifest.tokens)
+        def make_room(source: RestoreSource) -> None:
+            n_tokens = len(source.manifest.tokens)
             n_ctx = request.n_ctx
             if n_tokens > n_ctx:
                 raise BadRequest(
                     f"{request.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
                     "filename",
                 )
-            for head in found.headers:
+            for head in source.headers:
                 self._layouts.check_head(head)
-            request.room(found.n_bytes)
-            buffers = RestoreBuffers(request.context.new_empty(n_tokens), found.headers, n_tokens)
-            reading = self._reader.submit(self._read_into, request.name, found, buffers)
-            self._then(reading, lambda files: take_over(found, buffers, files), result)
+            request.room(source.n_bytes)
+            buffers = RestoreBuffers(request.context.new_empty(n_tokens), source.headers, n_tokens)
+            reading = self._reader.submit(self._read_into, request.name, source, buffers)
+            self._then(reading, lambda files: take_over(source, buffers, files), result)
 
         def take_over(
-            found: RestoreSource, buffers: RestoreBuffers, files: Sequence[KVFile]
+            source: RestoreSource, buffers: RestoreBuffers, files: Sequence[KVFile]
         ) -> None:
             parts = [self._layouts.part_of(file) for file in files]
             checkpoints = [part for part in parts if isinstance(part, StateCheckpoint)]
-            n_tokens = len(found.manifest.tokens)
+            n_tokens = len(source.manifest.tokens)
             context = request.context
             if n_tokens:
-                context.take_over(buffers.load(found.manifest, checkpoints))
+                context.take_over(buffers.load(source.manifest, checkpoints))
             else:
                 context.clear()
             # The salt is that of the tenant that saved it, not of the request that restores it.
-            context.assign(found.manifest.salt, None, n_tokens)
-            self._on_loaded(context, found.manifest)
-            n_bytes = found.manifest.n_bytes
+            context.assign(source.manifest.salt, None, n_tokens)
+            self._on_loaded(context, source.manifest)
+            n_bytes = source.manifest.n_bytes
             took = 1000 * (time.perf_counter() - started)
             result.set_result(SlotRestoreResult(-1, request.name, n_tokens, n_bytes, took))
 
@@ -300,7 +300,7 @@ class SlotRestore:
                 raise_device_error(error)
 
         # The future is handed on and not held by its own callback: nothing waits for the collector.
-        done.add_done_callback(lambda found: self._post(lambda: run(found)))
+        done.add_done_callback(lambda outcome: self._post(lambda: run(outcome)))
 
     def _inspect(self, name: str) -> RestoreSource:
         manifest = self._slot_files.read(name)
@@ -329,8 +329,8 @@ class SlotRestore:
         keys = source.manifest.segments
         checkpoints = source.manifest.checkpoints
 
-        def pour(at: int) -> None:
-            self._store.read_into(self._identity, keys[at], buffers.buffers(at))
+        def pour(index: int) -> None:
+            self._store.read_into(self._identity, keys[index], buffers.buffers(index))
 
         with _as_one(name), ThreadPoolExecutor(READERS, "pouring") as pool:
             for _ in pool.map(pour, range(len(keys))):

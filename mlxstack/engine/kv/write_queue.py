@@ -112,15 +112,15 @@ class WriteQueue:
         Raises Busy; the future DiskFull.
         """
         nodes = self._prefix_cache.index.nodes
-        known = [key for key in keys if key in nodes]
-        n_bytes = n_more + sum(nodes[key].record.n_bytes for key in known)
-        in_use = self._in_use(known)
+        indexed = [key for key in keys if key in nodes]
+        n_bytes = n_more + sum(nodes[key].record.n_bytes for key in indexed)
+        in_use = self._in_use(indexed)
         return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
 
-    def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
+    def collect(self, command: CollectGarbage) -> "Future[GCResult]":
         """Collect garbage. Raises Busy; the future raises as `KVStore.sweep`."""
         in_use = self._in_use(())
-        return self._forgetting(self._writer.submit(lambda: self._store.sweep(wanted, in_use)))
+        return self._forgetting(self._writer.submit(lambda: self._store.sweep(command, in_use)))
 
     def close(self) -> None:
         """Take nothing more, finish what the writer holds."""
@@ -130,13 +130,13 @@ class WriteQueue:
         """Records being read or written, or pinned, and all their ancestors."""
         nodes = self._prefix_cache.index.nodes
         busy = [k for k, node in nodes.items() if node.refs or node.is_writing or node.pins]
-        found: set[str] = set()
+        used: set[str] = set()
         for key in (*keys, *busy):
             above: str | None = key
-            while above is not None and above not in found:
-                found.add(above)
+            while above is not None and above not in used:
+                used.add(above)
                 above = nodes[above].record.parent
-        return frozenset((self._prefix_cache.identity, key) for key in found)
+        return frozenset((self._prefix_cache.identity, key) for key in used)
 
     def _forgetting(self, sweeping: "Future[GCResult]") -> "Future[GCResult]":
         sweeping.add_done_callback(lambda done: self._post(lambda: self._forget(done)))
@@ -158,7 +158,7 @@ class WriteQueue:
         """Submit the jobs up to the last one due."""
         now = time.monotonic()
         self._submit(
-            max((i + 1 for i, one in enumerate(self._due) if one.due_at <= now), default=0)
+            max((i + 1 for i, job in enumerate(self._due) if job.due_at <= now), default=0)
         )
 
     def _submit(self, n_jobs: int) -> None:
@@ -223,14 +223,14 @@ class WriteQueue:
             log.warning("the KV of %d tokens was not written: %s", end, error)
 
 
-def copy_outcome(one: "Future[Any]", other: "Future[Any]") -> None:
+def copy_outcome(source: "Future[Any]", target: "Future[Any]") -> None:
     """Copy the outcome of one future to another."""
 
     def settle(done: "Future[Any]") -> None:
         error = done.exception()
         if error is not None:
-            other.set_exception(error)
+            target.set_exception(error)
         else:
-            other.set_result(done.result())
+            target.set_result(done.result())
 
-    one.add_done_callback(settle)
+    source.add_done_callback(settle)

@@ -91,10 +91,12 @@ class PrefixLookup:
             )
         options = [_live_source(slots[slot], KVSource.SLOT, slot, request)]
         if self._prefix_cache.spec.enabled:
-            others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
-            options += [_live_source(slots[i], KVSource.FORK, i, request) for i in others]
+            nonempty = (i for i in range(len(slots)) if i != slot and len(slots[i]))
+            options += [_live_source(slots[i], KVSource.FORK, i, request) for i in nonempty]
             stored = self._stored(request, chains, slots[slot])
-            options += [one for one in stored if may_read or one.source is not KVSource.DISK]
+            options += [
+                option for option in stored if may_read or option.source is not KVSource.DISK
+            ]
         plan = reuse_plan.plan(len(request.tokens), options, request.images)
         return plan, _told(reuse_plan.explain_miss(plan, options, clues), before)
 
@@ -139,22 +141,26 @@ class PrefixLookup:
             return ()
         matches = [self._prefix_cache.match(chain, last, None) for chain in last.chains]
         longest = max(matches, key=lambda match: match.covered)
-        checkpoints = (one.checkpoint for one in longest.checkpoints if one.checkpoint)
+        checkpoints = (point.checkpoint for point in longest.checkpoints if point.checkpoint)
         return (*(step.key for step in longest.path), *checkpoints)
 
     def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
         """Agents whose last prompt begins with these records, the latest first. O(agents)."""
         nodes = (self._prefix_cache.index.nodes.get(key) for key in keys)
-        known = [node.record for node in nodes if node is not None]
-        held = [one for one in known if isinstance(one, prefix_index.SegmentMeta) and one.blocks]
+        records = [node.record for node in nodes if node is not None]
+        held = [
+            entry
+            for entry in records
+            if isinstance(entry, prefix_index.SegmentMeta) and entry.blocks
+        ]
         if not held:
             return ()
         place = held[-1].end // self._prefix_cache.spec.block_size - 1
         block = held[-1].blocks[-1]
         return tuple(
             name
-            for name, one in reversed(self._prompts.items())
-            if any(chain.keys[place : place + 1] == (block,) for chain in one.chains)
+            for name, entry in reversed(self._prompts.items())
+            if any(chain.keys[place : place + 1] == (block,) for chain in entry.chains)
         )
 
     def beginning(self, keys: Sequence[str]) -> tuple[int, ...]:
@@ -174,9 +180,9 @@ class PrefixLookup:
     def _tokens_of_block(self, block: bytes) -> Sequence[int]:
         """Tokens that begin with this first block of a prompt. O(agents)."""
         size = self._prefix_cache.spec.block_size
-        for one in reversed(self._prompts.values()):
-            if any(chain.keys[:1] == (block,) for chain in one.chains):
-                return one.tokens[:size]
+        for prompt in reversed(self._prompts.values()):
+            if any(chain.keys[:1] == (block,) for chain in prompt.chains):
+                return prompt.tokens[:size]
         for learned in self._shared_prefixes.learned:
             row = KeptTokens(learned.tokens[:size])
             if any(chain.keys[:1] == (block,) for chain in self._prefix_cache.chains(row, "")):
@@ -249,8 +255,8 @@ def _told(miss: CacheMiss | None, before: TokenRow) -> CacheMiss | None:
     """Cache miss with the tokens of the cached continuation."""
     if miss is None or miss.at is None:
         return miss
-    shown = before.tokens[miss.at : miss.at + SHOWN]
-    return replace(miss, instead=tuple(token for token in shown if token < FIRST_VIRTUAL))
+    tokens = before.tokens[miss.at : miss.at + SHOWN]
+    return replace(miss, instead=tuple(token for token in tokens if token < FIRST_VIRTUAL))
 
 
 def _conversation(request: Request, chain: BlockHashes) -> str:
@@ -305,21 +311,21 @@ class PrefixOverlapCache:
         A context that can be cut is forked to the token, any other one at its checkpoints.
         """
         request = self._requests[request_id].request
-        other = self._requests[other_id].request
-        if request.salt != other.salt or not (request.use_cache and other.use_cache):
+        computed = self._requests[other_id].request
+        if request.salt != computed.salt or not (request.use_cache and computed.use_cache):
             return 0
-        key = (request.id, other.id)
+        key = (request.id, computed.id)
         if key not in self._promises:
-            n_common = common_tokens(request, other)
-            n_common = min(n_common, len(request.tokens) - 1, len(other.tokens) - 1)
+            n_common = common_tokens(request, computed)
+            n_common = min(n_common, len(request.tokens) - 1, len(computed.tokens) - 1)
             if self._slots[0].is_sliceable:
                 position = reuse_cut(request.images, n_common) if request.images else n_common
             else:
                 position = max(
-                    (cut for cut in other.checkpoint_positions if cut <= n_common), default=0
+                    (cut for cut in computed.checkpoint_positions if cut <= n_common), default=0
                 )
-            known = max(self.shared(request.id, i) for i in range(len(self._slots)))
-            self._promises[key] = position if position >= known + self._block else 0
+            n_shared = max(self.shared(request.id, i) for i in range(len(self._slots)))
+            self._promises[key] = position if position >= n_shared + self._block else 0
         return self._promises[key]
 
     def forget(self, request_id: str) -> None:

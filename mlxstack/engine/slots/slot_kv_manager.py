@@ -102,7 +102,7 @@ class SlotKVManager:
         """The live context that shares most of these tokens, and how many."""
         contexts = [context for context in self.slots if context.salt == salt]
         shared = [(common_tokens(context, row), context) for context in contexts]
-        return max(shared, key=lambda one: one[0], default=(0, None))
+        return max(shared, key=lambda pair: pair[0], default=(0, None))
 
     def need(self, request: Request) -> int:
         """Bytes of live KV for the prompt and its answer's start."""
@@ -141,10 +141,10 @@ class SlotKVManager:
         """
         mine = self.slots[slot]
         now = time.monotonic()
-        kept = plan.position if plan.source is KVSource.SLOT else 0
-        if is_worth_parking(_facts(mine), kept, self.prefix_cache.spec.block_size):
+        n_kept = plan.position if plan.source is KVSource.SLOT else 0
+        if is_worth_parking(_facts(mine), n_kept, self.prefix_cache.spec.block_size):
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
-            parked = self.park(mine, spared=kept)
+            parked = self.park(mine, spared=n_kept)
             if is_expected and parked is not None:
                 self.prefix_cache.retention.abandon(parked.new, plan.position)
         end = plan.position

@@ -54,7 +54,7 @@ def advance(queue: EarlyQueue, turn: EarlyTurn, position: int) -> EarlyQueue:
     if position >= turn.n_prompt - 1:
         return replace(end(queue, turn.slot), n_rested=0)
     moved = replace(turn, position=position)
-    turns = tuple(moved if other == turn else other for other in queue.turns)
+    turns = tuple(moved if queued == turn else queued for queued in queue.turns)
     return EarlyQueue(turns)
 
 
