@@ -9,6 +9,7 @@ import msgspec
 import msgspec.inspect as mi
 from msgspec import Struct
 
+from mlxstack.config import preset_checks
 from mlxstack.config import preset_schema as schema
 from mlxstack.config.overrides import Override, document_of
 from mlxstack.config.preset_schema import Keys
@@ -62,7 +63,7 @@ def _absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
     files = [
         ("prefix_cache", "warm_prefixes", position, kind)
         for position in warm
-        for kind in schema.FILES
+        for kind in preset_checks.FILES
     ]
     for keys in (*MODELS, *FOLDERS, *files):
         section = _value(values, keys[:-1])
@@ -284,7 +285,7 @@ def _checked(document: SourcedDocument, home: Home) -> Preset:
             "letters, "
             "digits, dots, dashes or underscores, the first a letter or digit"
         )
-    for keys, problem in schema.violations(preset):
+    for keys, problem in preset_checks.violations(preset):
         raise SetupError(f"{document.location(keys)}: {dotted(keys)} {problem}")
     return _absolute(preset, document, home)
 

@@ -22,6 +22,8 @@ from mlxstack.host.home import Home
 from mlxstack.host.services import ServiceSpec, is_gateway, owner, read_json, write_json
 from mlxstack.planner.memory_room import MemoryRoom
 
+Say = Callable[[str], None]
+
 
 class ModeChange(Struct, frozen=True):
     """Service names of a switch: `stop` all, then `start` in order.
@@ -48,9 +50,6 @@ def difference(running: Mapping[str, bool], names: Sequence[str]) -> ModeChange:
         start=tuple(name for name in names if name not in keep),
         keep=keep,
     )
-
-
-Say = Callable[[str], None]
 
 
 class ModeBefore(Struct, frozen=True):

@@ -40,6 +40,7 @@ from mlxstack.gateway.processes import object_of
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, names_of
 from mlxstack.policy.kv.conversation_id import is_implicit
 
+AGENTS = "/v1/agents"
 LM_STUDIO = "/api/v0/models"
 LM_STUDIO_V1 = "/api/v1/models"
 LOAD = "/v1/models/load"
@@ -48,6 +49,16 @@ STARTED = int(time.time())
 """Seconds since the epoch, for models whose start is unknown."""
 FIXED = "a gateway loads and unloads its members itself; start it again with other members"
 METRICS_TYPE = "text/plain; version=0.0.4"
+COUNTERS = {
+    "requests": ("Requests passed on", attrgetter("n_requests")),
+    "loads": ("Times that the member was started or loaded", attrgetter("n_loads")),
+}
+GAUGES = {
+    "active": ("Requests inside", attrgetter("n_active")),
+    "waiting": ("Requests that wait for the member", attrgetter("n_waiting")),
+    "loaded": ("1 while it is loaded", attrgetter("is_loaded")),
+    "reserved_bytes": ("Bytes that it may take", attrgetter("spec.n_bytes")),
+}
 
 TheMembers = NamedDependency[Members]
 TheSpec = NamedDependency[GatewaySpec]
@@ -226,18 +237,6 @@ async def unload_members() -> None:
     raise Unsupported(FIXED)
 
 
-COUNTERS = {
-    "requests": ("Requests passed on", attrgetter("n_requests")),
-    "loads": ("Times that the member was started or loaded", attrgetter("n_loads")),
-}
-GAUGES = {
-    "active": ("Requests inside", attrgetter("n_active")),
-    "waiting": ("Requests that wait for the member", attrgetter("n_waiting")),
-    "loaded": ("1 while it is loaded", attrgetter("is_loaded")),
-    "reserved_bytes": ("Bytes that it may take", attrgetter("spec.n_bytes")),
-}
-
-
 class MemberMetrics(Collector):
     """Collector of the metrics of all members, by attribute."""
 
@@ -402,7 +401,6 @@ ROUTES: list[Any] = [
     list_lm_studio_models, get_lm_studio_model, list_lm_studio_v1_models, list_agents, metrics,
     load_member, unload_members, *PAGE_ROUTES,
 ]  # fmt: skip
-AGENTS = "/v1/agents"
 EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path) - {AGENTS}
 PREFIXES = ("/v1/models/", "/models/", "/api/v0/models/", "/static/")
 

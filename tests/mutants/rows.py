@@ -25,7 +25,7 @@ FUZZ = "tests/fuzz/test_fuzz.py::"
 
 DOORS_AND_FILES = (
     Mutant(
-        "a key where other machines reach it", "config/preset_schema.py",
+        "a key where other machines reach it", "config/preset_checks.py",
         "        is_loopback(preset.server.host)\n        or preset.server.api_keys",
         "        True\n        or preset.server.api_keys",
         "tests/host/test_preset_reading.py::test_a2_refusals_name_file_line_key_and_remedy",

@@ -159,7 +159,7 @@ def _setup(client: str, endpoint: "Endpoint") -> "ClientSetup":
 
 def _unproxied(url: str) -> dict[str, str]:
     """Variables that keep a service of this machine from the proxy."""
-    from mlxstack.config.preset_schema import is_loopback
+    from mlxstack.config.preset_checks import is_loopback
 
     host = urlsplit(url).hostname or ""
     if not (is_loopback(host) and any(name.lower().endswith("_proxy") for name in os.environ)):

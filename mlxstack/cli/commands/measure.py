@@ -72,7 +72,7 @@ def _is_local(url: str) -> bool:
     """Whether the address of a service is of this computer."""
     from urllib.parse import urlsplit
 
-    from mlxstack.config.preset_schema import is_loopback
+    from mlxstack.config.preset_checks import is_loopback
 
     return is_loopback(urlsplit(url).hostname or "")
 
