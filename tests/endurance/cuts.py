@@ -8,13 +8,14 @@ from random import Random
 
 from msgspec import Struct
 
-from mlxstack.core.commands import RestoreSlot, SaveSlot
+from mlxstack.core.commands import SaveSlot
 from mlxstack.core.errors import DiskFull, NotFound
 from mlxstack.core.interfaces import Manifest
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
+from tests.endurance.aftermath import check_answers
 from tests.engine.harness import preset_of, prompt, running
 from tests.store.power import Medium, Op, Recorder, Survival, everything, nothing, plant, some
 
@@ -65,7 +66,8 @@ def cuts(model: Path, home: Path, n_turns: int, n_engines: int, seed: int) -> Ou
             plant(tree, root)
             n_contexts += _check(root, [save for save in saved if save.n_ops <= n_done])
             if n_done in chosen:
-                n_answered += _answer(model, root)
+                files = [file.name for file in SlotFileFolder(root / "slots").list()]
+                n_answered += check_answers(model, root, N_CTX, N_AGENTS, files)
             shutil.rmtree(root)
     return Outcome(
         len(ops), sum(op.kind == "unlink" for op in ops), 2 * len(ops), n_contexts, n_answered
@@ -123,19 +125,3 @@ def _read(vault: DiskKVStore, context: Manifest) -> None:
             vault.read(context.identity, key)
         except NotFound as error:
             raise AssertionError(f"{key} of {context} is not there") from error
-
-
-def _answer(model: Path, root: Path) -> int:
-    """A fresh engine answers every agent and slot file as from cold."""
-    n_answered = 0
-    with running(preset_of(model, slots=SlotSpec(count=2, n_ctx=N_CTX)), root) as driver:
-        for agent in range(N_AGENTS):
-            tokens = prompt(150, seed=agent) + prompt(9, seed=77)
-            assert driver.answer(tokens, 4, agent=f"agent-{agent}") == driver.cold(tokens, 4)
-            n_answered += 1
-        for file in SlotFileFolder(root / "slots").list():
-            driver.engine.run_slot_command(RestoreSlot(0, file.name)).result(timeout=60)
-            held = driver.context(0)[: N_CTX - 40]
-            assert driver.answer(held, 4, slot=0) == driver.cold(held, 4, slot=1)
-            n_answered += 1
-    return n_answered

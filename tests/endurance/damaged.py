@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 from msgspec import Struct
-from msgspec.structs import replace
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.running import running
@@ -39,7 +38,7 @@ PRESET = Preset(
 Messages = list[dict[str, Any]]
 
 
-class DamageOutcome(Struct, frozen=True):
+class DamageOutcome(Struct):
     """Rounds, files damaged, answers compared, histories and slot files that were refused."""
 
     n_rounds: int = 0
@@ -58,11 +57,6 @@ class Household:
         self.did: list[str] = []
         self.outcome = DamageOutcome()
 
-    def count(self, **more: int) -> None:
-        """Add to the outcome."""
-        now = self.outcome
-        self.outcome = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
-
     def round(self) -> None:
         """Turns, saves, damage while it serves; the end of the service, more damage."""
         self.did = []
@@ -80,12 +74,12 @@ class Household:
             assert http.get("/health").is_success
             assert http.get("/v1/agents").is_success
         self._damage(3)
-        self.count(n_rounds=1)
+        self.outcome.n_rounds += 1
 
     def _damage(self, n_files: int) -> None:
         done = [meddle(self.home, self.random, KINDS, EVERY_WAY) for _ in range(n_files)]
         self.did += done
-        self.count(n_damaged=sum(map(bool, done)))
+        self.outcome.n_damaged += sum(map(bool, done))
 
     def _turn(self, http: httpx.Client, agent: str) -> None:
         """The next turn of an agent, whose history is sent once where it was damaged."""
@@ -99,7 +93,7 @@ class Household:
         assert answer.status_code == 200, f"{answer.text} after {self.did}"
         warm, expected = (reply.json()["choices"][0]["message"] for reply in (answer, cold))
         assert warm == expected, self.did
-        self.count(n_compared=1)
+        self.outcome.n_compared += 1
         self.known[agent] = [*messages, {"role": "assistant", "content": warm["content"]}]
         stored = http.get(f"/v1/agents/{agent}/history")
         if stored.status_code == 200:
@@ -107,7 +101,7 @@ class Household:
             assert stored_texts == [message["content"] for message in self.known[agent]], self.did
         else:
             assert stored.status_code in REFUSED and stored.json()["error"]["message"], self.did
-            self.count(n_refused=1)
+            self.outcome.n_refused += 1
 
     def _slot(self, http: httpx.Client, slot: int) -> None:
         """Save a slot, restore a file: done, or refused in words; what was saved is restored."""
@@ -127,7 +121,7 @@ class Household:
         assert done.status_code in {200, *REFUSED}, f"{action} {name}: {done.text} {self.did}"
         if done.status_code != 200:
             assert done.json()["error"]["message"]
-            self.count(n_refused=1)
+            self.outcome.n_refused += 1
         return done.status_code == 200
 
 

@@ -21,6 +21,7 @@ from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import SlotSpec
 from mlxstack.store.files import Disk
+from tests.endurance.aftermath import check_answers
 from tests.endurance.meddling import meddle
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 
@@ -82,7 +83,7 @@ def disk_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
         assert answers == cold, f"operation {first} failed with {errno.errorcode[code]}"
         n_met += disk.n_met > 0
         n_refused += n_failed
-        _check_later(model, home / f"{number}", saved)
+        check_answers(model, home / f"{number}", N_CTX, N_AGENTS, dict.fromkeys(saved))
         shutil.rmtree(home / f"{number}")
     return FaultOutcome(sound.n_ops, n_met, n_refused)
 
@@ -144,7 +145,7 @@ def call_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
             assert answers == cold, f"{name} {first} failed with {errno.errorcode[code]}"
         n_met += calls.n_met > 0
         n_refused += n_failed
-        _check_later(model, folder, saved)
+        check_answers(model, folder, N_CTX, N_AGENTS, dict.fromkeys(saved))
         shutil.rmtree(folder)
     return FaultOutcome(sum(sound.n_uses.values()), n_met, n_refused)
 
@@ -159,7 +160,7 @@ def spoiled_files(model: Path, home: Path, n_turns: int, seed: int) -> FaultOutc
         between=lambda: spoils.append(meddle(home / "spoiled", random)),
     )  # fmt: skip
     assert answers == cold, spoils
-    _check_later(model, home / "spoiled", [])
+    check_answers(model, home / "spoiled", N_CTX, N_AGENTS, [])
     return FaultOutcome(n_refused=n_refused, n_spoiled=sum(map(bool, spoils)))
 
 
@@ -195,15 +196,3 @@ def _turn(driver: Driver, turn: int) -> list[int]:
     agent = turn % N_AGENTS
     tokens = prompt(150, seed=agent) + prompt(20 + 7 * turn, seed=turn)
     return driver.answer(tokens, 4, agent=f"agent-{agent}")
-
-
-def _check_later(model: Path, home: Path, saved: list[str]) -> None:
-    """A fresh engine on a sound disk answers as from cold, and restores what was saved."""
-    with running(preset_of(model, slots=SlotSpec(count=2, n_ctx=N_CTX)), home) as driver:
-        for agent in range(N_AGENTS):
-            tokens = prompt(150, seed=agent) + prompt(9, seed=77)
-            assert driver.answer(tokens, 4, agent=f"agent-{agent}") == driver.cold(tokens, 4)
-        for name in dict.fromkeys(saved):
-            driver.engine.run_slot_command(RestoreSlot(0, name)).result(timeout=WAIT_S)
-            held = driver.context(0)[: N_CTX - 40]
-            assert driver.answer(held, 4, slot=0) == driver.cold(held, 4, slot=1)

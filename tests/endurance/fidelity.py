@@ -12,17 +12,14 @@ import argparse
 import collections
 import itertools
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,7 +34,6 @@ from mlxstack.core.preset import (
     ModelSpec,
     PrefixCacheSpec,
     Preset,
-    ServerSpec,
     SlotSpec,
     Speculation,
 )
@@ -45,14 +41,13 @@ from mlxstack.demo import MODEL_DIR
 from mlxstack.service.service import LEAVING
 from tests import models, vision_models
 from tests.endurance.talks import Talks, has_picture
-from tests.ports import unused_port
+from tests.endurance.worker import WAIT_S, Worker
 
 WITHOUT_PICTURES = {"sliding": models.SLIDING, "hybrid": models.HYBRID}
 WITH_PICTURES = ("qwen3_vl", "qwen3_5", "gemma4", "mistral3")
 KINDS = ("demo", *WITHOUT_PICTURES, *WITH_PICTURES)
 N_CLIENTS = 4
 N_CTX = 4096
-WAIT_S = 240.0
 SWAP_EVERY_S = 20.0
 RESTART_EVERY_S = 90.0
 LOOK_EVERY_S = 0.5
@@ -83,40 +78,6 @@ class Outcome(Struct, frozen=True):
 
     counts: dict[str, int]
     differences: tuple[str, ...]
-
-
-class Worker:
-    """A service process over a home of its own, of a module that takes a preset."""
-
-    def __init__(self, root: Path, preset: Preset, *module: str) -> None:
-        self._module = module or ("mlxstack.cli.main", "serve")
-        self.home = root / "home"
-        (self.home / "presets").mkdir(parents=True)
-        self._source = root / "preset.json"
-        server = ServerSpec(port=unused_port(), drain_s=2)
-        self.url = f"http://127.0.0.1:{server.port}"
-        self._source.write_bytes(msgspec.json.encode(replace(preset, server=server)))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start, and wait until it is healthy. Raises AssertionError with its log."""
-        command = [sys.executable, "-m", *self._module, str(self._source)]
-        env = {**os.environ, "MLX_STACK_HOME": str(self.home)}
-        with (self.home / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end and self._process.poll() is None:
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health").is_success:
-                    return
-            time.sleep(0.05)
-        raise AssertionError((self.home / "log").read_text()[-4000:])
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        """End the process by a signal."""
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(WAIT_S)
 
 
 class Differ:

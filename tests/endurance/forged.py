@@ -35,7 +35,7 @@ TALKS = tuple(HEAD + prompt(n, seed=n) for n in (140, 190, 260))
 Forgery = Callable[[KVFile, Random], KVFile]
 
 
-class ForgedOutcome(Struct, frozen=True):
+class ForgedOutcome(Struct):
     """Files forged, answers compared, restores that were refused and that were done."""
 
     n_forged: int = 0
@@ -183,11 +183,6 @@ class Forger:
         self.did: list[str] = []
         self.outcome = ForgedOutcome()
 
-    def count(self, **more: int) -> None:
-        """Add to the outcome."""
-        now = self.outcome
-        self.outcome = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
-
     def round(self, forgery: Forgery) -> None:
         """Store contexts, forge some of their files, and ask a new engine."""
         with running(self._preset, self._home) as driver:
@@ -198,7 +193,7 @@ class Forger:
         files = sorted((self._home / "kv").rglob("*.safetensors"))
         for path in self._random.sample(files, min(2, len(files))):
             forge(path, forgery, self._random)
-            self.count(n_forged=1)
+            self.outcome.n_forged += 1
         forge_slot_file(SlotFileFolder(self._home / "slots"), "a.bin", self._random)
         self.did.append(forgery.__name__)
         with running(self._preset, self._home) as driver:
@@ -207,15 +202,15 @@ class Forger:
                 answer = driver.answer(tokens + prompt(9, seed=70 + n), 8)
                 expected = driver.cold(tokens + prompt(9, seed=70 + n), 8, salt="cold")
                 assert answer == expected, f"talk {n} after {self.did[-1]}"
-                self.count(n_compared=1)
+                self.outcome.n_compared += 1
 
     def _restore(self, driver: Driver) -> None:
         try:
             driver.engine.run_slot_command(RestoreSlot(1, "a.bin")).result(WAIT_S)
-            self.count(n_restored=1)
+            self.outcome.n_restored += 1
         except StackError as error:
             assert error.message
-            self.count(n_refused=1)
+            self.outcome.n_refused += 1
 
 
 def forged(folder: Path, home: Path, seed: int, n_rounds: int) -> ForgedOutcome:

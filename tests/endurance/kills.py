@@ -8,14 +8,11 @@ from random import Random
 
 from msgspec import Struct
 
-from mlxstack.core.commands import RestoreSlot
-from mlxstack.core.errors import Damaged, NotFound
-from mlxstack.core.preset import SlotSpec
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
+from tests.endurance.aftermath import check_answers
 from tests.endurance.victim import N_CTX
-from tests.engine.harness import preset_of, prompt, running
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +33,9 @@ def kills(model: Path, home: Path, n_kills: int, seed: int) -> Outcome:
         _kill_one(model, home, number, random)
         n_files += _check_files(home)
         if number % 10 == 0 or number == n_kills - 1:
-            n_restored += _check_answers(model, home)
+            files = [file.name for file in SlotFileFolder(home / "slots").list()]
+            check_answers(model, home, N_CTX, 4, files)
+            n_restored += len(files)
     return Outcome(n_kills, n_files, n_restored)
 
 
@@ -69,22 +68,3 @@ def _check_files(home: Path) -> int:
             vault.read(manifest.identity, key)
         n_files += 1
     return n_files
-
-
-def _check_answers(model: Path, home: Path) -> int:
-    """A fresh engine on the same disk answers every agent and every slot file as from cold."""
-    n_restored = 0
-    with running(preset_of(model, slots=SlotSpec(count=2, n_ctx=N_CTX)), home) as driver:
-        for agent in range(4):
-            tokens = prompt(150, seed=agent) + prompt(9, seed=77)
-            assert driver.answer(tokens, 4, agent=f"agent-{agent}") == driver.cold(tokens, 4)
-            try:
-                driver.engine.run_slot_command(RestoreSlot(0, f"{agent}.bin")).result(timeout=60)
-            except (NotFound, Damaged) as error:
-                assert isinstance(error, NotFound), error
-                continue
-            n_restored += 1
-            held = driver.context(0)[: N_CTX - 40]
-            if len(held) > 1:
-                assert driver.answer(held, 4, slot=0) == driver.cold(held, 4, slot=1)
-    return n_restored

@@ -41,7 +41,7 @@ STORY = "Every stone in the harbor has a name and a number. " * 12
 KEY = {"authorization": "Bearer plain"}
 
 
-class PeersOutcome(Struct, frozen=True):
+class PeersOutcome(Struct):
     """Rounds, faults that were met, answers compared, fetches that worked, moves that worked."""
 
     n_rounds: int = 0
@@ -69,11 +69,6 @@ class Two:
         self.n_bytes = 0, 0
         self.outcome = PeersOutcome()
 
-    def count(self, **more: int) -> None:
-        """Add to the outcome."""
-        now = self.outcome
-        self.outcome = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
-
     def begin(
         self, fault: WireFault | None = None, lie: str = "", *, is_move: bool = False
     ) -> None:
@@ -89,7 +84,7 @@ class Two:
         peer = peers_of(self.here.service)._peers[0]
         peer.succeed(1 << 30, 1.0)
         peer._until = 0.0
-        self.count(n_rounds=1)
+        self.outcome.n_rounds += 1
 
     def prompt(self, about: str, *, is_there: bool) -> None:
         """A new prompt, which the peer has computed or not."""
@@ -107,8 +102,9 @@ class Two:
         is_failed = bool(peer_views(self.here.service)[0].trouble)
         is_lie = self.liar.lie is not None and about not in HARMLESS
         assert is_failed or not is_lie, f"{about}: the peer is not left alone"
-        self.count(n_compared=2, n_backed_off=is_failed)
-        self.count(n_fetched=answer["timings"]["cache_n"] >= N_PROMPT - 129 and not is_failed)
+        self.outcome.n_compared += 2
+        self.outcome.n_backed_off += is_failed
+        self.outcome.n_fetched += answer["timings"]["cache_n"] >= N_PROMPT - 129 and not is_failed
         self._look(about)
 
     def move(self, about: str) -> None:
@@ -132,14 +128,15 @@ class Two:
         answer = _turn(self.there, agent, "And why?")
         assert answer["choices"][0]["message"] == expected["choices"][0]["message"], about
         self.there.delete(f"/v1/agents/{agent}").raise_for_status()
-        self.count(n_compared=1, n_moved=done.status_code == 200)
+        self.outcome.n_compared += 1
+        self.outcome.n_moved += done.status_code == 200
         self._look(about)
 
     def _move(self, agent: str) -> httpx.Response:
         return self.near.post(f"/v1/agents/{agent}/move", json={"to": self.wire.url})
 
     def _look(self, about: str) -> None:
-        self.count(n_met=self.wire.n_met)
+        self.outcome.n_met += self.wire.n_met
         self.n_bytes = self.wire.arm()
         assert max(self.n_bytes) < MAX_BYTES, f"{about}: {self.n_bytes} bytes up and down"
         until(lambda: not peers_of(self.here.service)._n_fetches)

@@ -3,24 +3,18 @@
 After every answer: it is what the same history gets from cold, and the history is complete.
 """
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
-import msgspec
 from msgspec import Struct
 
-from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from tests import models
-from tests.ports import unused_port
+from tests.endurance.worker import WAIT_S, Worker
 
 N_AGENTS = 12
 N_SLOTS = 3
@@ -29,7 +23,6 @@ N_TOKENS = 4
 BLOCK = 128
 OPENING = 16
 """Tokens that open an answer; in a later prompt, the answer stands there."""
-WAIT_S = 60.0
 WORDS = ("pear", "boat", "rain", "stone", "lamp", "river", "glass", "cloud")
 
 
@@ -42,56 +35,19 @@ class Outcome(Struct, frozen=True):
     n_starts: int
 
 
-class House:
-    """A worker process over a home; it is started again from the preset that it last served."""
-
-    def __init__(self, root: Path) -> None:
-        self.home = root / "home"
-        (self.home / "presets").mkdir(parents=True)
-        self.source = self.home / "resolved.json"
-        server = ServerSpec(port=unused_port(), drain_s=2)
-        self.url = f"http://127.0.0.1:{server.port}"
-        for seed, name in enumerate(("a", "b"), start=1):
-            folder = models.write(root / name, models.LLAMA, seed=seed)
-            text = f"model: {{id: {folder}, alias: {name}}}\n"
-            text += f"slots: {{count: {N_SLOTS}, n_ctx: {N_CTX}}}\n"
-            (self.home / "presets" / f"{name}.yaml").write_text(text)
-        first = Preset(
-            model=ModelSpec(id=str(root / "a"), alias="a"),
-            name="a",
-            slots=SlotSpec(count=N_SLOTS, n_ctx=N_CTX),
-            server=server,
-        )
-        self.source.write_bytes(msgspec.json.encode(first))
-        self.n_starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Until it answers."""
-        command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(self.source)]
-        env = {**os.environ, "MLX_STACK_HOME": str(self.home)}
-        with (self.home / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-        self.n_starts += 1
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end and self._process.poll() is None:
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health").is_success:
-                    return
-            time.sleep(0.05)
-        raise AssertionError((self.home / "log").read_text()[-4000:])
-
-    @property
-    def pid(self) -> int:
-        """Of the worker."""
-        assert self._process is not None
-        return self._process.pid
-
-    def end(self, number: int) -> None:
-        """By this signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
-        self._process.wait(WAIT_S)
+def house_of(root: Path) -> Worker:
+    """A worker of preset `a`, which may change to `b`."""
+    for seed, name in enumerate(("a", "b"), start=1):
+        models.write(root / name, models.LLAMA, seed=seed)
+    slots = SlotSpec(count=N_SLOTS, n_ctx=N_CTX)
+    house = Worker(
+        root, Preset(model=ModelSpec(id=str(root / "a"), alias="a"), name="a", slots=slots)
+    )
+    for name in ("a", "b"):
+        text = f"model: {{id: {root / name}, alias: {name}}}\n"
+        text += f"slots: {{count: {N_SLOTS}, n_ctx: {N_CTX}}}\n"
+        (house.home / "presets" / f"{name}.yaml").write_text(text)
+    return house
 
 
 class Agent:
@@ -122,7 +78,7 @@ def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outco
     Restarted after a third of the requests, killed after two thirds; `n_requests` is a multiple
     of nine. Raises AssertionError.
     """
-    house = House(root)
+    house = house_of(root)
     random = Random(seed)
     agents = [Agent(number) for number in range(N_AGENTS)]
     claims: list[Claim] = []
@@ -150,11 +106,11 @@ def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outco
         assert not _proven(house, claims, "b" if model == "a" else "a")
         _check_histories(house, agents)
     finally:
-        house.end(signal.SIGTERM)
+        house.end()
     return Outcome(n_requests, n_returns, n_swaps, house.n_starts)
 
 
-def _round(house: House, speakers: list[Agent], n: int, next_model: str | None) -> list[Claim]:
+def _round(house: Worker, speakers: list[Agent], n: int, next_model: str | None) -> list[Claim]:
     """All at once, and the change of models in their midst, if one is `wanted`."""
     with ThreadPoolExecutor(N_SLOTS + 1) as pool:
         turns = [pool.submit(_turn, house, agent, n) for agent in speakers[:-1]]
@@ -165,12 +121,12 @@ def _round(house: House, speakers: list[Agent], n: int, next_model: str | None) 
         return [turn.result() for turn in turns]
 
 
-def _load(house: House, model: str) -> None:
+def _load(house: Worker, model: str) -> None:
     body = {"preset": model}
     httpx.post(f"{house.url}/v1/models/load", json=body, timeout=WAIT_S).raise_for_status()
 
 
-def _turn(house: House, agent: Agent, n: int) -> Claim:
+def _turn(house: Worker, agent: Agent, n: int) -> Claim:
     """One turn by what is new; what of it was known to the model that answered is reused."""
     new = [{"role": "user", "content": f"turn {n} about {WORDS[n % len(WORDS)]}"}]
     if not agent.messages:
@@ -194,7 +150,7 @@ def _turn(house: House, agent: Agent, n: int) -> Claim:
     return claim
 
 
-def _proven(house: House, claims: list[Claim], model: str) -> list[Claim]:
+def _proven(house: Worker, claims: list[Claim], model: str) -> list[Claim]:
     """The claims about other models; those about this one are what it answers from cold."""
     for claim in claims:
         if claim.model == model:
@@ -216,7 +172,7 @@ def _texts(answer: dict[str, Any]) -> tuple[str, str]:
     return message.get("content") or "", message.get("reasoning_content") or ""
 
 
-def _check_histories(house: House, agents: list[Agent]) -> None:
+def _check_histories(house: Worker, agents: list[Agent]) -> None:
     for agent in agents:
         if not agent.messages:
             continue

@@ -5,7 +5,6 @@ Afterwards everything is as before: descriptors, slots, memory, the books, and t
 
 import asyncio
 import json
-import signal
 import statistics
 import time
 from contextlib import suppress
@@ -17,8 +16,9 @@ import httpx
 import psutil
 from msgspec import Struct
 
-from tests.endurance.roundabout import House
+from tests.endurance.roundabout import house_of
 from tests.endurance.tally import Counted, read_counters
+from tests.endurance.worker import Worker
 
 HUGE = 100_000_000
 CHUNK = b"x" * 65536
@@ -72,12 +72,12 @@ class Outcome(Struct, frozen=True):
 
 def siege(root: Path, force: Force, n_times: int = 1) -> list[Outcome]:
     """Lay several sieges to one service. Raises AssertionError when something is not as before."""
-    house = House(root)
+    house = house_of(root)
     house.start()
     try:
         outcomes = [asyncio.run(_Siege(house, force).run()) for _ in range(n_times)]
     finally:
-        house.end(signal.SIGTERM)
+        house.end()
     before = outcomes[0].bytes_before
     first = outcomes[0].bytes_after
     for outcome in outcomes:
@@ -87,7 +87,7 @@ def siege(root: Path, force: Force, n_times: int = 1) -> list[Outcome]:
 
 
 class _Siege:
-    def __init__(self, house: House, force: Force) -> None:
+    def __init__(self, house: Worker, force: Force) -> None:
         self._url = house.url
         self._force = force
         self._process = psutil.Process(house.pid)
