@@ -18,9 +18,10 @@ from random import Random
 
 from msgspec.structs import replace
 
-from tests.endurance.knowing import WORDS, Agents, Deed
+from tests.endurance.knowing import Agents, Deed
 from tests.endurance.meddling import meddle
 from tests.endurance.stage import Outcome, Stage
+from tests.endurance.talkers import WORDS
 from tests.endurance.tally import Tally
 
 

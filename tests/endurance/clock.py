@@ -20,19 +20,13 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.running import running
+from tests.endurance.damaged import PRESET
 
 AGENTS = ("ann", "bob", "eve")
 DAY_S = 86400.0
 PATHS = ("/requests", "/v1/agents", "/cache")
 OFFSETS = (365 * DAY_S, -DAY_S, 0.0)
-PRESET = Preset(
-    model=ModelSpec(id="demo"),
-    slots=SlotSpec(count=2, n_ctx=2048),
-    sampling=SamplingSpec(temperature=0, thinking=False),
-    server=ServerSpec(port=0),
-)
 
 
 class ClockOutcome(Struct, frozen=True):

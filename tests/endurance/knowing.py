@@ -7,11 +7,11 @@ from random import Random
 from typing import Any
 
 from tests.endurance.stage import Stage
+from tests.endurance.talkers import WORDS
 from tests.endurance.talking import WAIT_S
 
 N_AGENTS = 9
 MAX_MESSAGES = 24
-WORDS = ("pear", "boat", "rain", "stone", "lamp", "river", "glass", "cloud")
 CALM = {200, 409, 503, 529}
 """What a sound request may be answered with: done, busy, a model is being changed."""
 

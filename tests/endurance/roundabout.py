@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from tests import models
+from tests.endurance.talkers import WORDS
 from tests.endurance.worker import WAIT_S, Worker
 
 N_AGENTS = 12
@@ -23,7 +24,6 @@ N_TOKENS = 4
 BLOCK = 128
 OPENING = 16
 """Tokens that open an answer; in a later prompt, the answer stands there."""
-WORDS = ("pear", "boat", "rain", "stone", "lamp", "river", "glass", "cloud")
 
 
 class Outcome(Struct, frozen=True):
