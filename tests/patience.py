@@ -21,7 +21,7 @@ LOOK_S = 0.005
 def wait_until(
     fact: Callable[[], Found], description: str | Callable[[], object] = "it never came true"
 ) -> Found:
-    """Return the fact when it is true; AssertionError with `told` after `PATIENCE_S`."""
+    """Return the fact when it is true; AssertionError with `description` after `PATIENCE_S`."""
     end = time.monotonic() + PATIENCE_S
     while not (result := fact()):
         assert time.monotonic() < end, description() if callable(description) else description

@@ -16,7 +16,7 @@ DROPPED = {"connection", "transfer-encoding", "content-length", "host", "date", 
 
 
 class WireFault(Struct, frozen=True):
-    """A fault at byte `at` of all bytes to the peer (`is_up`) or from it.
+    """A fault at byte `offset` of all bytes to the peer (`is_up`) or from it.
 
     `kind` is "cut" (both sides are closed), "flip" (a bit of that byte is changed) or "stall"
     (nothing comes behind it).

@@ -42,7 +42,7 @@ class FaultOutcome(Struct, frozen=True):
 
 
 class FaultyDisk(Disk):
-    """Fails at operation `at`, and at all later ones where `is_lasting`."""
+    """Fails at operation `first`, and at all later ones where `is_lasting`."""
 
     def __init__(self, first: int = -1, code: int = 0, *, is_lasting: bool = False) -> None:
         self._at = first
@@ -89,7 +89,7 @@ def disk_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
 
 
 class FaultyCalls:
-    """Call `name` fails at its use `at` below a folder, and at all later ones where lasting."""
+    """Call `name` fails at its use `first` below a folder, and at all later ones where lasting."""
 
     def __init__(self, folder: Path, name: str = "", first: int = 0, code: int = 0) -> None:
         self._folder = str(folder)

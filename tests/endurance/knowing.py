@@ -106,7 +106,7 @@ class Agents:
             mind.new = []
 
     def fork(self, name: str, copy: str) -> None:
-        """`other`, if there is none, goes on from where `name` is."""
+        """`copy`, if there is none, goes on from where `name` is."""
         path = f"/v1/agents/{name}/fork"
         mind = self.minds[copy]
         reply = self._stage.ask(path, {200, 404, 409, 503}, body={"id": copy})

@@ -79,9 +79,10 @@ class House:
         """Wait until `status` calls it healthy after so many restarts."""
 
         def is_back() -> ServiceStatus | None:
-            process = self.look()
-            is_well = process is not None and process.state is ServiceHealthLevel.HEALTHY
-            return process if is_well and process and process.n_restarts == n_restarts else None
+            status = self.look()
+            if status is None or status.state is not ServiceHealthLevel.HEALTHY:
+                return None
+            return status if status.n_restarts == n_restarts else None
 
         return self.until(is_back)
 
@@ -177,9 +178,9 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
 
 
 def _check_flap(house: House, n_deaths: int) -> None:
-    process = house.look()
-    assert process is not None and process.state is ServiceHealthLevel.CRASHED
-    assert f"gave up after {n_deaths} crashes" in process.detail
+    status = house.look()
+    assert status is not None and status.state is ServiceHealthLevel.CRASHED
+    assert f"gave up after {n_deaths} crashes" in status.detail
     assert f"the worker died {n_deaths} times within 600 s; giving up" in house.log()
 
 
@@ -197,8 +198,8 @@ def _returns(house: House, talkers: Talkers) -> list[float]:
 
 
 def _check_no_orphan(house: House) -> None:
-    process = house.look()
-    assert process is not None and process.state is ServiceHealthLevel.CRASHED
+    status = house.look()
+    assert status is not None and status.state is ServiceHealthLevel.CRASHED
     assert services.running(house.home) == []
     assert services.sweep(house.home, NAME) is not None
     assert house.home.pid_file(NAME).exists() is False

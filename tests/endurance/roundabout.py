@@ -111,7 +111,7 @@ def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outco
 
 
 def _round(house: Worker, speakers: list[Agent], n: int, next_model: str | None) -> list[Claim]:
-    """All at once, and the change of models in their midst, if one is `wanted`."""
+    """All at once, and the change of models in their midst, if there is a `next_model`."""
     with ThreadPoolExecutor(N_SLOTS + 1) as pool:
         turns = [pool.submit(_turn, house, agent, n) for agent in speakers[:-1]]
         loading = pool.submit(_load, house, next_model) if next_model else None

@@ -148,7 +148,7 @@ def test_f9_chunked_attention_goes_back_to_a_checkpoint_anywhere(position: int) 
 
 
 def past_checkpoint(model: Any, cache_factory: CacheFactory, position: int) -> SlotContext:
-    """A context of LONG with a checkpoint after `at` tokens."""
+    """A context of LONG with a checkpoint after `position` tokens."""
     context = SlotContext(cache_factory)
     for start, end in ((0, position), (position, len(checks.LONG) - 1)):
         model(mx.array([checks.LONG[start:end]]), cache=context.caches)
