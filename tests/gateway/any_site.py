@@ -18,7 +18,7 @@ from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.home import Home
 from mlxstack.host.services import read_json
 from tests import forked, named_models
-from tests.gateway.site import kill_all, own_processes
+from tests.gateway.site import cards, kill_all
 from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
@@ -100,13 +100,6 @@ def run(env: dict[str, str], *args: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def cards(site: AnySite) -> dict[str, dict[str, object]]:
-    listed = (
-        httpx.get(site.url + "/v1/models", timeout=PATIENCE_S).raise_for_status().json()["data"]
-    )
-    return {card["id"]: card for card in listed}
-
-
 class Talker:
     """Client with one conversation for each model, which it changes as in a menu."""
 
@@ -140,7 +133,7 @@ class Talker:
 
 def n_reserved(site: AnySite) -> int:
     """Bytes of the models that are in memory, or on their way in or out."""
-    held = (card for card in cards(site).values() if card["status"] != {"value": "unloaded"})
+    held = (card for card in cards(site.url).values() if card["status"] != {"value": "unloaded"})
     return sum(int(str(card["n_bytes"])) for card in held)
 
 
@@ -150,7 +143,3 @@ def n_loads(site: AnySite) -> dict[str, int]:
     text = httpx.get(site.url + "/metrics", headers=key, timeout=PATIENCE_S).text
     pairs = re.findall(r'mlxstack_gateway_loads_total\{member="(\S+)"\} (\d+)', text)
     return {name: int(n) for name, n in pairs}
-
-
-def n_workers(site: AnySite) -> int:
-    return sum("serve" in process.cmdline() for process in own_processes(site.home))

@@ -36,10 +36,18 @@ class Site(Struct):
         return state
 
     def models(self) -> dict[str, dict[str, object]]:
-        cards = (
-            httpx.get(self.url + "/v1/models", timeout=PATIENCE_S).raise_for_status().json()["data"]
-        )
-        return {card["id"]: card for card in cards}
+        return cards(self.url)
+
+
+def cards(url: str) -> dict[str, dict[str, object]]:
+    """The models that a gateway lists, by their ids."""
+    listed = httpx.get(url + "/v1/models", timeout=PATIENCE_S).raise_for_status().json()["data"]
+    return {card["id"]: card for card in listed}
+
+
+def n_workers(home: Home) -> int:
+    """Processes that serve a model for a gateway of this home."""
+    return sum("serve" in process.cmdline() for process in own_processes(home))
 
 
 def write_presets(folder: Path, server: dict[str, object]) -> list[str]:

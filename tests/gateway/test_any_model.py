@@ -9,8 +9,8 @@ import pytest
 
 from mlxstack.demo import MODEL_DIR
 from mlxstack.models.chat_capabilities import capabilities
-from tests.gateway.any_site import AnySite, Talker, any_site, cards, n_loads, n_reserved, n_workers
-from tests.gateway.site import until
+from tests.gateway.any_site import AnySite, Talker, any_site, n_loads, n_reserved
+from tests.gateway.site import cards, n_workers, until
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -36,7 +36,7 @@ def asked(site: AnySite, key: str, **more: object) -> httpx.Response:
 
 
 def test_all_models_are_listed_with_their_abilities_and_none_is_started(site: AnySite) -> None:
-    listed = cards(site)
+    listed = cards(site.url)
     assert set(listed) == set(site.word_of) and len(listed) == 12
     for card in listed.values():
         assert card["status"] == {"value": "unloaded"}
@@ -44,7 +44,7 @@ def test_all_models_are_listed_with_their_abilities_and_none_is_started(site: An
         assert card["max_input_tokens"] == card["max_tokens"] and card["fits"]
         assert card["context_length"] == card["max_model_len"] == card["max_tokens"]
         assert isinstance(card["created"], int) and card["display_name"] and card["created_at"]
-    assert n_workers(site) == 0
+    assert n_workers(site.home) == 0
 
 
 def test_a_name_that_is_not_on_disk_is_a_404_with_the_nearest_and_the_command(
@@ -57,7 +57,7 @@ def test_a_name_that_is_not_on_disk_is_a_404_with_the_nearest_and_the_command(
     assert (
         unlike.status_code == 404 and "tiny/hybrid-3" in unlike.text and "pull" not in unlike.text
     )
-    assert n_workers(site) == 0
+    assert n_workers(site.home) == 0
 
 
 def test_a_key_opens_only_the_models_that_it_names(site: AnySite) -> None:
@@ -72,7 +72,7 @@ def test_a_key_opens_only_the_models_that_it_names(site: AnySite) -> None:
         timeout=PATIENCE_S,
     )
     assert load.status_code == 403
-    assert n_workers(site) == 0
+    assert n_workers(site.home) == 0
     assert asked(site, "llamas", model="llama-0").status_code == 200
 
 
@@ -140,9 +140,9 @@ def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
     loads = n_loads(site)
     returned = {name.partition("/")[2] for name in list(site.word_of)[:3]}
     assert min(loads.values()) >= 1 and all(loads[name] >= 2 for name in returned), loads
-    n_held = sum(card["status"] != {"value": "unloaded"} for card in cards(site).values())
+    n_held = sum(card["status"] != {"value": "unloaded"} for card in cards(site.url).values())
     assert n_held < 12
-    until(lambda: n_workers(site) <= n_held, "the process of an unloaded model stays")
+    until(lambda: n_workers(site.home) <= n_held, "the process of an unloaded model stays")
 
 
 def test_abilities_are_read_from_the_template_alone() -> None:

@@ -14,7 +14,7 @@ import pytest
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.registry import DIALECTS
 from mlxstack.api.registry import dialect_of as routed_dialect_of
-from tests.gateway.site import Site, own_processes, until
+from tests.gateway.site import Site, n_workers, until
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -22,10 +22,6 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6, "temperature": 0}
 ADDRESS = "/v1/chat/completions"
 BOB = {"authorization": "Bearer bobs"}
-
-
-def workers(site: Site) -> int:
-    return sum("serve" in process.cmdline() for process in own_processes(site.home))
 
 
 def test_nothing_opens_without_a_key_and_nothing_wakes(site: Site) -> None:
@@ -48,7 +44,7 @@ def test_nothing_opens_without_a_key_and_nothing_wakes(site: Site) -> None:
             assert plain.get(path).status_code == 401, path
         for path in ("/health", "/v1/models", "/models/demo", "/api/tags"):
             assert plain.get(path).status_code == 200, path
-    assert workers(site) == 0
+    assert n_workers(site.home) == 0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +60,7 @@ def test_foreign_hosts_and_pages_are_refused(site: Site, headers: dict[str, str]
             == 403
         )
         assert plain.get("/v1/models", headers=headers).status_code == 403
-    assert workers(site) == 0
+    assert n_workers(site.home) == 0
 
 
 def test_a_browser_gets_the_page(site: Site) -> None:
@@ -89,7 +85,7 @@ def test_preflights_are_answered_without_a_member(site: Site) -> None:
         assert near.headers["access-control-allow-origin"] == "http://localhost:3000"
         far = plain.options(ADDRESS, headers={**asked, "origin": "https://evil.example"})
         assert far.status_code == 403
-    assert workers(site) == 0
+    assert n_workers(site.home) == 0
 
 
 def test_bodies_are_bounded(site: Site) -> None:
