@@ -104,8 +104,8 @@ def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:
     """Special tokens that are an end by their text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {
-        at for at, token in added.items()
-        if token.special and token.content in KNOWN_ENDS and at < n_ids
+        id_ for id_, token in added.items()
+        if token.special and token.content in KNOWN_ENDS and id_ < n_ids
     }  # fmt: skip
 
 

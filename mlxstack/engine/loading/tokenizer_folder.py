@@ -89,18 +89,18 @@ def _without_odd_ids(config: dict[str, Any]) -> dict[str, Any]:
 
 def _are_ids(value: Any) -> bool:
     values = value if isinstance(value, list) else [value]
-    return value is None or all(type(each) is int for each in values)
+    return value is None or all(type(item) is int for item in values)
 
 
 def refusal(folder: Path, error: BaseException) -> SetupError:
     """Refusal of a tokenizer by the error of a library."""
-    why = " ".join(str(error).split())
-    if "trust_remote_code" in why:
+    reason = " ".join(str(error).split())
+    if "trust_remote_code" in reason:
         return SetupError(
             f"the tokenizer at {folder} is Python code of the folder (`auto_map`), which does not "
             "run here; take a version of this model with a tokenizer.json"
         )
-    return SetupError(f"the tokenizer at {folder} cannot be loaded: {why}")
+    return SetupError(f"the tokenizer at {folder} cannot be loaded: {reason}")
 
 
 def check_rows(name: str, tokenizer: Any, n_rows: int) -> None:

@@ -86,7 +86,9 @@ def family_of(files: VisionFiles) -> VisionFamily | None:
     if family is None:
         return None
     is_whole = all(any(name.startswith(start) for name in files.tensors) for start in family.NEEDED)
-    return family if is_whole else None
+    if is_whole:
+        return family
+    return None
 
 
 def has_pillow() -> bool:

@@ -135,4 +135,6 @@ def _detail(part: dict[str, Any]) -> str:
     image_url = part.get("image_url")
     source = image_url if isinstance(image_url, dict) else part
     detail = source.get("detail")
-    return str(detail) if detail in ("low", "high", "original") else "auto"
+    if detail in ("low", "high", "original"):
+        return str(detail)
+    return "auto"

@@ -375,7 +375,9 @@ class AnswerSplicer:
         space = sampled[len(sampled.rstrip()) :]
         end += len(space) * marked.startswith(space, end)
         text = marked[entry.n_chars : end]
-        return text if self._is_same(entry, text) else ""
+        if self._is_same(entry, text):
+            return text
+        return ""
 
     def _closed(self, entry: AnswerEntry, marked: str) -> str:
         """Answer up to its turn end, if rendered as sampled.

@@ -150,11 +150,12 @@ class PromptMaker:
         self._refuse_too_long([text])
         prompt = self._encoder.encode(text if written is None else written, splices)
         prefix = self._encoder.prefix
-        n_added = 0 if prompt.tokens[: len(prefix)] == prefix else len(prefix)
-        tokens = prefix[:n_added] + prompt.tokens
+        if prompt.tokens[: len(prefix)] == prefix:
+            prefix = ()
+        tokens = prefix + prompt.tokens
         return Prompt(
             tokens=tokens,
-            images=tuple(image.moved(n_added) for image in prompt.images),
+            images=tuple(image.moved(len(prefix)) for image in prompt.images),
             marked=text,
             n_replaced=prompt.n_replaced,
             before=tuple(self.vocabulary_ids(tokens[-N_BEFORE:])),
@@ -244,9 +245,9 @@ class PromptMaker:
             if message.role in (Role.USER, Role.TOOL)
         ]
         stop = len(prompt.marked) if end is None else end
-        ends = turn_ends(prompt.marked, turns, stop)
-        cuts = [after_turn(prompt, char) for char in ends]
-        cuts.append(None if end is None else self._encoder.place(prompt, end))
+        cuts = [after_turn(prompt, char) for char in turn_ends(prompt.marked, turns, stop)]
+        if end is not None:
+            cuts.append(self._encoder.place(prompt, end))
         head = self._head_length(conversation, prompt.marked)
         return tidy(head_end(self._encoder, prompt, head), cuts, len(prompt.tokens))
 

@@ -69,7 +69,9 @@ class ReplaySplicer(PromptSplicer):
             if end == len(prompt.marked):
                 end = self._length_before_call(ended, prompt)
         n_before = self._encoder.exact_place(prompt, end)
-        return None if n_before is None else (end, n_before)
+        if n_before is None:
+            return None
+        return end, n_before
 
     def _length_before_call(self, ended: Conversation, prompt: Prompt) -> int:
         """Prompt length that stays if a call follows.

@@ -173,7 +173,9 @@ class CallSplicer:
         """Start of the block whose first call is named at `place`."""
         header = self._call_markers.header
         start = text.rfind(header or self._call_markers.start, 0, place)
-        return None if start < 0 else start + len(header)
+        if start < 0:
+            return None
+        return start + len(header)
 
     def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
         """End of the block around `place` whose last call is `last`."""
@@ -184,7 +186,9 @@ class CallSplicer:
             return None
         if mark:
             end = text.find(mark, name)
-            return None if end < 0 else end + len(mark) * is_closed
+            if end < 0:
+                return None
+            return end + len(mark) * is_closed
         ends = [text.find(eos, name) for eos in self._eos]
         return min((end for end in ends if end >= 0), default=None)
 

@@ -205,7 +205,7 @@ OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
     "property_keys": ({"property_keys": frozenset(PROPERTY_DEFAULTS)},),
     "takes_references": ({"shows_references": False}, {"takes_references": False}),
     "thought_field": tuple(
-        {"thought_field": one} for one in (ThoughtField.REASONING, ThoughtField.PART)
+        {"thought_field": field} for field in (ThoughtField.REASONING, ThoughtField.PART)
     ),
     "call_text": (
         {"takes_text_and_thought": False},
@@ -251,13 +251,13 @@ def losses(render: Render, capabilities: TemplateCapabilities) -> list[str]:
 def _best(
     render: Render,
     capabilities: TemplateCapabilities,
-    others: Iterable[dict[str, Any]],
+    alternatives: Iterable[dict[str, Any]],
     probes: tuple[TemplateProbe, ...],
 ) -> TemplateCapabilities:
     best = capabilities
     most = sum(_score(render, probe, capabilities) for probe in probes)
     full = sum(_full_score(probe) for probe in probes)
-    for changes in others:
+    for changes in alternatives:
         if most == full:
             break
         tried = replace(capabilities, **changes)

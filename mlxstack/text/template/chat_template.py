@@ -170,8 +170,9 @@ class ChatTemplate:
 
     def guarded(self, message: Message) -> str:
         """The text of a message as it appears in the rendered prompt."""
-        guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
-        return guard.text(message.text)
+        if message.role is Role.ASSISTANT:
+            return self._own_guard.text(message.text)
+        return self._guard.text(message.text)
 
     def probe(self, probe: TemplateProbe, capabilities: TemplateCapabilities) -> str | None:
         """Rendering of a probe under other capabilities; None if refused."""
@@ -277,10 +278,13 @@ class ChatTemplate:
         return turn
 
     def _content(self, text: str) -> str | list[Turn]:
-        parts = None if self._message_marks is None else self._message_marks.parts(text)
-        if parts is None and self.capabilities.needs_parts:
+        if self._message_marks is not None:
+            parts = self._message_marks.parts(text)
+            if parts is not None:
+                return parts
+        if self.capabilities.needs_parts:
             return [{"type": "text", "text": text}]
-        return text if parts is None else parts
+        return text
 
     def _thoughts(self, message: Message) -> Turn:
         """Reasoning of a turn, also from inside its text."""
@@ -294,9 +298,12 @@ class ChatTemplate:
         text = self._own_guard.text(answer)
         match self.capabilities.thought_field:
             case ThoughtField.PART:
-                parts = [{"type": "thinking", "thinking": thought}] if thought else []
-                texts = [{"type": "text", "text": text}] if text or not parts else []
-                return {"content": [*parts, *texts]}
+                parts = []
+                if thought:
+                    parts.append({"type": "thinking", "thinking": thought})
+                if text or not thought:
+                    parts.append({"type": "text", "text": text})
+                return {"content": parts}
             case ThoughtField.REASONING:
                 return {"reasoning": thought, "content": text}
         return {"reasoning_content": thought, "thinking": thought, "content": text}

@@ -19,6 +19,7 @@ MAX_DEPTH = 8
 MAX_REFERENCES = 100
 MAX_EXPANDED = 25_000
 """Keywords and items behind references that the tools of a request may have in all."""
+DEFINITIONS = ("$defs", "definitions")
 CHOICES = ("anyOf", "oneOf", "allOf")
 
 
@@ -56,7 +57,7 @@ def completed(
     Where it follows no references and alternatives, each property is what it most likely is.
     """
     if not (capabilities.takes_references and capabilities.shows_references):
-        own = {key: one for key, one in parameters.items() if key not in ("$defs", "definitions")}
+        own = {key: part for key, part in parameters.items() if key not in DEFINITIONS}
         # No model reads a schema of so many levels.
         with suppress(RecursionError):
             expansion = expansion or Expansion()
@@ -67,10 +68,10 @@ def completed(
     if not isinstance(properties, dict):
         return whole
     if not capabilities.takes_references:
-        properties = {key: _plain(one, MAX_DEPTH) for key, one in properties.items()}
+        properties = {key: _plain(part, MAX_DEPTH) for key, part in properties.items()}
     properties = {
-        key: _with_defaults(one, capabilities.property_keys, PROPERTY_DEFAULTS)
-        for key, one in properties.items()
+        key: _with_defaults(part, capabilities.property_keys, PROPERTY_DEFAULTS)
+        for key, part in properties.items()
     }
     return {**whole, "properties": properties}
 

@@ -203,7 +203,9 @@ class CachedTokenizer:
         whole = prompt.tokens[first : first + len(part)]
         same = next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), None)
         n_same = min(len(part), len(whole)) if same is None else same
-        return first + (n_same if char == len(prompt.marked) else max(0, n_same - 1))
+        if char < len(prompt.marked):
+            n_same = max(0, n_same - 1)
+        return first + n_same
 
     def exact_place(self, prompt: Prompt, char: int) -> int | None:
         """Number of tokens before `char`; None if a token reaches over it."""
@@ -214,10 +216,13 @@ class CachedTokenizer:
             return len(prompt.tokens)
         if char <= start:
             return first
-        stop = prompt.chars[index + 1] if index + 1 < len(prompt.chars) else len(prompt.marked)
+        stop = len(prompt.marked)
+        last = len(prompt.tokens)
+        if index + 1 < len(prompt.chars):
+            stop = prompt.chars[index + 1]
+            last = prompt.places[index + 1]
         left = self._piece(prompt.marked[start:char])
         right = self._piece(ESCAPE_CHAR + prompt.marked[char:stop])
-        last = prompt.places[index + 1] if index + 1 < len(prompt.places) else len(prompt.tokens)
         whole = prompt.tokens[first:last]
         if (*left, *right) == whole:
             return first + len(left)
@@ -262,12 +267,17 @@ class CachedTokenizer:
 
     def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
         """Part of a text after a cut, or continuing its predecessor."""
+        part = text[start:end]
         is_cut = cuts[bisect_right(cuts, start) - 1] == start
-        return self._piece(text[start:end] if is_cut else ESCAPE_CHAR + text[start:end])
+        if not is_cut:
+            part = ESCAPE_CHAR + part
+        return self._piece(part)
 
     def _cut(self, text: str) -> list[int]:
         cuts = [m.start() for m in self._stops.finditer(text) if m[0] in self._anchors]
-        return cuts if cuts and cuts[0] == 0 else [0, *cuts]
+        if cuts[:1] == [0]:
+            return cuts
+        return [0, *cuts]
 
     def _piece(self, piece: str) -> "array[int]":
         tokens = self._cache.get(piece)
