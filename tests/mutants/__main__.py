@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants.mutant import Mutant
-from tests.mutants.rows import MUTANTS
+from tests.mutants.rows import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("mlxstack", "tests", "presets", "docs", "pyproject.toml", "README.md")
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     searched = [word for word in arguments if word != "--list"]
     chosen = [mutant for mutant in MUTANTS if is_chosen(mutant, searched)]
     if "--list" in arguments:
-        print("| protection | switched off in `mlxstack/` | what then fails |\n|---|---|---|")
+        print("| protection | switched off in | what then fails |\n|---|---|---|")
         for mutant in chosen:
             print(f"| {mutant.protection} | `{mutant.file}` | `{mutant.test}` |")
         return 0
@@ -53,7 +52,7 @@ def is_chosen(mutant: Mutant, searched: Sequence[str]) -> bool:
 
 def notices(copy: Path, mutant: Mutant) -> bool:
     """Whether the test fails without the protection."""
-    path = copy / "mlxstack" / mutant.file
+    path = copy / mutant.file
     text = path.read_text()
     path.write_text(text.replace(mutant.old, mutant.new))
     options = ["--soak", "-q", "-x", "-p", "no:cacheprovider"]

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tests.mutants.mutant import Mutant
-from tests.mutants.rows import MUTANTS
+from tests.mutants.rows import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 
@@ -11,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 def is_there(mutant: Mutant) -> bool:
     """Whether it switches one place off, and its test exists."""
     path, _, name = mutant.test.partition("::")
-    n_places = (ROOT / "mlxstack" / mutant.file).read_text().count(mutant.old)
+    n_places = (ROOT / mutant.file).read_text().count(mutant.old)
     return n_places == 1 and f"def {name}" in (ROOT / path).read_text()
 
 
