@@ -42,9 +42,11 @@ class OutputFormat:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         marks = (*self.description.marks, *self.call_markers.optional)
         self.unspellable = frozenset(nameless(tokenizer).values())
-        self.special = frozenset(at for at, token in added.items() if token.special)
+        self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         self.hidden = frozenset(
-            at for at in self.special if not any(added[at].content in mark for mark in marks)
+            token_id
+            for token_id in self.special
+            if not any(added[token_id].content in mark for mark in marks)
         )
         self.has_headers = self.description.channels is not None
         self.trigger_mark = trigger_mark(self.description)
@@ -100,7 +102,7 @@ class OutputFormat:
         marks = syntax.trigger_marks - shared
         whole = {self.trigger_mark} if shared & syntax.trigger_marks else set()
         sequences = {self._tokens(mark) for mark in marks | whole}
-        return tuple(sorted(one for one in sequences if one and one != tuple(self.mark_tokens)))
+        return tuple(sorted(sequences - {(), tuple(self.mark_tokens)}))
 
     def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
         """Delimiters of a forced call; None for an unknown syntax."""
@@ -143,7 +145,7 @@ class OutputFormat:
         is_first = not self.trigger_mark and not self.has_headers
         ways = zip(self.free_call_marks, rules, strict=True)
         return CallTrigger(
-            tuple(self._opening(marks, one, tools) for marks, one in ways),
+            tuple(self._opening(marks, grammar, tools) for marks, grammar in ways),
             self.pieces.of,
             lambda text: list(self._tokens(text)),
             self.thought_tokens,
@@ -160,9 +162,9 @@ class OutputFormat:
             text = marks.forced.encode()
             return CallOpening((text,), len(text), rules, tokens[0] if len(tokens) == 1 else None)
         channels = self.description.channels
-        known = marks.forced if channels is None else channels.starts
+        opening = marks.forced if channels is None else channels.starts
         texts = tuple(named_opening(self.description, tool.name).encode() for tool in tools)
-        return CallOpening(texts, len(known.encode()), rules)
+        return CallOpening(texts, len(opening.encode()), rules)
 
 
 def markers_of_format(description: DerivedFormat) -> CallMarkers:
@@ -209,10 +211,10 @@ def _shared_marks(description: DerivedFormat) -> set[str]:
     """First marks of what is no call."""
     marks = description.reasoning
     channels = description.channels
-    others = [*description.wrappers, *description.strays, *description.turn_ends]
-    others += [] if marks is None else [marks.opens]
-    others += [] if channels is None else [channels.answer]
-    return {first_mark(one) for one in others}
+    literals = [*description.wrappers, *description.strays, *description.turn_ends]
+    literals += [] if marks is None else [marks.opens]
+    literals += [] if channels is None else [channels.answer]
+    return {first_mark(literal) for literal in literals}
 
 
 def named_opening(description: DerivedFormat, name: str) -> str:

@@ -102,9 +102,9 @@ class OutputParser:
         """The parts that were held back, once no token follows."""
         if self.stop is not None:
             return []
-        spoken = self._reader.feed(self._guarded(self._detokenizer.finish()))
-        spoken += self._reader.finish(is_whole=reason is FinishReason.EOS)
-        parts = self._parts(spoken)
+        stretches = self._reader.feed(self._guarded(self._detokenizer.finish()))
+        stretches += self._reader.finish(is_whole=reason is FinishReason.EOS)
+        parts = self._parts(stretches)
         if self.stop is None:
             parts = _joined([*parts, *_content(self._saying.finish())])
         return parts
@@ -129,9 +129,9 @@ class OutputParser:
             return token in self._output_format.special
         return token in self._output_format.hidden and not self._reader.is_in_call
 
-    def _parts(self, spoken: Iterable[Spoken]) -> list[AnswerPart]:
+    def _parts(self, stretches: Iterable[Spoken]) -> list[AnswerPart]:
         parts: list[AnswerPart] = []
-        for stretch in spoken:
+        for stretch in stretches:
             parts += self._part(stretch)
             if self.stop is not None:
                 break
@@ -218,7 +218,7 @@ def _joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     joined: list[AnswerPart] = []
     for kind, group in groupby(parts, type):
         if kind in (ContentPart, ReasoningPart, ArgumentsPart):
-            joined.append(kind("".join(one.text for one in group)))  # type: ignore[union-attr]
+            joined.append(kind("".join(part.text for part in group)))  # type: ignore[union-attr]
         else:
             joined += group
     return joined
@@ -268,6 +268,6 @@ class StopStringFilter:
 
 def _stop_state(stops: tuple[str, ...]) -> Any:
     """State that leaves NORMAL for the number of the first complete word."""
-    edges = [(word, str(at)) for at, word in enumerate(stops)]
+    edges = [(word, str(number)) for number, word in enumerate(stops)]
     machine = TextStateMachine({NORMAL: edges, **{name: [] for _, name in edges}})
     return machine.make_state(NORMAL)

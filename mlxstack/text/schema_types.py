@@ -4,7 +4,7 @@ Families that write arguments between tags write text as it is and everything el
 that only the schema tells `5` from "5".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -33,6 +33,13 @@ class SchemaTypes(Struct, frozen=True):
 
 
 ANYTHING = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
+
+
+def joined_types(alternatives: Iterable[SchemaTypes]) -> SchemaTypes:
+    """Types of which a value has one."""
+    types = tuple(alternatives)
+    texts = tuple(schema for part in types for schema in part.texts)
+    return SchemaTypes(texts, tuple(schema for part in types for schema in part.others))
 
 
 def schema_types(schema: Any, root: Schema) -> SchemaTypes:
@@ -74,11 +81,8 @@ class _Types:
             return self._of(whole, seen)
         for key in COMBINED:
             if isinstance(schema.get(key), list):
-                parts = [self._of(part, seen) for part in schema[key][: max(1, self._n_left)]]
-                return SchemaTypes(
-                    tuple(text for part in parts for text in part.texts),
-                    tuple(variant for part in parts for variant in part.others),
-                )
+                parts = schema[key][: max(1, self._n_left)]
+                return joined_types([self._of(part, seen) for part in parts])
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(listed, list):
             return _typed(schema)

@@ -134,9 +134,9 @@ class AnswerReader:
         if self._calls is not None:
             self._calls.advance()
         next(self._steps, None)
-        spoken = self._spoken
+        stretches = self._spoken
         self._spoken = []
-        return spoken
+        return stretches
 
     def _marks(self, *, is_reasoning: bool) -> list[str]:
         calls = self._calls
@@ -198,60 +198,105 @@ class AnswerReader:
         self._begins_line = not line[2].strip() and bool(line[1] or self._begins_line)
 
     def _talk(self) -> Reading[None]:
-        """Content up to what ends it."""
-        hit = yield from self._say(self._content_marks)
-        if hit is None:
+        """Content up to what ends it: the first meaning of a mark counts."""
+        mark = yield from self._say(self._content_marks)
+        if mark is None:
             return
-        mark = hit.text
+        meanings = (
+            self._opens_thought,
+            self._calls_at,
+            self._unmarked_calls,
+            self._drops,
+            self._is_doubled,
+            self._is_unreadable,
+        )
+        for meaning in meanings:
+            if (yield from meaning(mark.text)):
+                return
+        self._emit(mark.text)
+        self._feed.drop(len(mark.text))
+
+    def _opens_thought(self, mark: str) -> Reading[bool]:
+        """Whether a thought opens here; then it has."""
         opened = yield from self._match((self._reasoning.opens,), mark)
-        if opened:
-            self._spoken.append(Break())
-            self._feed.drop(opened)
-            self.is_reasoning = True
-            self._has_thought = False
-            return
+        if not opened:
+            return False
+        self._spoken.append(Break())
+        self._feed.drop(opened)
+        self.is_reasoning = True
+        self._has_thought = False
+        return True
+
+    def _calls_at(self, mark: str) -> Reading[bool]:
+        """Whether calls begin at a mark of theirs; then they are told."""
+        if self._calls is None or mark not in self._calls.strict | self._calls.lenient:
+            return False
+        self.is_in_call = True
+        section = yield from self._section(0, is_lenient=True)
+        if section is not None:
+            self._finish_calls(section)
+        self.is_in_call = False
+        return section is not None
+
+    def _drops(self, mark: str) -> Reading[bool]:
+        """Whether a mark of the structure stands here; then it is dropped."""
+        end = yield from self._match(self._structure, mark)
+        if not end and self._is_after_call and self._calls and mark in self._calls.closings:
+            end = len(mark)
+        if not end:
+            return False
+        self._feed.drop(end)
+        if not self._has_said:
+            yield from self._bare_calls()
+        return True
+
+    def _is_own(self, mark: str) -> bool:
+        """Whether a mark opens nothing but calls."""
+        literals = (self._reasoning.opens, *self._structure)
+        is_shared = any(first_mark(literal) == mark for literal in literals)
+        return self._calls is not None and mark in self._calls.strict and not is_shared
+
+    def _is_doubled(self, mark: str) -> Reading[bool]:
+        """Whether a mark stands twice before calls; then the first one is dropped."""
+        if not self._is_own(mark):
+            return False
+        again = yield from self._feed.space(len(mark))
+        if not (yield from self._feed.starts(mark, again)):
+            return False
+        section = yield from self._section(again, is_quiet=True)
+        if section is None or not self._knows(section):
+            return False
+        self._feed.drop(again)
+        return True
+
+    def _is_unreadable(self, mark: str) -> Reading[bool]:
+        """Whether a call stands here that makes no sense, or is cut."""
         calls = self._calls
-        is_call = calls is not None and mark in calls.strict | calls.lenient
-        if is_call and (yield from self._call()):
-            return
-        if mark in UNMARKED and (yield from self._unmarked_calls(mark)):
-            return
-        is_own = calls is not None and mark in calls.strict and not self._is_shared(mark)
-        structure = yield from self._match(self._structure, mark)
-        if not structure and self._is_after_call and calls and mark in calls.closings:
-            structure = len(mark)
-        if structure:
-            self._feed.drop(structure)
-            if not self._has_said:
-                yield from self._bare_calls()
-        elif is_own and (again := (yield from self._doubled(mark))):
-            self._feed.drop(again)
-        elif calls and is_own and not (yield from calls.begins_prose(mark)):
+        if calls is None or mark not in calls.strict | calls.lenient:
+            return False
+        if self._is_own(mark) and not (yield from calls.begins_prose(mark)):
             end = yield from calls.unreadable(0)
             is_last = (yield from self._feed.space(end)) == len(self._feed.text)
             is_empty = is_last and self._has_said and calls.is_empty(self._feed.text[:end])
             self._unparsed(end, is_empty=is_empty)
-        elif is_call and self._is_cut_call(0):
+            return True
+        if self._is_cut_call(0):
             self._unparsed(len(self._feed.text))
-        else:
-            self._emit(mark)
-            self._feed.drop(len(mark))
-
-    def _doubled(self, mark: str) -> Reading[int]:
-        """Position of a mark after itself, if calls follow; else 0."""
-        again = yield from self._feed.space(len(mark))
-        if not (yield from self._feed.starts(mark, again)):
-            return 0
-        section = yield from self._section(again, is_quiet=True)
-        if section is not None and self._knows(section):
-            return again
-        return 0
+            return True
+        return False
 
     def _unmarked_calls(self, mark: str) -> Reading[bool]:
         """Whether calls without marks of the format end the answer."""
-        if self._calls is None or self._n_vain > MAX_IN_VAIN:
+        if mark not in UNMARKED or self._calls is None:
             return False
         if not (self._begins_line or self._calls.is_bare or mark in FOREIGN_MARKS):
+            return False
+        return (yield from self._last_calls())
+
+    def _last_calls(self) -> Reading[bool]:
+        """Whether calls without marks of the format are all that follows."""
+        assert self._calls is not None
+        if self._n_vain > MAX_IN_VAIN:
             return False
         sections: list[ReadCalls] = []
         end = 0
@@ -264,9 +309,15 @@ class AnswerReader:
             sections.append(section)
             closed = yield from self._feed.optional(closing, section.end)
             end = yield from self._after_turn(closed)
+        is_last = self._end_answer(sections, end)
+        self._n_vain += bool(sections) and not is_last
+        return is_last
+
+    def _end_answer(self, sections: list[ReadCalls], end: int) -> bool:
+        """Whether sections that were read quietly end the answer; then they are told."""
         if not sections or end < len(self._feed.text) or self._feed.is_cut:
-            self._n_vain += bool(sections)
             return False
+        self.is_reasoning = False
         self._finish_calls(replace(self._told(sections), end=end))
         return True
 
@@ -281,20 +332,17 @@ class AnswerReader:
                 return start + len(row.opens), row.closes or " "
         return start, ""
 
-    def _is_cut_call(self, at: int) -> bool:
+    def _is_cut_call(self, start: int) -> bool:
         """Whether the answer was cut inside a call."""
         calls = self._calls
         feed = self._feed
-        return calls is not None and feed.is_cut and calls.is_named(feed.text[at:])
+        return calls is not None and feed.is_cut and calls.is_named(feed.text[start:])
 
     @property
     def _structure(self) -> tuple[str, ...]:
         """The literals of content that are dropped."""
-        made = self._format
-        return (self._reasoning.closes, *made.wrappers, *made.turn_ends, *made.strays)
-
-    def _is_shared(self, mark: str) -> bool:
-        return any(first_mark(one) == mark for one in (self._reasoning.opens, *self._structure))
+        form = self._format
+        return (self._reasoning.closes, *form.wrappers, *form.turn_ends, *form.strays)
 
     def _match(self, literals: Iterable[str], mark: str) -> Reading[int]:
         """End of the first matching literal at this mark; 0 without one."""
@@ -345,9 +393,7 @@ class AnswerReader:
                 return
             end = yield from self._after_turn(section.end)
         end = yield from self._after_turn((yield from self._feed.optional(closes, end)))
-        if sections and end == len(self._feed.text) and not self._feed.is_cut:
-            self.is_reasoning = False
-            self._finish_calls(replace(self._told(sections), end=end))
+        if self._end_answer(sections, end):
             return
         self._n_vain += len(sections) > 1
         self._emit(mark)
@@ -366,34 +412,25 @@ class AnswerReader:
             self._calls.emit(call)
         return replace(sections[-1], calls=calls)
 
-    def _after_turn(self, at: int) -> Reading[int]:
+    def _after_turn(self, offset: int) -> Reading[int]:
         """Position after the marks that end a turn, or calls."""
         assert self._calls is not None
         ends = (*self._format.wrappers[1:], *self._format.turn_ends, *self._format.strays)
         while True:
-            at = start = yield from self._feed.space(at)
+            offset = start = yield from self._feed.space(offset)
             for literal in (*ends, *self._calls.closings, *(row.closes for row in MARKS)):
-                at = yield from self._feed.passed(literal, at)
-            if at == start:
-                return at
-
-    def _call(self) -> Reading[bool]:
-        """Whether calls begin here; then they are emitted."""
-        self.is_in_call = True
-        section = yield from self._section(0, is_lenient=True)
-        if section is not None:
-            self._finish_calls(section)
-        self.is_in_call = False
-        return section is not None
+                offset = yield from self._feed.passed(literal, offset)
+            if offset == start:
+                return offset
 
     def _section(
-        self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
+        self, offset: int, *, is_lenient: bool = False, is_quiet: bool = False
     ) -> Reading[ReadCalls | None]:
         """Calls at a position; none after many failed searches."""
         assert self._calls is not None
         if self._n_vain > MAX_IN_VAIN:
             return None
-        section = yield from self._calls.section(at, is_lenient=is_lenient, is_quiet=is_quiet)
+        section = yield from self._calls.section(offset, is_lenient=is_lenient, is_quiet=is_quiet)
         self._n_vain += section is None and self._feed.is_final
         return section
 
@@ -440,7 +477,7 @@ class AnswerReader:
             end = yield from self._after_turn(section.end)
             self._feed.drop(start)
             self._finish_calls(replace(section, end=end - start))
-        elif not (yield from self._unmarked_calls("")) and self._is_cut_call(start):
+        elif not (yield from self._last_calls()) and self._is_cut_call(start):
             self._unparsed(len(self._feed.text))
         self.is_in_call = False
 
@@ -487,15 +524,15 @@ class AnswerReader:
         self._spoken += [Cut()] if is_cut else []
         return False
 
-    def _channel_call(self, channels: Channels, name: str, at: int) -> Reading[None]:
+    def _channel_call(self, channels: Channels, name: str, offset: int) -> Reading[None]:
         """Call in a message: JSON arguments, or its own section."""
         feed = self._feed
         assert self._calls is not None
         if self._calls.has_sections:
-            section = yield from self._calls.section(at)
+            section = yield from self._calls.section(offset)
         else:
-            section = yield from self._calls.message(name, at, channels.stops)
-        end = at if section is None else section.end
+            section = yield from self._calls.message(name, offset, channels.stops)
+        end = offset if section is None else section.end
         stop = yield from feed.find(MarkSet(channels.stops), end)
         start = len(channels.starts) if feed.text.startswith(channels.starts) else 0
         feed.drop(start)
@@ -539,7 +576,7 @@ def read_answer(
                 content.finish()
                 thoughts.finish()
     ids = count()
-    for at, call in enumerate(calls):
-        if not call.id or any(call.id == one.id for one in calls[:at]):
-            calls[at] = replace(call, id=f"call_{next(ids)}")
+    for offset, call in enumerate(calls):
+        if not call.id or any(call.id == earlier.id for earlier in calls[:offset]):
+            calls[offset] = replace(call, id=f"call_{next(ids)}")
     return ParsedMessage(text + content.finish(), thought, tuple(calls), n_unparsed)

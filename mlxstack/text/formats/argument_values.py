@@ -56,8 +56,8 @@ class ArgumentTypes:
         """Types of an argument; undeclared ones are text."""
         if name not in self._tools:
             return ANY
-        known = self._arguments(name)
-        return known.get(key, TEXT if known else ANY)
+        types = self._arguments(name)
+        return types.get(key, TEXT if types else ANY)
 
     def _arguments(self, name: str) -> Mapping[str, SchemaTypes]:
         """Types of the arguments of an offered tool, computed once."""
@@ -96,7 +96,7 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
 
 def _listed(text: str, types: SchemaTypes) -> str:
     """Text without quotes that its enum does not have."""
-    texts = {one for schema in types.texts for one in schema.get("enum", ())}
+    texts = {text for schema in types.texts for text in schema.get("enum", ())}
     bare = text.strip()
     is_quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""
     if is_quoted and bare not in texts and bare[1:-1] in texts:
@@ -109,7 +109,7 @@ def is_surely_text(begun: str, types: SchemaTypes) -> bool:
     bare = begun.lstrip()
     if not bare or bare.startswith(CDATA_OPENS) or CDATA_OPENS.startswith(bare):
         return False
-    if bare[0] in "\"'" and any("enum" in one or "const" in one for one in types.texts):
+    if bare[0] in "\"'" and any("enum" in schema or "const" in schema for schema in types.texts):
         return False
     if types.is_text:
         return not types.others or not any(null.startswith(begun.rstrip()) for null in NULLS)
@@ -151,7 +151,7 @@ class _JsonConstants(ast.NodeTransformer):
 
 def type_names(types: SchemaTypes) -> set[str]:
     """Names of the types that are no text."""
-    return {one for schema in types.others for one in named_types(schema, OTHERS)}
+    return {name for schema in types.others for name in named_types(schema, OTHERS)}
 
 
 def _fits(value: Any, kinds: set[str]) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.conversation import ToolCall
+from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats.argument_values import ArgumentTypes, object_of
 from mlxstack.text.formats.call_writer import CallWriter, Copier
-from mlxstack.text.formats.checked_calls import UNREADABLE, ToolSchemas, checked_call, parse_calls
+from mlxstack.text.formats.checked_calls import UNREADABLE, checked_call, parse_calls, tool_schemas
 from mlxstack.text.formats.notations import (
     JSON,
     PYTHON,
@@ -68,7 +68,7 @@ class CallContext(Struct, frozen=True):
 
     feed: TextFeed
     types: ArgumentTypes
-    schemas: ToolSchemas
+    tools: tuple[Tool, ...]
     writer: CallWriter
     """Tells what becomes certain."""
 
@@ -86,15 +86,15 @@ class BodyReader:
         self.outer_closings = tuple(mark for mark in self.closings.marks if is_mark(mark))
         """Closings that no value holds outside of its text."""
 
-        marks = [one for literal in syntax.closings for one in pieces(literal) if is_mark(one)]
-        self.closing_marks = [*self.closings.marks, *marks]
+        all_pieces = (piece for literal in syntax.closings for piece in pieces(literal))
+        self.closing_marks = [*self.closings.marks, *filter(is_mark, all_pieces)]
         openings = (first_mark(literal) for literal in (syntax.section_opens, syntax.opens))
         self.ends = MarkSet([*self.closing_marks, *(mark for mark in openings if is_mark(mark))])
         """Marks that follow a call."""
 
         self._head = _head_groups(syntax.body.parts)
 
-    def read(self, at: int) -> Reading[ReadCalls | None]:
+    def read(self, offset: int) -> Reading[ReadCalls | None]:
         """Calls at a position; None without any. Raises what `UNREADABLE` names."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class BodyReader:
     def value_call(
         self,
         fields: dict[str, str],
-        at: int,
+        offset: int,
         notation: Notation = JSON,
         arguments: TypedArguments | None = None,
         *,
@@ -119,14 +119,14 @@ class BodyReader:
     ) -> Reading[ReadCalls | None]:
         """Call whose arguments are one value."""
         stops = self.outer_closings if stops is None else stops
-        copier = ValueCopier(at, notation, stops, arguments=arguments)
+        copier = ValueCopier(offset, notation, stops, arguments=arguments)
         if is_told and self.writer.open(fields["name"], fields.get("id", "")):
             self.writer.copy(copier)
         if not (yield from self.copied(copier)):
             return None
         if self.writer.is_open:
-            return ReadCalls((self.writer.end(),), copier.at)
-        return self.whole_call(fields, copier.value(), copier.at)
+            return ReadCalls((self.writer.end(),), copier.offset)
+        return self.whole_call(fields, copier.value(), copier.offset)
 
     def whole_call(self, fields: dict[str, str], arguments: Any, end: int) -> ReadCalls:
         """A call read as a whole. Raises ValueError if malformed."""
@@ -134,81 +134,81 @@ class BodyReader:
             return ReadCalls((), end, is_closed=False, is_cut=True)
         return ReadCalls((checked_call(fields["name"], fields.get("id"), arguments),), end)
 
-    def object_call(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
+    def object_call(self, fields: dict[str, str], offset: int) -> Reading[ReadCalls | None]:
         """Call with a JSON object, maybe fenced, or without arguments."""
         feed = self.feed
-        start = yield from feed.space(at)
+        start = yield from feed.space(offset)
         inside = yield from feed.fence(start)
-        at = start if inside < 0 else inside
+        offset = start if inside < 0 else inside
         arguments: Any = {}
-        if (yield from feed.starts("{", at)):
-            call = yield from self.value_call(fields, at)
-        elif (yield from feed.starts('"', at)):
-            copier = ValueCopier(at, has_scalars=False)
+        if (yield from feed.starts("{", offset)):
+            call = yield from self.value_call(fields, offset)
+        elif (yield from feed.starts('"', offset)):
+            copier = ValueCopier(offset, has_scalars=False)
             arguments = copier.value() if (yield from self.copied(copier)) else None
-            call = self.whole_call(fields, arguments, copier.at)
-        elif at < len(feed.text) and not (yield from self.closes_at(at)):
+            call = self.whole_call(fields, arguments, copier.offset)
+        elif offset < len(feed.text) and not (yield from self.closes_at(offset)):
             call = None
         else:
-            call = self.whole_call(fields, arguments, at)
+            call = self.whole_call(fields, arguments, offset)
         if call is None or inside < 0:
             return call
         return replace(call, end=(yield from feed.passed(FENCE, call.end)))
 
-    def tool_name(self, at: int, sign: str = "") -> Reading[int]:
+    def tool_name(self, offset: int, sign: str = "") -> Reading[int]:
         """End of an offered tool's name before a sign; -1 without one."""
-        end = yield from self.feed.after(_TOOL_NAME, at)
-        is_known = self.types.has(self.feed.text[at:end])
+        end = yield from self.feed.after(_TOOL_NAME, offset)
+        is_known = self.types.has(self.feed.text[offset:end])
         if is_known and (yield from self.feed.starts(sign, end)):
             return end
         return -1
 
-    def closes_at(self, at: int) -> Reading[bool]:
+    def closes_at(self, offset: int) -> Reading[bool]:
         """Whether a call ends here: its mark, the section's, or another."""
         syntax = self.syntax
         for literal in (syntax.closes, syntax.section_closes, syntax.opens):
-            first, *others = pieces(literal) or [""]
-            for mark in (first, *(one for one in others if one[0] in MARK_SIGNS)):
-                if mark and (yield from self.feed.literal(mark, at)) is not None:
+            first, *more = pieces(literal) or [""]
+            for mark in (first, *(piece for piece in more if piece[0] in MARK_SIGNS)):
+                if mark and (yield from self.feed.literal(mark, offset)) is not None:
                     return True
         return not syntax.closings
 
-    def read_head(self, at: int, stops: tuple[str, ...]) -> Reading[tuple[dict[str, str], int]]:
+    def read_head(self, offset: int, stops: tuple[str, ...]) -> Reading[tuple[dict[str, str], int]]:
         """Name and id of a call, and their end. Raises ValueError."""
         feed = self.feed
         fields: dict[str, str] = {}
-        start = at
+        start = offset
         last = [*stops, *(pieces(literal)[0] for literal in self.syntax.closings)]
         for group, (literal, slot) in enumerate(self._head):
             if literal:
-                inside = yield from feed.literal(literal, at)
+                inside = yield from feed.literal(literal, offset)
                 if inside is None and slot in (ID, INDEX):
                     continue
-                if inside is None and at == len(feed.text):
-                    return fields, at
+                if inside is None and offset == len(feed.text):
+                    return fields, offset
                 if inside is None:
                     raise ValueError("a call has no head")
-                at = inside
+                offset = inside
             if not slot:
                 continue
             following = [pieces(text)[0] for text, _ in self._head[group + 1 :] if text.strip()]
             ends = [text for mark in following for text in quoted_otherwise(mark)]
             is_last = not self._head[-1][0] or self._head[-1][1]
             bounds = MarkSet([*ends, *(last if is_last else ())])
-            end = (yield from feed.find(bounds, at, _BEGUN_SLOT)).start
-            text = feed.text[at:end].strip().strip("\"'")
-            if end - at > MAX_HEAD or not SLOT.fullmatch(text):
+            end = (yield from feed.find(bounds, offset, _BEGUN_SLOT)).start
+            text = feed.text[offset:end].strip().strip("\"'")
+            if end - offset > MAX_HEAD or not SLOT.fullmatch(text):
                 raise ValueError("a call has no head")
             fields[slot.strip("{}")] = text
-            at = end
+            offset = end
         if "index" in fields and "id" not in fields:
             # The words of the head are the id of such a call.
             opening = next(reversed(pieces(self.syntax.opens)), "")
             head = f"{fields['name']}:{fields['index']}"
-            if feed.text[start:at].startswith(head):
+            if feed.text[start:offset].startswith(head):
                 fields["id"] = ("" if is_mark(opening) else opening) + head
         fields["name"] = self.types.name(fields["name"])
-        return fields, at
+        return fields, offset
 
 
 def _head_groups(written: Iterable[str]) -> list[tuple[str, str]]:
@@ -227,20 +227,20 @@ def _head_groups(written: Iterable[str]) -> list[tuple[str, str]]:
 class NamedReader(BodyReader):
     """Reads a name, then the arguments as JSON."""
 
-    def read(self, at: int) -> Reading[ReadCalls | None]:
-        fields, start = yield from self.read_head(at, ("{", FENCE))
+    def read(self, offset: int) -> Reading[ReadCalls | None]:
+        fields, start = yield from self.read_head(offset, ("{", FENCE))
         return (yield from self.object_call(fields, start))
 
-    def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
+    def message(self, name: str, offset: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
         """Call whose arguments are a message, up to one of `ends`."""
         feed = self.feed
         writer = self.writer
-        start = yield from feed.space(at)
+        start = yield from feed.space(offset)
         call = None
         if (yield from feed.starts("{", start)):
             with suppress(*UNREADABLE):
                 call = yield from self.value_call({"name": name}, start, stops=ends)
-        mark = yield from feed.find(MarkSet(ends), at if call is None else call.end)
+        mark = yield from feed.find(MarkSet(ends), offset if call is None else call.end)
         stop = mark.start
         if feed.is_cut and not (mark.text or writer.calls):
             if writer.is_open:
@@ -249,7 +249,7 @@ class NamedReader(BodyReader):
         calls = writer.close(stop)
         if not calls:
             with suppress(ValueError):
-                arguments = object_of(feed.text[at:stop].strip() or "{}")
+                arguments = object_of(feed.text[offset:stop].strip() or "{}")
                 calls = (checked_call(name, None, arguments),)
         return ReadCalls(calls, stop, bool(mark.text))
 
@@ -264,10 +264,10 @@ class GemmaReader(BodyReader):
         self._notation = gemma_notation(syntax.body.quote)
         self._head = _head_groups((NAME,))
 
-    def read(self, at: int) -> Reading[ReadCalls | None]:
+    def read(self, offset: int) -> Reading[ReadCalls | None]:
         feed = self.feed
-        at = yield from feed.any_of(self._heads, (yield from feed.space(at)))
-        fields, start = yield from self.read_head(at, ("{",))
+        offset = yield from feed.any_of(self._heads, (yield from feed.space(offset)))
+        fields, start = yield from self.read_head(offset, ("{",))
         if (yield from feed.starts("{", start)):
             arguments = GemmaArguments(self.types, fields["name"])
             return (yield from self.value_call(fields, start, self._notation, arguments))
@@ -284,22 +284,22 @@ class PythonReader(BodyReader):
         assert isinstance(syntax.body, PythonBody)
         self._body = syntax.body
 
-    def read(self, at: int) -> Reading[ReadCalls | None]:
+    def read(self, offset: int) -> Reading[ReadCalls | None]:
         feed = self.feed
-        at = yield from feed.space(at)
-        is_list = yield from feed.starts("[", at)
+        offset = yield from feed.space(offset)
+        is_list = yield from feed.starts("[", offset)
         if self._body.is_list and not is_list and self.syntax.is_bare:
             return None
         calls: tuple[ToolCall, ...] = ()
-        at += is_list
+        offset += is_list
         while True:
-            start = yield from feed.after(_SEPARATORS, at)
+            start = yield from feed.after(_SEPARATORS, offset)
             if is_list and (yield from feed.starts("]", start)):
                 return ReadCalls(calls, start + 1) if calls else None
             name_end = yield from feed.after(_TOOL_NAME, start)
             is_call = name_end > start and (yield from feed.starts("(", name_end))
             if not is_call:
-                return ReadCalls(calls, at) if calls and not is_list else None
+                return ReadCalls(calls, offset) if calls and not is_list else None
             fields = {"name": feed.text[start:name_end]}
             arguments = PythonArguments(self.types, fields["name"], self._body)
             # A call whose arguments have no names is told as a whole.
@@ -309,12 +309,12 @@ class PythonReader(BodyReader):
             if call is None or call.is_cut:
                 return call
             calls = (*calls, *call.calls)
-            at = call.end
+            offset = call.end
 
-    def _is_named(self, at: int) -> Reading[bool]:
+    def _is_named(self, offset: int) -> Reading[bool]:
         """Whether arguments begin with a name, or there are none."""
         feed = self.feed
-        start = yield from feed.space(at)
+        start = yield from feed.space(offset)
         end = yield from feed.after(_KEYWORD, start)
         sign = "=" if end > start else ")"
         return (yield from feed.starts(sign, (yield from feed.space(end))))
@@ -323,9 +323,10 @@ class PythonReader(BodyReader):
 class PublishedReader(BodyReader):
     """Reads calls by a parser of mlx-lm."""
 
-    def read(self, at: int) -> Reading[ReadCalls | None]:
+    def read(self, offset: int) -> Reading[ReadCalls | None]:
         body = self.syntax.body
         assert isinstance(body, PublishedBody)
-        end = (yield from self.feed.find(self.closings, at)).start
-        calls = parse_calls(body.parser, self.feed.text[at:end], self.context.schemas)
+        end = (yield from self.feed.find(self.closings, offset)).start
+        schemas = tool_schemas(self.context.tools)
+        calls = parse_calls(body.parser, self.feed.text[offset:end], schemas)
         return ReadCalls(calls, end) if calls else None

@@ -49,6 +49,7 @@ _SCALAR = {
     "integer": r"73519", "number": r"73\.5", "boolean": r"[Tt]rue", "array": r"\[",
     "object": r"\{", "null": r"null|None",
 }  # fmt: skip
+_SIGNS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 
 class WrittenCall(Struct, frozen=True):
@@ -63,18 +64,27 @@ def derive_calls(
     probes: TemplateProbes, turn: TurnMarks, reasoning: ReasoningMarks | None
 ) -> CallSyntax | None:
     """Call syntax of a template; None for an unknown one."""
-    one = _one_call(probes)
-    if one is None:
+    text = _one_call(probes)
+    if text is None:
         return None
-    written = _written(probes, one, 0)
+    written = _written(probes, text, 0)
     if written is None:
         return None
-    before = _outside(_before(probes, one[: written.start], reasoning), turn)
-    after = _after(probes, one[written.end :], turn)
-    if isinstance(written.body, PythonBody):
-        between = ", " if written.body.is_list else _python_between(probes)
-        return CallSyntax(written.body, opens=before, closes=after, between=between)
-    return _framed(probes, written, (before, after), turn)
+    opens = _outside(_before(probes, text[: written.start], reasoning), turn)
+    closes = _after(probes, text[written.end :], turn)
+    two = probes.turn("", probes.calls(TWO, TWO)) or ""
+    match written.body:
+        case PythonBody(is_list=True):
+            between = ", "
+        case PythonBody():
+            call = re.search(rf"{NAMES[0]}\([^()]*\)(.*?){NAMES[1]}\(", two, re.DOTALL)
+            between = "\n" if call is None else call[1]
+        case JsonBody(is_list=True):
+            between = _list_between(two) or ", "
+            opens = _counted(tokens(opens), two)
+        case body:
+            return _framed(probes, CallSyntax(body, opens=opens, closes=closes), two, turn)
+    return CallSyntax(written.body, opens=opens, closes=closes, between=between)
 
 
 def _one_call(probes: TemplateProbes) -> str | None:
@@ -89,99 +99,91 @@ def _one_call(probes: TemplateProbes) -> str | None:
     return None
 
 
-def _framed(
-    probes: TemplateProbes, written: WrittenCall, around: tuple[str, str], turn: TurnMarks
-) -> CallSyntax:
-    """Marks around a body: of all calls, and of each."""
-    two = probes.turn("", probes.calls(TWO, TWO)) or ""
-    before = tokens(around[0])
-    body = written.body
-    if isinstance(body, JsonBody) and body.is_list:
-        between = _list_between(two) or ", "
-        return CallSyntax(body, opens=_counted(before, two), closes=around[1], between=between)
+def _framed(probes: TemplateProbes, alone: CallSyntax, two: str, turn: TurnMarks) -> CallSyntax:
+    """Syntax with the marks of all calls apart from those of each."""
+    before = tokens(alone.opens)
     first = _written(probes, two, 0)
     second = _written(probes, two, 1)
     if first is None or second is None:
-        return CallSyntax(body, opens=around[0], closes=around[1])
+        return alone
     middle = tokens(two[first.end : second.start])
     # A template may close its section only after several calls.
     after = tokens(_after(probes, two[second.end :], turn))
     opens = list(dropwhile(str.isspace, shared_end(before, middle)))
     middle = middle[: len(middle) - len(opens)]
     closes = list(dropwhile(str.isspace, shared_start(after, middle)[::-1]))[::-1]
+    between = middle[len(closes) :]
     section = before[: len(before) - len(opens)]
     ending = after[len(closes) :]
-    n = _shared_mark(opens, ending)
-    section = section + opens[:n]
-    closes = closes + opens[:n]
-    opens = opens[n:]
-    ending = ending[n:]
-    middle = [*closes, *middle[len(closes) - n :]] if n else middle
+    n_shared = _shared_mark(opens, ending)
     return CallSyntax(
-        body,
-        section_opens="".join(section) if "".join(section).strip() else "",
-        section_closes="".join(ending) if "".join(ending).strip() else "",
-        opens="".join(opens),
-        closes="".join(closes),
-        between="".join(middle[len(closes) :]),
+        alone.body,
+        section_opens=_marks(section + opens[:n_shared]),
+        section_closes=_marks(ending[n_shared:]),
+        opens="".join(opens[n_shared:]),
+        closes="".join(closes + opens[:n_shared]),
+        between="".join(between),
     )
 
 
-def _written(probes: TemplateProbes, text: str, at: int) -> WrittenCall | None:
-    """The call number `at` in a turn."""
-    start = text.find(NAMES[at])
-    if start < 0:
+def _marks(literal: list[str]) -> str:
+    """Text of a literal; "" if it is white space."""
+    return "".join(literal) if "".join(literal).strip() else ""
+
+
+def _written(probes: TemplateProbes, text: str, number: int) -> WrittenCall | None:
+    """The call of this number in a turn."""
+    name = text.find(NAMES[number])
+    if name < 0:
         return None
     return (
-        _json(text, start, at)
-        or _python(probes, text, start)
-        or _named(text, start, at)
-        or _tagged(probes, text, start)
+        _json(text, name, number)
+        or _python(probes, text, name)
+        or _named(text, name, number)
+        or _tagged(probes, text, name)
     )
 
 
-def _json(text: str, name: int, at: int) -> WrittenCall | None:
+def _json(text: str, name: int, number: int) -> WrittenCall | None:
     """A call as an object, or in a list of objects."""
     for match in re.finditer(r"[\[{]", text[:name]):
-        end = _json_end(text, match.start())
+        start = match.start()
+        end = _json_end(text, start)
         if end <= name:
             continue
         try:
-            value = object_of(text[match.start() : end])
+            value = object_of(text[start:end])
         except ValueError:
             continue
         item = value[0] if isinstance(value, list) and value else value
-        body = _json_body(item, at) if isinstance(item, dict) else None
+        body = _json_body(item, number) if isinstance(item, dict) else None
         if body is None:
             continue
         if not isinstance(value, list):
-            parts = _parts(text[match.start() : end], at)
-            return WrittenCall(match.start(), end, replace(body, parts=parts))
-        inner = text.index("{", match.start())
-        stop = _json_end(text, inner)
-        last = text.rindex("}", 0, end) + 1
+            return WrittenCall(start, end, replace(body, parts=_parts(text[start:end], number)))
+        inner = text.index("{", start)
         listed = replace(
             body,
-            parts=_parts(text[inner:stop], 0),
+            parts=_parts(text[inner : _json_end(text, inner)], 0),
             is_list=True,
-            list_opens=text[match.start() : inner],
-            list_closes=text[last:end],
+            list_opens=text[start:inner],
+            list_closes=text[text.rindex("}", 0, end) + 1 : end],
         )
-        return WrittenCall(match.start(), end, listed)
+        return WrittenCall(start, end, listed)
     return None
 
 
-def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
+def _json_body(item: dict[str, Any], number: int) -> JsonBody | None:
     """JSON paths of name, arguments and id in a call."""
-    if NAMES[at] in item:
-        return JsonBody((), (), (NAMES[at],))
-    name = _path(item, lambda one: one == NAMES[at])
+    if NAMES[number] in item:
+        return JsonBody((), (), (NAMES[number],))
+    name = _path(item, lambda value: value == NAMES[number])
     arguments = _path(item, _is_arguments)
     if name is None or arguments is None:
         return None
-    id_path = _path(item, lambda one: one == IDS[at])
+    id_path = _path(item, lambda value: value == IDS[number])
     ids = [key for key, value in item.items() if "id" in key and isinstance(value, int | str)]
-    return JsonBody((), name, arguments, id_path or (tuple(ids[:1]) if ids else ()))
+    return JsonBody((), name, arguments, id_path or tuple(ids[:1]))
 
 
 def _path(item: dict[str, Any], is_it: Callable[[Any], bool]) -> tuple[str, ...] | None:
@@ -189,8 +191,8 @@ def _path(item: dict[str, Any], is_it: Callable[[Any], bool]) -> tuple[str, ...]
     for key, value in item.items():
         if is_it(value):
             return (key,)
-        if isinstance(value, dict) and (rest := _path(value, is_it)) is not None:
-            return (key, *rest)
+        if isinstance(value, dict) and (inner := _path(value, is_it)) is not None:
+            return (key, *inner)
     return None
 
 
@@ -198,11 +200,11 @@ def _is_arguments(value: Any) -> bool:
     return value == TWO or (isinstance(value, str) and VALUES[0] in value)
 
 
-def _json_end(text: str, at: int) -> int:
+def _json_end(text: str, start: int) -> int:
     """End of the JSON value at a position; -1 without one."""
     depth = 0
     is_text = False
-    for match in re.compile(r'\\.|["\[\]{}]', re.DOTALL).finditer(text, at):
+    for match in _SIGNS.finditer(text, start):
         sign = match[0]
         if sign == '"':
             is_text = not is_text
@@ -213,18 +215,19 @@ def _json_end(text: str, at: int) -> int:
     return -1
 
 
-def _parts(text: str, at: int) -> tuple[str, ...]:
+def _parts(text: str, number: int) -> tuple[str, ...]:
     """The literals and slots of a call written as JSON."""
-    start = text.find(KEYS[0])
-    opening = text.rfind("{", 0, start)
+    opening = text.rfind("{", 0, text.find(KEYS[0]))
     end = _json_end(text, opening)
     quoted = text[max(0, opening - 1)] == '"' and text[end : end + 1] == '"'
     marked = text[: opening - quoted] + ARGUMENTS + text[end + quoted :]
-    slots = {NAMES[at]: NAME, IDS[at]: ID}
-    parts = re.split(
-        "(" + "|".join(map(re.escape, (*slots, ARGUMENTS))) + ")",
-        re.sub(r'("[a-z_]*id": ?")\d+(")', rf"\g<1>{IDS[at]}\2", marked),
-    )
+    marked = re.sub(r'("[a-z_]*id": ?")\d+(")', rf"\g<1>{IDS[number]}\2", marked)
+    return _with_slots(marked, {NAMES[number]: NAME, IDS[number]: ID, ARGUMENTS: ARGUMENTS})
+
+
+def _with_slots(text: str, slots: dict[str, str]) -> tuple[str, ...]:
+    """Parts of a text, with slots in place of some."""
+    parts = re.split(f"({'|'.join(map(re.escape, slots))})", text)
     return tuple(slots.get(part, part) for part in parts if part)
 
 
@@ -236,53 +239,46 @@ def _python(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     start = text.rfind("[", 0, name)
     end = text.find("]", name) + 1
     typed = probes.turn("", probes.calls({"key_integer": TYPED["integer"]})) or ""
+    is_list = start >= 0 and end > 0 and not text[start + 1 : name].strip()
     body = PythonBody(
+        is_list=is_list,
         has_bare_text=re.search(rf"{KEYS[0]}\s*=\s*{VALUES[0]}", call[0]) is not None,
         has_quoted_values=re.search(rf"[\"']{TYPED['integer']}[\"']", typed) is not None,
     )
-    if start >= 0 and end and not text[start + 1 : name].strip():
-        return WrittenCall(start, end, body)
-    return WrittenCall(name, call.end(), replace(body, is_list=False))
+    return WrittenCall(start, end, body) if is_list else WrittenCall(name, call.end(), body)
 
 
-def _python_between(probes: TemplateProbes) -> str:
-    """The text between two Python calls without a list."""
-    two = probes.turn("", probes.calls(TWO, TWO)) or ""
-    match = re.search(rf"{NAMES[0]}\([^()]*\)(.*?){NAMES[1]}\(", two, re.DOTALL)
-    return match[1] if match else "\n"
-
-
-def _named(text: str, name: int, at: int) -> WrittenCall | None:
+def _named(text: str, name: int, number: int) -> WrittenCall | None:
     """A name, then the arguments as JSON."""
     key = text.find(f'"{KEYS[0]}"', name)
     opening = text.rfind("{", name, key) if key >= 0 else -1
     end = _json_end(text, opening) if opening >= 0 else -1
     if end < 0 or VALUES[1] not in text[opening:end]:
         return None
-    if text.find(NAMES[1 - at], name, opening) >= 0:
+    if text.find(NAMES[1 - number], name, opening) >= 0:
         return None
-    start, before = _id_before(text, name, at)
-    parts = _head_parts(text[name + len(NAMES[at]) : opening], at)
+    start, before = _id_before(text, name, number)
+    parts = _head_parts(text[name + len(NAMES[number]) : opening], number)
     return WrittenCall(start, end, NamedBody((*before, NAME, *parts)))
 
 
-def _id_before(text: str, name: int, at: int) -> tuple[int, tuple[str, ...]]:
+def _id_before(text: str, name: int, number: int) -> tuple[int, tuple[str, ...]]:
     """Start of a call with a leading id, and its parts."""
-    start = text.rfind(IDS[at], 0, name)
-    between = text[start + len(IDS[at]) : name]
-    if start < 0 or any(one in between for one in (*NAMES, *VALUES)):
+    start = text.rfind(IDS[number], 0, name)
+    between = text[start + len(IDS[number]) : name]
+    if start < 0 or any(probe in between for probe in (*NAMES, *VALUES)):
         return name, ()
     return start, (ID, between)
 
 
-def _head_parts(text: str, at: int) -> tuple[str, ...]:
+def _head_parts(text: str, number: int) -> tuple[str, ...]:
     """The literals and slots after a name."""
     # A name may stand in a header and in the call itself.
-    named = {IDS[at]: ID, NAMES[at]: NAME}
-    parts = re.split(f"({'|'.join(named)})", text)
-    slots = tuple(named.get(part, part) for part in parts if part)
+    slots = _with_slots(text, {IDS[number]: ID, NAMES[number]: NAME})
+    if not slots:
+        return ()
     # Calls are counted from 0 or from 1.
-    index = re.search(rf"(?<=\W)(?:{at}|{at + 1})(?=\W|$)", slots[0]) if slots else None
+    index = re.search(rf"(?<=\W)(?:{number}|{number + 1})(?=\W|$)", slots[0])
     if index is None:
         return slots
     around = (slots[0][: index.start()], INDEX, slots[0][index.end() :])
@@ -291,12 +287,12 @@ def _head_parts(text: str, at: int) -> tuple[str, ...]:
 
 def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     """A name, then a pair of tags for each argument."""
-    places = [text.find(one, name) for one in (KEYS[0], VALUES[0], KEYS[1], VALUES[1])]
+    places = [text.find(probe, name) for probe in (KEYS[0], VALUES[0], KEYS[1], VALUES[1])]
     if -1 in places or sorted(places) != places:
         return None
     key, value, second, last = places
-    at = 0 if text.startswith(NAMES[0], name) else 1
-    head = text[name + len(NAMES[at]) : key]
+    number = 0 if text.startswith(NAMES[0], name) else 1
+    head = text[name + len(NAMES[number]) : key]
     value_opens = text[key + len(KEYS[0]) : value]
     between = text[value + len(VALUES[0]) : second].replace(KEYS[0], KEY)
     after = text[last + len(VALUES[1]) :].replace(KEYS[1], KEY, 1)
@@ -305,33 +301,29 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
         value_opens = value_opens[:-1]
         between = between[1:]
         after = after[1:]
-    if not value_opens.strip() or not (between.strip() or has_json):
-        return None
     argument_opens = shared_end(tokens(head), tokens(between))
     closing = tokens(between)[: len(tokens(between)) - len(argument_opens)]
     closes = shared_start(closing, tokens(after))
-    n = _shared_mark(argument_opens, tokens(after)[len(closes) :])
-    closes += argument_opens[:n]
-    opening = "".join(argument_opens[n:])
-    head = head[: len(head) - len(opening)]
-    value_closes = "".join(closes).rstrip()
+    n_shared = _shared_mark(argument_opens, tokens(after)[len(closes) :])
+    opening = "".join(argument_opens[n_shared:])
+    value_closes = "".join(closes + argument_opens[:n_shared]).rstrip()
+    has_tags = opening.strip() and value_closes.strip()
+    if not value_opens.strip() or not (has_json or has_tags):
+        return None
     item = "" if has_json else _item(probes, opening, value_opens, value_closes)
-    types = (value_opens, ()) if item else _types(probes, value_opens)
-    start, before = _id_before(text, name, at)
+    opens, types = (value_opens, ()) if item else _types(probes, value_opens)
+    start, before = _id_before(text, name, number)
     body = TaggedBody(
-        (*before, NAME, *_head_parts(head, 0)),
+        (*before, NAME, *_head_parts(head[: len(head) - len(opening)], 0)),
         argument_opens=opening,
-        value_opens=types[0],
+        value_opens=opens,
         value_closes=value_closes,
-        types=types[1],
+        types=types,
         has_json_text=has_json,
         item=item,
     )
-    if not has_json and not (opening.strip() and value_closes.strip()):
-        return None
-    end = last + len(VALUES[1]) + has_json
     ending = value_closes.replace(KEY, KEYS[1])
-    end = text.find(ending, end) + len(ending)
+    end = text.find(ending, last + len(VALUES[1]) + has_json) + len(ending)
     return WrittenCall(start, end, body)
 
 
@@ -360,38 +352,31 @@ def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[s
     last = tokens(value_opens)[-1]
     for kind, value in TYPED.items():
         key = f"key_{kind}"
-        text = probes.turn("", probes.calls({key: value})) or ""
-        at = text.find(key)
-        opening = _value_opening(text[at + len(key) :], kind, last) if at >= 0 else None
-        if opening is not None:
-            opened[kind] = opening
-    if len(set(opened.values())) == 1 or not all(
-        tokens(one)[:1] == tokens(value_opens)[:1] for one in opened.values()
-    ):
+        _, separator, text = (probes.turn("", probes.calls({key: value})) or "").partition(key)
+        openings = [text[: match.start()] for match in re.finditer(_SCALAR[kind], text)]
+        if separator and openings:
+            opened[kind] = max(openings, key=lambda opening: opening.endswith(last))
+    first = tokens(value_opens)[:1]
+    is_same = len(set(opened.values())) == 1
+    if is_same or any(tokens(opening)[:1] != first for opening in opened.values()):
         return value_opens, ()
-    start = min(shared_length(value_opens, one) for one in opened.values())
-    rest = value_opens[start:][::-1]
-    end = min(shared_length(rest, one[start:][::-1]) for one in opened.values())
+    start = min(shared_length(value_opens, opening) for opening in opened.values())
+    backwards = value_opens[start:][::-1]
+    end = min(shared_length(backwards, opening[start:][::-1]) for opening in opened.values())
     while start and value_opens[start - 1].isalnum():
         start -= 1
     while end and value_opens[len(value_opens) - end].isalnum():
         end -= 1
-    types = {kind: one[start : len(one) - end] for kind, one in opened.items()}
+    types = {kind: opening[start : len(opening) - end] for kind, opening in opened.items()}
     tail = value_opens[len(value_opens) - end :]
     return value_opens[:start] + TYPE + tail, tuple(types.items())
-
-
-def _value_opening(text: str, kind: str, last: str) -> str | None:
-    """Text before a value of this type; None without one."""
-    found = [text[: match.start()] for match in re.finditer(_SCALAR[kind], text)]
-    return next((one for one in found if one.endswith(last)), next(iter(found), None))
 
 
 def _counted(before: list[str], two: str) -> str:
     """The text before a list, whose number of calls is a slot."""
     text = "".join(before)
-    for at, token in enumerate(before):
-        marked = "".join([*before[:at], COUNT, *before[at + 1 :]])
+    for index, token in enumerate(before):
+        marked = "".join([*before[:index], COUNT, *before[index + 1 :]])
         if token == "1" and marked.replace(COUNT, "2") in two:
             return text if text in two else marked
     return text
@@ -401,8 +386,7 @@ def _list_between(two: str) -> str:
     """The text between two objects of a list."""
     if any(name not in two for name in NAMES):
         return ""
-    first = two.rfind("{", 0, two.find(NAMES[0]))
-    end = _json_end(two, first)
+    end = _json_end(two, two.rfind("{", 0, two.find(NAMES[0])))
     second = two.find("{", end)
     return two[end:second] if 0 <= end < second else ""
 
@@ -410,16 +394,14 @@ def _list_between(two: str) -> str:
 def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None) -> str:
     """Text before a call, without the turn opening and empty thoughts."""
     before = probes.answer(text)
-    marked = probes.turn(CONTENT, probes.calls(TWO))
-    at = -1 if marked is None else marked.find(CONTENT)
-    second = _written(probes, marked, 0) if marked is not None and at >= 0 else None
-    if marked is not None and second is not None and at < second.start:
-        inside = shared_end(tokens(text), tokens(marked[at + len(CONTENT) : second.start]))
-        joined = "".join(inside)
+    _, content, marked = (probes.turn(CONTENT, probes.calls(TWO)) or "").partition(CONTENT)
+    second = _written(probes, marked, 0) if content else None
+    if second is not None:
+        joined = "".join(shared_end(tokens(text), tokens(marked[: second.start])))
         if joined.strip() and len(joined.strip()) <= len(before.strip()):
             before = joined
     for mark in () if reasoning is None else (reasoning.opens, reasoning.closes):
-        before = before.lstrip().removeprefix(mark) if mark else before
+        before = before.lstrip().removeprefix(mark)
     return before.lstrip()
 
 
@@ -432,22 +414,24 @@ def _outside(before: str, turn: TurnMarks) -> str:
 
 def _after(probes: TemplateProbes, text: str, turn: TurnMarks) -> str:
     """Text after a call, without the end of the turn."""
-    cuts = [text.find(eos) for eos in probes.eos if eos in text]
-    text = text[: min(cuts)] if cuts else text
+    for eos in probes.eos:
+        text = text.partition(eos)[0]
     ending = tokens(turn.end.strip())
     after = tokens(text.rstrip())
     after = after[: _start_of_prose(after, probes.bare.rpartition(USER["content"])[2])]
     same = shared_end(after, ending)
     if same and len(same) == len(ending):
         after = after[: len(after) - len(same)]
-    rest = "".join(after).rstrip()
+    closes = "".join(after).rstrip()
     for mark in reversed(turn.wrappers[1:]):
-        rest = rest.removesuffix(mark).rstrip()
-    return rest
+        closes = closes.removesuffix(mark).rstrip()
+    return closes
 
 
 def _start_of_prose(after: list[str], prompt: str) -> int:
     """Number of tokens before the text that follows any message."""
-    rests = ("".join(after[at:]) for at in range(len(after)))
-    found = (at for at, rest in enumerate(rests) if len(rest) >= MIN_PROSE and rest in prompt)
-    return next(found, len(after))
+    for index in range(len(after)):
+        prose = "".join(after[index:])
+        if len(prose) >= MIN_PROSE and prose in prompt:
+            return index
+    return len(after)

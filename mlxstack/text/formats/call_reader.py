@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from mlxstack.text.formats.call_bodies import (
     ReadCalls,
 )
 from mlxstack.text.formats.call_writer import CallEvent, CallWriter
-from mlxstack.text.formats.checked_calls import UNREADABLE, tool_schemas
+from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.json_calls import JsonReader
 from mlxstack.text.formats.repairs import ELEMENTS, OBJECT, SYNTAXES
 from mlxstack.text.formats.syntax import (
@@ -79,13 +80,21 @@ class CallReader:
         self._syntax = syntax
         self._feed = feed
         self._writer = CallWriter(feed, emit, self.types)
-        self._context = CallContext(feed, self.types, tool_schemas(tools), self._writer)
+        self._context = CallContext(feed, self.types, tools, self._writer)
         self._body = READERS[type(syntax.body)](syntax, self._context)
         self.closings = self._body.outer_closings
-        named = syntax.body if isinstance(syntax.body, JsonBody) and syntax.body.name else OBJECT
-        self._objects = JsonReader(syntax, self._context, named)
-        self._others = [self._other(row.syntax) for row in SYNTAXES]
-        self._messages = NamedReader(syntax, self._context)
+
+    @cached_property
+    def _objects(self) -> JsonReader:
+        """Reader of objects, which any model may write."""
+        body = self._syntax.body
+        named = body if isinstance(body, JsonBody) and body.name else OBJECT
+        return JsonReader(self._syntax, self._context, named)
+
+    @cached_property
+    def _others(self) -> list[BodyReader]:
+        """Readers of the rows of `SYNTAXES`."""
+        return [self._other(row.syntax) for row in SYNTAXES]
 
     def _other(self, syntax: CallSyntax) -> BodyReader:
         """Reader of the syntax of another model, maybe between the marks of this one."""
@@ -98,7 +107,7 @@ class CallReader:
         self._writer.advance()
 
     def section(
-        self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
+        self, offset: int, *, is_lenient: bool = False, is_quiet: bool = False
     ) -> Reading[ReadCalls | None]:
         """The calls that begin at a mark; None if there are none.
 
@@ -107,9 +116,9 @@ class CallReader:
         self._writer.is_quiet = is_quiet
         syntax = self._syntax
         feed = self._feed
-        inside = yield from feed.literal(syntax.section_opens, at)
+        inside = yield from feed.literal(syntax.section_opens, offset)
         has_section = inside is not None and bool(syntax.section_opens.strip())
-        end = at if inside is None else inside
+        end = offset if inside is None else inside
         calls: list[ToolCall] = []
         is_closed = True
         while True:
@@ -145,44 +154,44 @@ class CallReader:
             return ReadCalls(tuple(calls), end, is_closed)
         return None
 
-    def unmarked(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
+    def unmarked(self, offset: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
         """Calls of offered tools without marks of the format, read quietly.
 
         Without any marks they are objects, a list of Python calls, or tags.
         """
         self._writer.is_quiet = True
-        self._writer.begin(at)
-        read = yield from self._tried(self._object(at, is_marked=is_marked))
+        self._writer.begin(offset)
+        read = yield from self._tried(self._object(offset, is_marked=is_marked))
         if read is None:
             is_call = yield from self._begins_python(
-                at, may_be_plain=self._syntax.body.name_ends == "("
+                offset, may_be_plain=self._syntax.body.name_ends == "("
             )
-            is_element = not is_call and (yield from self._feed.any_of(ELEMENTS, at)) > at
+            is_element = not is_call and (yield from self._feed.any_of(ELEMENTS, offset)) > offset
             if is_marked or is_call or is_element:
-                read = yield from self._other_syntax(at)
+                read = yield from self._other_syntax(offset)
         if read is not None and self.knows(read):
             return self._told(read)
         return None
 
-    def _begins_python(self, at: int, *, may_be_plain: bool) -> Reading[bool]:
+    def _begins_python(self, offset: int, *, may_be_plain: bool) -> Reading[bool]:
         """Whether Python calls of an offered tool begin here."""
         feed = self._feed
-        is_list = yield from feed.starts("[", at)
+        is_list = yield from feed.starts("[", offset)
         if not (is_list or may_be_plain):
             return False
-        start = (yield from feed.space(at + 1)) if is_list else at
+        start = (yield from feed.space(offset + 1)) if is_list else offset
         return (yield from self._body.tool_name(start, "(")) >= 0
 
-    def _object(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
+    def _object(self, offset: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
         """Calls of objects, which name their arguments unless marks are around them."""
         body = self._objects.body
         names = {body.name[-1], "name"}
         keys = names | {path[0] for path in (body.arguments, body.id, body.name) if path}
-        if not (yield from self._objects.begins_object(at, names, keys | UNMARKED)):
+        if not (yield from self._objects.begins_object(offset, names, keys | UNMARKED)):
             return None
-        read = yield from self._objects.objects(at, is_certain=True)
+        read = yield from self._objects.objects(offset, is_certain=True)
         keys = {"arguments", "parameters", body.arguments[-1]}
-        text = "" if read is None else self._feed.text[at : read.end]
+        text = "" if read is None else self._feed.text[offset : read.end]
         is_named = is_marked or any(re.search(rf"[\"']{key}[\"']", text) for key in keys)
         return read if is_named else None
 
@@ -228,41 +237,42 @@ class CallReader:
             self._writer.emit(call)
         return replace(read, calls=calls)
 
-    def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
+    def message(self, name: str, offset: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
         """Call whose arguments are a message, up to one of `ends`."""
         self._writer.is_quiet = False
-        self._writer.begin(at)
-        return self._told((yield from self._messages.message(name, at, ends)))
+        self._writer.begin(offset)
+        reader = NamedReader(self._syntax, self._context)
+        return self._told((yield from reader.message(name, offset, ends)))
 
     def emit(self, call: ToolCall) -> None:
         """Tell a call that was read quietly."""
         self._writer.emit(call)
 
-    def unreadable(self, at: int) -> Reading[int]:
+    def unreadable(self, offset: int) -> Reading[int]:
         """End of an unparsable section: its closing mark, or the text's end."""
-        mark = yield from self._feed.find(self._body.closings, at)
+        mark = yield from self._feed.find(self._body.closings, offset)
         return (yield from self._feed.passed(self._syntax.section_closes, mark.end))
 
     def _following(self, end: int) -> Reading[int]:
         """Position of the call after another one; -1 without one."""
         feed = self._feed
         syntax = self._syntax
-        at = yield from feed.space((yield from feed.passed(syntax.between, end)))
-        at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
+        offset = yield from feed.space((yield from feed.passed(syntax.between, end)))
+        offset = yield from feed.space((yield from feed.any_of(SEPARATORS, offset)))
         opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
         if not opening and syntax.body.is_object:
             opening = "{"
         openings = [mark for mark in (opening, *self.lenient) if mark]
-        if (yield from feed.any_of(openings, at)) > at:
-            return at
+        if (yield from feed.any_of(openings, offset)) > offset:
+            return offset
         return -1
 
-    def _call(self, at: int, *, is_lenient: bool, is_inside: bool) -> Reading[ReadCalls | None]:
+    def _call(self, offset: int, *, is_lenient: bool, is_inside: bool) -> Reading[ReadCalls | None]:
         """Calls at a position, maybe inside of a section."""
         feed = self._feed
         syntax = self._syntax
-        start = at = yield from feed.space(at)
-        again = yield from feed.passed(syntax.section_opens, at)
+        start = offset = yield from feed.space(offset)
+        again = yield from feed.passed(syntax.section_opens, offset)
         inside = yield from feed.literal(syntax.opens, again)
         is_marked = inside is not None and not syntax.is_bare
         if inside is None and is_lenient:
@@ -287,34 +297,33 @@ class CallReader:
         is_closed = not syntax.closes.strip() or end > body.end
         return ReadCalls(body.calls, end, is_closed)
 
-    def _without_name_space(self, at: int) -> Reading[int | None]:
+    def _without_name_space(self, offset: int) -> Reading[int | None]:
         """Position after a mark without its name space, or at a head."""
         body = self._syntax.body
         if body.heads:
-            inside = yield from self._feed.any_of(body.heads[:1], at)
+            inside = yield from self._feed.any_of(body.heads[:1], offset)
             end = yield from self._body.tool_name(inside, body.name_ends)
-            return at if inside > at and end >= 0 else None
-        mark, *rest = pieces(self._syntax.opens) or [""]
-        if len(rest) != 1 or not is_mark(mark) or not rest[0].endswith("."):
+            return offset if inside > offset and end >= 0 else None
+        mark, *name_space = pieces(self._syntax.opens) or [""]
+        if len(name_space) != 1 or not is_mark(mark) or not name_space[0].endswith("."):
             return None
-        return (yield from self._feed.literal(mark, at))
+        return (yield from self._feed.literal(mark, offset))
 
-    def _closing(self, at: int) -> Reading[int]:
+    def _closing(self, offset: int) -> Reading[int]:
         """Position after the closing mark, and after brackets too many."""
         feed = self._feed
         syntax = self._syntax
-        end = yield from feed.optional(syntax.closes, at)
-        if end > at or not syntax.body.ends_in_bracket:
+        end = yield from feed.optional(syntax.closes, offset)
+        if end > offset or not syntax.body.ends_in_bracket:
             return end
-        rest = yield from feed.after(_BRACKETS, at)
-        if not syntax.closes.strip():
-            is_last = rest == len(feed.text)
-            closes = None if is_last else (yield from feed.literal(syntax.section_closes, rest))
-            if is_last or closes not in (None, rest):
-                return rest
-            return at
-        after = yield from feed.literal(syntax.closes, rest)
-        return at if after is None else after
+        end = yield from feed.after(_BRACKETS, offset)
+        if syntax.closes.strip():
+            closed = yield from feed.literal(syntax.closes, end)
+            return offset if closed is None else closed
+        if end == len(feed.text):
+            return end
+        closed = yield from feed.literal(syntax.section_closes, end)
+        return offset if closed in (None, end) else end
 
     def _tried(self, reading: Reading[ReadCalls | None]) -> Reading[ReadCalls | None]:
         """Calls of a body; those already written count even if malformed."""
@@ -340,17 +349,17 @@ class CallReader:
             return ReadCalls(tuple(writer.calls), end, is_closed=False, is_cut=True)
         return ReadCalls(writer.close(mark.start), mark.start)
 
-    def _foreign(self, at: int, *, is_inside: bool) -> Reading[ReadCalls | None]:
+    def _foreign(self, offset: int, *, is_inside: bool) -> Reading[ReadCalls | None]:
         """Calls of another syntax between the marks of this one."""
         body = self._syntax.body
         mark = first_mark(self._syntax.opens)
         if not (mark or is_inside):
             return None
-        inside = (yield from self._feed.literal(mark, at)) if mark else None
+        inside = (yield from self._feed.literal(mark, offset)) if mark else None
         if inside is None and not is_inside:
             return None
         is_between = inside is not None
-        inside = at if inside is None else inside
+        inside = offset if inside is None else inside
         self._writer.begin(inside)
         read = None
         if not body.is_object:
@@ -364,30 +373,32 @@ class CallReader:
         end = yield from self._feed.optional(closing, read.end)
         return ReadCalls(read.calls, end, not closing or end > read.end)
 
-    def _other_syntax(self, at: int) -> Reading[ReadCalls | None]:
+    def _other_syntax(self, offset: int) -> Reading[ReadCalls | None]:
         """Calls of offered tools in the syntax of another model, read quietly."""
         was_quiet = self._writer.is_quiet
         self._writer.is_quiet = True
         try:
-            at = yield from self._feed.space(at)
+            offset = yield from self._feed.space(offset)
             for row, reader in zip(SYNTAXES, self._others, strict=True):
-                self._writer.begin(at)
-                calls = yield from self._row(row.syntax, reader, at)
+                self._writer.begin(offset)
+                calls = yield from self._row(row.syntax, reader, offset)
                 if calls is not None:
                     return calls
             return None
         finally:
             self._writer.is_quiet = was_quiet
 
-    def _row(self, syntax: CallSyntax, reader: BodyReader, at: int) -> Reading[ReadCalls | None]:
+    def _row(
+        self, syntax: CallSyntax, reader: BodyReader, offset: int
+    ) -> Reading[ReadCalls | None]:
         """Calls of offered tools in one syntax, one after the other."""
         if syntax.body.name_ends == "(" and not (
-            yield from self._begins_python(at, may_be_plain=True)
+            yield from self._begins_python(offset, may_be_plain=True)
         ):
             return None
         feed = self._feed
         calls: tuple[ToolCall, ...] = ()
-        end = at
+        end = offset
         while (start := (yield from feed.literal(syntax.opens, end))) is not None:
             read = yield from self._known(reader.read(start))
             if read is None:

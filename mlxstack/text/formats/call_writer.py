@@ -26,8 +26,8 @@ class TextCopier:
 
     is_done = is_broken = False
 
-    def __init__(self, at: int, is_text: Callable[[str], bool]) -> None:
-        self.at = at
+    def __init__(self, offset: int, is_text: Callable[[str], bool]) -> None:
+        self.offset = offset
         self.written = ""
         self._is_text = is_text
 
@@ -35,12 +35,12 @@ class TextCopier:
         """Copy all that is certain of the whole text so far."""
         del is_final
         end = len(text.rstrip()) if text[-1:].isspace() else len(text)
-        if end <= self.at or not (
-            self.written or self._is_text(text[self.at : self.at + DECIDING])
+        if end <= self.offset or not (
+            self.written or self._is_text(text[self.offset : self.offset + DECIDING])
         ):
             return
-        self.written += ("" if self.written else '"') + escaped(text[self.at : end])
-        self.at = end
+        self.written += ("" if self.written else '"') + escaped(text[self.offset : end])
+        self.offset = end
 
     def closing(self, rest: str, depth: int = 0) -> str:
         """Text that completes the JSON, with the rest of the value."""
@@ -89,10 +89,10 @@ class CallWriter:
         """Whether a call has opened since `begin`."""
         return self.is_open or bool(self.calls)
 
-    def begin(self, at: int) -> None:
-        """Begin with the text at `at`; nothing is open."""
+    def begin(self, offset: int) -> None:
+        """Begin with the text at `offset`; nothing is open."""
         self.calls = []
-        self._reached = at
+        self._reached = offset
 
     def open(self, name: str, call_id: str = "") -> bool:
         """Whether a call of an offered tool is told from now on."""
@@ -122,7 +122,7 @@ class CallWriter:
         is_new = key not in self._keys
         self._copier = copier if is_new else None
         self._ends = ends
-        self._scan = 0 if copier is None else copier.at
+        self._scan = 0 if copier is None else copier.offset
         self._n_copied = 0
         self._prefix = f'{"," if self._keys else "{"}"{escaped(key)}":' if is_new else ""
         self._keys.add(key)
@@ -155,7 +155,7 @@ class CallWriter:
         if copier is not None and copier.is_done:
             text = copier.written
         elif copier is not None and not text.startswith(copier.written):
-            text = copier.written + copier.closing(self._feed.text[copier.at : end])
+            text = copier.written + copier.closing(self._feed.text[copier.offset : end])
         self._write(self._prefix + text[self._n_copied :])
         self._copier = None
         self._prefix = ""
@@ -204,14 +204,14 @@ class CallWriter:
         """The position up to which the text has been read."""
         if self._copier is None:
             return self._reached
-        return max(self._reached, self._copier.at)
+        return max(self._reached, self._copier.offset)
 
     def _closing(self, end: int) -> str:
         """Text that completes the arguments with the text up to `end`."""
         copier = self._copier
         last = ""
         if copier is not None and copier.written and not self._prefix:
-            last = copier.closing(self._feed.text[copier.at : end], self._depth)
+            last = copier.closing(self._feed.text[copier.offset : end], self._depth)
         if not self._is_members:
             return last
         return last + ("}" if self._written else "{}")

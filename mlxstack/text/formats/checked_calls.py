@@ -51,36 +51,36 @@ def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall:
     call = checked_call(parsed.get("name"), parsed.get("id"), parsed.get("arguments"))
     assert isinstance(call.arguments, dict)
     nullable = _nullable(call.name, shapes)
-    known = {
+    values = {
         key: None if value == "null" and key in nullable else value
         for key, value in call.arguments.items()
     }
-    return replace(call, arguments=known)
+    return replace(call, arguments=values)
 
 
 def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall:
     """Call as JSON values. Raises ValueError without name or arguments."""
-    known = parse_arguments(arguments)
-    if not isinstance(name, str) or not name or isinstance(known, str):
+    values_by_key = parse_arguments(arguments)
+    if not isinstance(name, str) or not name or isinstance(values_by_key, str):
         raise ValueError(f"no call: {name!r}")
-    values = {writable(str(key)): plain(value) for key, value in known.items()}
+    values = {writable(str(key)): plain(value) for key, value in values_by_key.items()}
     return ToolCall(writable(call_id) if isinstance(call_id, str) else "", writable(name), values)
 
 
 def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
     """Arguments of text or null, which simple parsers confuse."""
     named = (shape["function"] for shape in shapes if shape["function"]["name"] == name)
-    pairs = (pair for one in named for pair in one["parameters"].get("properties", {}).items())
-    return frozenset(key for key, one in pairs if one.get("nullable") is True)
+    pairs = (pair for shape in named for pair in shape["parameters"].get("properties", {}).items())
+    return frozenset(key for key, schema in pairs if schema.get("nullable") is True)
 
 
 def plain(value: Any) -> Any:
     """Value as JSON; parsers may return any Python literal."""
     match value:
         case dict():
-            return {writable(str(key)): plain(one) for key, one in value.items()}
+            return {writable(str(key)): plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [plain(one) for one in value]
+            return [plain(item) for item in value]
         case str():
             return writable(value)
         case None | bool() | int():

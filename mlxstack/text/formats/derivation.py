@@ -26,6 +26,7 @@ CHECKED: dict[str, dict[str, Any]] = {
     "tags": {"key_one": "</parameter>", "key_two": "<tool_call>\n</tool_call> </think>"},
     "no arguments": {},
     **{kind: {f"key_{kind}": value} for kind, value in TYPED.items()},
+    "two calls": TWO,
 }
 _known: dict[bytes, DerivedFormat] = {}
 
@@ -34,7 +35,7 @@ def derive_format(tokenizer: Any) -> DerivedFormat:
     """Output format of a model's TokenizerWrapper, cached by its inputs."""
     probes_source = str(getattr(tokenizer, "chat_template", None) or "")
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    spelled = repr((probes_source, sorted((at, t.content) for at, t in added.items())))
+    spelled = repr((probes_source, sorted((token_id, t.content) for token_id, t in added.items())))
     published = getattr(tokenizer.tool_parser, "__module__", "")
     eos = sorted(tokenizer.eos_token_ids)
     key = hashlib.blake2b(f"{spelled}{published}{eos}".encode(), digest_size=16).digest()
@@ -50,7 +51,7 @@ def derive_format(tokenizer: Any) -> DerivedFormat:
 def _derive(tokenizer: Any) -> DerivedFormat:
     probes = TemplateProbes(tokenizer)
     texts = (probes.source, *probes.tokens, str(tokenizer.tool_call_start or ""))
-    family = next((one for one in FAMILIES if one.is_of(texts)), None)
+    family = next((row for row in FAMILIES if row.is_of(texts)), None)
     if family is not None and family.format.channels is not None:
         return family.format
     reasoning = derive_reasoning(probes)
@@ -109,8 +110,8 @@ def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]
     }
     tools = [Tool(name, "", parameters) for name in NAMES]
     problems = []
-    checked = [*((name, 1, one) for name, one in CHECKED.items()), ("two calls", 2, TWO)]
-    for name, n_calls, arguments in checked:
+    for name, arguments in CHECKED.items():
+        n_calls = 2 if arguments is TWO else 1
         turn = probes.turn("", probes.calls(*[arguments] * n_calls))
         if turn is None or any(word not in turn for word in (*NAMES[:n_calls], *arguments)):
             # A template may leave null out, or all but one call.
@@ -118,7 +119,7 @@ def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]
         text = probes.answer(turn)
         cuts = [text.find(eos) for eos in probes.eos if eos in text]
         read = read_answer(derived, text[: min(cuts)] if cuts else text, tools)
-        written = [(one, arguments) for one in NAMES[:n_calls]]
+        written = [(name, arguments) for name in NAMES[:n_calls]]
         if [(call.name, call.arguments) for call in read.tool_calls] != written:
             problems.append(name)
     return tuple(problems)

@@ -42,33 +42,35 @@ class JsonReader(BodyReader):
         assert isinstance(own, JsonBody)
         self.body = own
 
-    def read(self, at: int) -> Reading[ReadCalls | None]:
-        return (yield from self.objects(at))
+    def read(self, offset: int) -> Reading[ReadCalls | None]:
+        return (yield from self.objects(offset))
 
     def objects(
-        self, at: int, before: tuple[ToolCall, ...] = (), *, is_certain: bool = False
+        self, offset: int, before: tuple[ToolCall, ...] = (), *, is_certain: bool = False
     ) -> Reading[ReadCalls | None]:
         """Calls of JSON values after those before, the first maybe fenced.
 
         Without marks they begin with a known key, unless that `is_certain`.
         """
         feed = self.feed
-        at = yield from feed.space(at)
-        if not self.syntax.is_bare and (inside := (yield from feed.fence(at))) >= 0:
+        offset = yield from feed.space(offset)
+        if not self.syntax.is_bare and (inside := (yield from feed.fence(offset))) >= 0:
             calls = yield from self.objects(inside, before)
             if calls is None:
                 return None
             return replace(calls, end=(yield from feed.passed(FENCE, calls.end)))
-        if not (is_certain or (yield from self._opens_json(at))):
+        if not (is_certain or (yield from self._opens_json(offset))):
             return None
         is_stuck = len(before) > len(self.writer.calls)
-        json_calls = JsonCalls(self.body, at, self.outer_closings, self.writer, is_stuck=is_stuck)
+        json_calls = JsonCalls(
+            self.body, offset, self.outer_closings, self.writer, is_stuck=is_stuck
+        )
         copier = json_calls.copier
         yield from self.copied(copier)
         checked = self._checked(copier.value()) if copier.is_done else ()
-        end = copier.at if copier.is_done else -1
+        end = copier.offset if copier.is_done else -1
         if not checked:
-            is_list = not before and feed.text.startswith("[", at)
+            is_list = not before and feed.text.startswith("[", offset)
             sound = self._sound(json_calls.told_end, end)
             return (yield from sound) if is_list else None
         read = (*before, *checked)
@@ -95,63 +97,67 @@ class JsonReader(BodyReader):
         return [value]
 
     def _sound(
-        self, at: int, end: int, before: tuple[ToolCall, ...] = ()
+        self, offset: int, end: int, before: tuple[ToolCall, ...] = ()
     ) -> Reading[ReadCalls | None]:
         """The sound calls beside malformed ones, after those before."""
         feed = self.feed
         writer = self.writer
         if end < 0:
-            mark = yield from feed.find(self.closings, at)
+            mark = yield from feed.find(self.closings, offset)
             end = mark.start
             if feed.is_cut and not mark.text and writer.is_told:
                 return None
         sound: list[ToolCall] = []
         n_vain = 0
         start = end
-        while (at := feed.text.find("{", at, end)) >= 0 and n_vain < MAX_IN_VAIN:
+        while (offset := feed.text.find("{", offset, end)) >= 0 and n_vain < MAX_IN_VAIN:
             try:
-                value, after = _DECODER.raw_decode(feed.text, at)
+                value, after = _DECODER.raw_decode(feed.text, offset)
             except UNREADABLE:
                 n_vain = n_vain + 1
-                at = at + 1
+                offset = offset + 1
                 continue
             with suppress(*UNREADABLE):
                 call = _json_call(self.body, value)
                 if self.types.has(call.name):
-                    start = start if sound else at
+                    start = start if sound else offset
                     sound.append(call)
-            at = after
-        told = writer.close(start)
-        calls = told if len(told) > len(before) else before
+            offset = after
+        closed = writer.close(start)
+        calls = closed if len(closed) > len(before) else before
         is_cut = feed.is_cut and end == len(feed.text)
         if calls or sound:
             return ReadCalls((*calls, *sound), end, is_cut=is_cut)
         return None
 
-    def _next_object(self, at: int, before: tuple[ToolCall, ...]) -> Reading[ReadCalls | None]:
+    def _next_object(self, offset: int, before: tuple[ToolCall, ...]) -> Reading[ReadCalls | None]:
         """Calls of further objects between the same marks."""
         feed = self.feed
-        at = yield from feed.space(at)
-        at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
-        if not (yield from feed.starts("{", at)):
+        offset = yield from feed.space(offset)
+        offset = yield from feed.space((yield from feed.any_of(SEPARATORS, offset)))
+        if not (yield from feed.starts("{", offset)):
             return None
-        calls = yield from self.objects(at, before)
+        calls = yield from self.objects(offset, before)
         if calls is None:
-            calls = yield from self._sound(at, -1, before)
+            calls = yield from self._sound(offset, -1, before)
         if calls is None and self.writer.is_open:
             raise ValueError("the arguments of a call that was told are no JSON")
         return calls
 
-    def _opens_json(self, at: int) -> Reading[bool]:
+    def _opens_json(self, offset: int) -> Reading[bool]:
         """Whether JSON begins here; unmarked objects need a known key."""
         if not self.syntax.is_bare:
-            return (yield from self.feed.any_of("[{", at)) > at
+            return (yield from self.feed.any_of("[{", offset)) > offset
         paths = (self.body.name, self.body.arguments, self.body.id, ("name",), (TYPE_KEY,))
         keys = {path[0] for path in paths if path}
-        return (yield from self.begins_object(at, {"name"}, keys, keys | ARGUMENT_KEYS))
+        return (yield from self.begins_object(offset, {"name"}, keys, keys | ARGUMENT_KEYS))
 
     def begins_object(
-        self, at: int, names: Container[str], keys: Container[str], following: Container[str] = ()
+        self,
+        offset: int,
+        names: Container[str],
+        keys: Container[str],
+        following: Container[str] = (),
     ) -> Reading[bool]:
         """Whether an object of a call begins here, maybe in a list.
 
@@ -159,10 +165,10 @@ class JsonReader(BodyReader):
         `following` is the second key.
         """
         feed = self.feed
-        at = yield from feed.space(at)
-        if (yield from feed.starts("[", at)):
-            at = yield from feed.space(at + 1)
-        key = yield from self._quoted_word(at, "{")
+        offset = yield from feed.space(offset)
+        if (yield from feed.starts("[", offset)):
+            offset = yield from feed.space(offset + 1)
+        key = yield from self._quoted_word(offset, "{")
         if key is None or key[0] not in keys:
             return False
         if key[0] not in names and key[0] != TYPE_KEY:
@@ -173,18 +179,18 @@ class JsonReader(BodyReader):
         second = (yield from self._quoted_word(value[1], ",")) if following else None
         return self.types.has(value[0]) or (second is not None and second[0] in following)
 
-    def _quoted_word(self, at: int, sign: str) -> Reading[tuple[str, int] | None]:
+    def _quoted_word(self, offset: int, sign: str) -> Reading[tuple[str, int] | None]:
         """Word in quotes after a sign, and the position after them."""
         feed = self.feed
-        at = yield from feed.space(at)
-        if not (yield from feed.starts(sign, at)):
+        offset = yield from feed.space(offset)
+        if not (yield from feed.starts(sign, offset)):
             return None
-        at = yield from feed.space(at + len(sign))
+        offset = yield from feed.space(offset + len(sign))
         for quote in JSON.quotes:
-            if (yield from feed.starts(quote, at)):
-                end = yield from feed.after(_PLAIN, at + 1)
+            if (yield from feed.starts(quote, offset)):
+                end = yield from feed.after(_PLAIN, offset + 1)
                 is_closed = yield from feed.starts(quote, end)
-                return (feed.text[at + 1 : end], end + 1) if is_closed else None
+                return (feed.text[offset + 1 : end], end + 1) if is_closed else None
         return None
 
 
@@ -196,10 +202,16 @@ class JsonCalls:
     """
 
     def __init__(
-        self, body: JsonBody, at: int, stops: tuple[str, ...], writer: CallWriter, *, is_stuck: bool
+        self,
+        body: JsonBody,
+        offset: int,
+        stops: tuple[str, ...],
+        writer: CallWriter,
+        *,
+        is_stuck: bool,
     ) -> None:
-        self.copier = ValueCopier(at, JSON, stops, on_begin=self._begin, on_end=self._end)
-        self.told_end = at
+        self.copier = ValueCopier(offset, JSON, stops, on_begin=self._begin, on_end=self._end)
+        self.told_end = offset
         """End of the last call of a list that was told."""
 
         self._body = body
@@ -240,7 +252,7 @@ class JsonCalls:
             # Later calls have to wait for this one.
             self._is_stuck = True
         elif path and not inner:
-            self.told_end = self.copier.at
+            self.told_end = self.copier.offset
 
     def _is_arguments(self, inner: Path) -> bool:
         if self._is_stuck or (self._body.id and self._body.id not in self._fields):
@@ -266,8 +278,8 @@ def _json_call(body: JsonBody, item: Any) -> ToolCall:
     if arguments is None:
         arguments = _first(function, ARGUMENT_KEYS)
     if arguments is None and not ARGUMENT_KEYS & function.keys():
-        others = {*NAME_KEYS, *body.name, *body.id, TYPE_KEY, "id"}
-        arguments = {key: value for key, value in function.items() if key not in others}
+        own_keys = {*NAME_KEYS, *body.name, *body.id, TYPE_KEY, "id"}
+        arguments = {key: value for key, value in function.items() if key not in own_keys}
     return checked_call(name, _at(item, body.id) if body.id else None, arguments)
 
 

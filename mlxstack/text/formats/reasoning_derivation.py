@@ -63,7 +63,7 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
     ends = tuple(dict.fromkeys((*ends, *probes.eos, *_next_opening(probes, after))))
     closes = _units(inside)
     opens = opens.strip() if first_mark(opens) and is_mark(first_mark(opens)) else ""
-    strays = tuple(one for one in _beside_thoughts(probes, reasoning) if one != opens)
+    strays = tuple(mark for mark in _beside_thoughts(probes, reasoning) if mark != opens)
     if not opens:
         return TurnMarks((), (*closes, *ends), after, strays)
     return TurnMarks((opens, *closes), ends, after, strays)
@@ -72,9 +72,9 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
 def _beside_thoughts(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> tuple[str, ...]:
     """Marks between a thought and the content after it."""
     for field in THOUGHT_FIELDS if reasoning is not None else ():
-        rest = (probes.turn(CONTENT, (), **{field: THOUGHT}) or "").partition(THOUGHT)[2]
-        before, found, _ = rest.partition(CONTENT)
-        if found and reasoning is not None:
+        after_thought = (probes.turn(CONTENT, (), **{field: THOUGHT}) or "").partition(THOUGHT)[2]
+        before, content, _ = after_thought.partition(CONTENT)
+        if content and reasoning is not None:
             return _units(before.replace(reasoning.closes, "", 1))
     return ()
 
@@ -82,8 +82,8 @@ def _beside_thoughts(probes: TemplateProbes, reasoning: ReasoningMarks | None) -
 def _next_opening(probes: TemplateProbes, after: str) -> tuple[str, ...]:
     """Mark that opens the turn after an answer, if nothing closes that."""
     turns = [USER, {"role": "assistant", "content": CONTENT}, USER]
-    rest = (probes.text(turns, opens=False) or "").rpartition(CONTENT)[2]
-    mark = first_mark(rest)
+    after_content = (probes.text(turns, opens=False) or "").rpartition(CONTENT)[2]
+    mark = first_mark(after_content)
     return (mark,) if is_mark(mark) and not after.strip() else ()
 
 
@@ -95,16 +95,16 @@ def _units(text: str) -> tuple[str, ...]:
             groups[-1].append(piece)
         else:
             groups.append([piece])
-    units = ("".join(one) for one in groups)
-    return tuple(dict.fromkeys(one for one in units if is_mark(first_mark(one))))
+    units = ("".join(group) for group in groups)
+    return tuple(dict.fromkeys(unit for unit in units if is_mark(first_mark(unit))))
 
 
 def _written_marks(probes: TemplateProbes) -> ReasoningMarks | None:
     """Marks that the template writes around a given thought."""
     plain = probes.turn(CONTENT) or ""
     parts = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": CONTENT}]
-    given = [(CONTENT, {field: THOUGHT}) for field in THOUGHT_FIELDS]
-    for content, fields in [*given, (parts, {})]:
+    turns = [(CONTENT, {field: THOUGHT}) for field in THOUGHT_FIELDS]
+    for content, fields in [*turns, (parts, {})]:
         for calls in ((), probes.calls(TWO)):
             turn = probes.turn(content, calls, **fields)
             if turn is None or THOUGHT not in turn:
@@ -137,10 +137,10 @@ def _around(probes: TemplateProbes, plain: str, before: str, after: str) -> Reas
 def _prompted(probes: TemplateProbes, before: str, closing: str) -> ReasoningMarks:
     """Reasoning marks, the first of which only the prompt writes."""
     opening = probes.prompt[common_start(probes.bare, probes.prompt) :]
-    rest = opening[common_start(before, opening) :]
-    if is_mark(first_mark(rest)):
-        return ReasoningMarks(rest.strip(), closing)
-    return ReasoningMarks("", closing, rest)
+    written = opening[common_start(before, opening) :]
+    if is_mark(first_mark(written)):
+        return ReasoningMarks(written.strip(), closing)
+    return ReasoningMarks("", closing, written)
 
 
 def _closing(after: str) -> str:
@@ -148,7 +148,11 @@ def _closing(after: str) -> str:
     parts = tokens(after.strip())
     if not parts:
         return ""
-    same = [at for at, one in enumerate(parts[1:], 1) if one[:2] == parts[0][:2] or one[:1] == "<"]
+    same = [
+        index
+        for index, part in enumerate(parts[1:], 1)
+        if part[:2] == parts[0][:2] or part[:1] == "<"
+    ]
     text = after.strip()
     if first_mark(text) == text:
         return text
@@ -165,10 +169,10 @@ def _closing(after: str) -> str:
 
 def _as_written(text: str, last: list[str]) -> str:
     """The end of a text that holds these pieces."""
-    at = len(text)
+    start = len(text)
     for piece in reversed(last):
-        at = text.rfind(piece, 0, at)
-    return text[at:].strip()
+        start = text.rfind(piece, 0, start)
+    return text[start:].strip()
 
 
 def _is_pair(opening: str, closing: str) -> bool:

@@ -1,4 +1,4 @@
-"""What models write in place of the syntax of their template: rows, each with an answer.
+"""Rows of what models write in place of their syntax.
 
 A row is read as if the template had it; one that no answer needs has no place here.
 """

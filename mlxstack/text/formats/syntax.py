@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
 
+MIN_TAG = 2
 NAME = "{name}"
 ID = "{id}"
 INDEX = "{index}"
@@ -277,8 +278,9 @@ class CallSyntax(Struct, frozen=True):
     @property
     def trigger_marks(self) -> set[str]:
         """Opening marks, and the one of calls without the first."""
-        inner = [one for one in pieces(self.opens)[1:] if one.startswith("<") and len(one) > 2]
-        return self.strict_marks | set(inner[-1:])
+        inner = pieces(self.opens)[1:]
+        tags = [piece for piece in inner if piece.startswith("<") and len(piece) > MIN_TAG]
+        return self.strict_marks | set(tags[-1:])
 
 
 FALLBACK_CALLS = CallSyntax(

@@ -43,19 +43,19 @@ class MarkSet:
         self._firsts = frozenset(mark[0] for mark in self.marks)
         self._longest = len(self.marks[0]) if self.marks else 0
 
-    def search(self, text: str, at: int, *, is_final: bool) -> FoundMark | None:
-        """First mark from `at`; None while more text may change it."""
-        hit = self._pattern.search(text, at)
-        if hit is not None and (is_final or hit.start() < self.hold(text, at)):
+    def search(self, text: str, offset: int, *, is_final: bool) -> FoundMark | None:
+        """First mark from `offset`; None while more text may change it."""
+        hit = self._pattern.search(text, offset)
+        if hit is not None and (is_final or hit.start() < self.hold(text, offset)):
             return FoundMark(hit.start(), hit[0])
         return None
 
-    def hold(self, text: str, at: int) -> int:
+    def hold(self, text: str, offset: int) -> int:
         """Start of the text that may become a mark."""
-        for start in range(max(at, len(text) - self._longest + 1), len(text)):
+        for start in range(max(offset, len(text) - self._longest + 1), len(text)):
             if text[start] in self._firsts:
-                rest = text[start:]
-                if any(len(mark) > len(rest) and mark.startswith(rest) for mark in self.marks):
+                ending = text[start:]
+                if any(len(mark) > len(ending) and mark.startswith(ending) for mark in self.marks):
                     return start
         return len(text)
 
@@ -75,81 +75,81 @@ class TextFeed:
         self.text = self.text[end:]
 
     def find(
-        self, marks: MarkSet, at: int, within: re.Pattern[str] | None = None
+        self, marks: MarkSet, offset: int, within: re.Pattern[str] | None = None
     ) -> Reading[FoundMark]:
-        """First mark after `at`, or none at the end of the text.
+        """First mark after `offset`, or none at the end of the text.
 
         All text before it has to match `within`.
         """
-        start = at
+        start = offset
         while True:
-            mark = marks.search(self.text, at, is_final=self.is_final)
+            mark = marks.search(self.text, offset, is_final=self.is_final)
             if mark is not None:
                 return mark
-            at = max(at, marks.hold(self.text, at))
-            is_within = within is None or within.fullmatch(self.text, start, at)
+            offset = max(offset, marks.hold(self.text, offset))
+            is_within = within is None or within.fullmatch(self.text, start, offset)
             if self.is_final or not is_within:
                 return FoundMark(len(self.text))
             yield
 
-    def space(self, at: int) -> Reading[int]:
+    def space(self, offset: int) -> Reading[int]:
         """The position after white space."""
-        return (yield from self.after(_SPACE, at))
+        return (yield from self.after(_SPACE, offset))
 
-    def after(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
+    def after(self, pattern: re.Pattern[str], offset: int) -> Reading[int]:
         """The position after the longest match."""
         while True:
-            hit = pattern.match(self.text, at)
-            at = hit.end() if hit else at
-            if at < len(self.text) or self.is_final:
-                return at
+            hit = pattern.match(self.text, offset)
+            offset = hit.end() if hit else offset
+            if offset < len(self.text) or self.is_final:
+                return offset
             yield
 
-    def fence(self, at: int) -> Reading[int]:
+    def fence(self, offset: int) -> Reading[int]:
         """Position after the opening of a code fence; -1 without one."""
-        if not (yield from self.starts(FENCE, at)):
+        if not (yield from self.starts(FENCE, offset)):
             return -1
-        at = yield from self.after(_WORD, at + len(FENCE))
-        return (yield from self.space(at))
+        offset = yield from self.after(_WORD, offset + len(FENCE))
+        return (yield from self.space(offset))
 
-    def starts(self, text: str, at: int) -> Reading[bool]:
+    def starts(self, text: str, offset: int) -> Reading[bool]:
         """Whether `text` stands at a position."""
-        while not self.is_final and len(self.text) - at < len(text):
-            if not text.startswith(self.text[at:]):
+        while not self.is_final and len(self.text) - offset < len(text):
+            if not text.startswith(self.text[offset:]):
                 return False
             yield
-        return self.text.startswith(text, at)
+        return self.text.startswith(text, offset)
 
-    def literal(self, literal: str, at: int) -> Reading[int | None]:
+    def literal(self, literal: str, offset: int) -> Reading[int | None]:
         """Position after a literal, with any white space; None if absent."""
         for piece in pieces(literal):
-            at = yield from self.space(at)
+            offset = yield from self.space(offset)
             if piece == COUNT:
-                end = yield from self.after(_DIGITS, at)
+                end = yield from self.after(_DIGITS, offset)
             else:
-                end = yield from self.any_of(quoted_otherwise(piece), at)
-            if end == at:
+                end = yield from self.any_of(quoted_otherwise(piece), offset)
+            if end == offset:
                 return None
-            at = end
-        return at
+            offset = end
+        return offset
 
-    def any_of(self, texts: Iterable[str], at: int) -> Reading[int]:
-        """Position after the first of some texts; `at` without one."""
+    def any_of(self, texts: Iterable[str], offset: int) -> Reading[int]:
+        """Position after the first of some texts; `offset` without one."""
         for text in texts:
-            if (yield from self.starts(text, at)):
-                return at + len(text)
-        return at
+            if (yield from self.starts(text, offset)):
+                return offset + len(text)
+        return offset
 
-    def optional(self, literal: str, at: int) -> Reading[int]:
+    def optional(self, literal: str, offset: int) -> Reading[int]:
         """The position after as many pieces of a literal as are there."""
         for piece in pieces(literal):
-            at = yield from self.passed(piece, at)
-        return at
+            offset = yield from self.passed(piece, offset)
+        return offset
 
-    def passed(self, literal: str, at: int) -> Reading[int]:
+    def passed(self, literal: str, offset: int) -> Reading[int]:
         """The position after a whole literal, if it is there."""
-        end = yield from self.literal(literal, at)
-        return at if end is None else end
+        end = yield from self.literal(literal, offset)
+        return offset if end is None else end
 
 
 def quoted_otherwise(piece: str) -> list[str]:
@@ -158,8 +158,8 @@ def quoted_otherwise(piece: str) -> list[str]:
         return [piece, f"{piece[:-1]} ="]
     if not _ATTRIBUTE.fullmatch(piece):
         return [piece]
-    others = (piece.replace('"', quote) for quote in ("'", ""))
-    return [piece, *(other for other in others if other)]
+    spellings = (piece.replace('"', quote) for quote in ("'", ""))
+    return [piece, *(spelling for spelling in spellings if spelling)]
 
 
 class WhitespaceTrimmer:

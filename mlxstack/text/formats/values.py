@@ -34,8 +34,14 @@ _KEYWORD = re.compile(r"([\w$-]+)\s*=(?!=)")
 _BEGUN_KEYWORD = re.compile(r"[\w$-]*\s*=?\Z")
 _FOLLOWING = {"{": re.compile(r"[\"'}]|\w+\s*:"), "(": _KEYWORD}
 _FOLLOWING_ITEM = re.compile(r"[\"'{\[\]\-\w(]")
-_LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
-_N_DIGITS = {"u": 4, "x": 2}
+_HIGH = r"[dD][89abAB][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(
+    rf"(?s)\\(?:u(?P<high>{_HIGH})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{{2}})"
+    r"|u(?P<code>[0-9a-fA-F]{4})|x(?P<byte>[0-9a-fA-F]{2})|(?P<letter>.))"
+)
+_BEGUN_ESCAPE = re.compile(
+    rf"\\(?:u(?:[0-9a-fA-F]{{0,3}}|{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?)|x[0-9a-fA-F]?)?\Z"
+)
 
 Path = tuple[str | int, ...]
 
@@ -59,14 +65,13 @@ class BrokenValue(Exception):
 
 
 class ValueCopier:
-    """Copies one value, from `at` on, to `written`.
+    """Copies one value, from `offset` on, to `written`.
 
     All that is written is the beginning of one JSON value: `closing` completes it at any time. A
-    key that comes again is left out with its value. `is_done`: the value has ended at `at`;
-    `is_broken`: the text at `at` is no such value. One of `stops` in a text is a part of it only if
-    the text is closed after it. With `arguments` the value is those of a call, in parentheses
-    or braces. Without `has_scalars`, it must be a container or a text; without `has_texts`, no
-    text either.
+    key that comes again is left out with its value. One of `stops` in a text is a part of it only
+    if the text is closed after it. With `arguments` the value is those of a call, in parentheses or
+    braces. Without `has_scalars`, it must be a container or a text; without `has_texts`, no text
+    either.
 
     `on_begin` gets the path of each value and its first character, before it is written; `on_end`
     gets the path.
@@ -74,7 +79,7 @@ class ValueCopier:
 
     def __init__(
         self,
-        at: int,
+        offset: int,
         notation: Notation = JSON,
         stops: tuple[str, ...] = (),
         *,
@@ -84,12 +89,12 @@ class ValueCopier:
         on_begin: Callable[[Path, str], None] | None = None,
         on_end: Callable[[Path], None] | None = None,
     ) -> None:
-        self.at = at
+        self.offset = offset
         self.written = ""
         self.is_done = self.is_broken = False
         self._notation = notation
         self._arguments = arguments
-        self._bare_at = at
+        self._bare_at = offset
         self._has_scalars = has_scalars
         self._has_texts = has_texts
         self._on_begin = on_begin
@@ -179,8 +184,8 @@ class ValueCopier:
     def _starting_quote(self) -> Reading[str]:
         """Quote at this position, which is passed; "" without one."""
         for quote in self._notation.quotes:
-            if (yield from self._feed.starts(quote, self.at)):
-                self.at += len(quote)
+            if (yield from self._feed.starts(quote, self.offset)):
+                self.offset += len(quote)
                 return quote
         return ""
 
@@ -203,24 +208,24 @@ class ValueCopier:
                 yield from self._scalar()
                 return
             yield
-        self.at = start
+        self.offset = start
         self._open_text(begun[0])
         while True:
-            self._add(feed.text[self.at : stop])
-            self.at = stop
+            self._add(feed.text[self.offset : stop])
+            self.offset = stop
             if is_end:
                 break
             yield from self._more()
-            stop, is_end = self._bare_end(arguments, self.at)
+            stop, is_end = self._bare_end(arguments, self.offset)
         self._close_text()
 
-    def _bare_end(self, arguments: TypedArguments, at: int) -> tuple[int, bool]:
+    def _bare_end(self, arguments: TypedArguments, offset: int) -> tuple[int, bool]:
         """End of a text without quotes, or else of its certain part."""
         bare = self._notation.bare
         text = self._feed.text
         is_final = self._feed.is_final
         assert bare is not None
-        for match in bare.end.finditer(text, at):
+        for match in bare.end.finditer(text, offset):
             if not is_final and bare.begun.match(text, match.start()):
                 return match.start(), False
             after = bare.after.match(text, match.start())
@@ -230,30 +235,30 @@ class ValueCopier:
                 or (after["name"] and arguments.offers(after["name"]))
             ):
                 return match.start(), True
-        return len(text) if is_final else max(at, len(text.rstrip())), False
+        return len(text) if is_final else max(offset, len(text.rstrip())), False
 
     def _scalar(self) -> Reading[None]:
         """A number or constant, or a whole argument without quotes."""
         notation = self._notation
         feed = self._feed
         while True:
-            match = notation.scalar_text.match(feed.text, self.at)
-            end = match.end() if match else self.at
-            is_long = end - self.at > MAX_SCALAR
+            match = notation.scalar_text.match(feed.text, self.offset)
+            end = match.end() if match else self.offset
+            is_long = end - self.offset > MAX_SCALAR
             if end < len(feed.text) or feed.is_final:
                 break
             if is_long and notation.has_commas:
                 raise BrokenValue
             yield
         try:
-            value = notation.scalar(feed.text[self.at : end])
+            value = notation.scalar(feed.text[self.offset : end])
         except UNREADABLE:
             yield from self._spelled()
             return
         if is_long and not isinstance(value, str):
             raise BrokenValue
-        self._write_value(value, feed.text[self.at])
-        self.at = end
+        self._write_value(value, feed.text[self.offset])
+        self.offset = end
 
     def _spelled(self) -> Reading[None]:
         """An argument after its key that is neither quoted nor a scalar."""
@@ -261,14 +266,14 @@ class ValueCopier:
         is_named = len(self._frames) == 1 and not self._frames[0].is_positional
         if arguments is None or not is_named:
             raise BrokenValue
-        end, is_end = self._bare_end(arguments, self.at)
+        end, is_end = self._bare_end(arguments, self.offset)
         while not is_end:
             yield from self._more()
-            end, is_end = self._bare_end(arguments, self.at)
-        text = self._feed.text[self.at : end].rstrip()
+            end, is_end = self._bare_end(arguments, end)
+        text = self._feed.text[self.offset : end].rstrip()
         types = arguments.types_of(str(self._frames[0].key))
         self._write_value(argument_value(text, types), text[:1])
-        self.at = end
+        self.offset = end
 
     def _container(self, opens: str, *, is_list: bool = False) -> Reading[None]:
         """A list, an object or the arguments of a call."""
@@ -276,7 +281,7 @@ class ValueCopier:
             raise BrokenValue
         self._begin(opens)
         self._write("[" if is_list else "{")
-        self.at += 1
+        self.offset += 1
         frame = Frame(opens, is_list)
         self._frames.append(frame)
         has_commas = self._notation.has_commas
@@ -292,15 +297,15 @@ class ValueCopier:
             yield from self._value()
             sign = (yield from self._skip(_SPACE)) if has_commas else closes
             if sign == ",":
-                self.at += 1
+                self.offset += 1
             elif sign != closes and opens + sign != "[{":
                 # Only objects of a list may stand without a comma.
                 raise BrokenValue
-        self.at += 1
+        self.offset += 1
         for _ in range(n_doubled):
             if (yield from self._skip(_SPACE)) != closes:
                 raise BrokenValue
-            self.at += 1
+            self.offset += 1
         self._write("]" if is_list else "}")
         self._frames.pop()
 
@@ -311,7 +316,7 @@ class ValueCopier:
             return 0
         while (yield from self._skip(_SPACE)) == "{" and n_doubled < MAX_DOUBLED:
             n_doubled += 1
-            self.at += 1
+            self.offset += 1
         return n_doubled
 
     def _key(self) -> Reading[str]:
@@ -319,28 +324,28 @@ class ValueCopier:
         letters: list[str] = []
         if quote := (yield from self._starting_quote()):
             yield from self._letters(quote, letters.append, is_key=True)
-            end = self.at
+            end = self.offset
         else:
-            end = yield from self._feed.after(self._notation.bare_key, self.at)
-            letters.append(self._feed.text[self.at : end].strip().strip('"'))
+            end = yield from self._feed.after(self._notation.bare_key, self.offset)
+            letters.append(self._feed.text[self.offset : end].strip().strip('"'))
         end = yield from self._feed.after(_SPACE, end)
         if self._feed.text[end : end + 1] != ":":
             raise BrokenValue
-        self.at = self._bare_at = yield from self._feed.after(_SPACE, end + 1)
+        self.offset = self._bare_at = yield from self._feed.after(_SPACE, end + 1)
         return "".join(letters)
 
     def _keyword(self, frame: Frame) -> Reading[str]:
         """Name of an argument, by its keyword or its place."""
         feed = self._feed
         while True:
-            match = _KEYWORD.match(feed.text, self.at)
+            match = _KEYWORD.match(feed.text, self.offset)
             if match is not None and (match.end() < len(feed.text) or feed.is_final):
                 frame.is_positional = False
-                self.at = self._bare_at = match.end()
+                self.offset = self._bare_at = match.end()
                 if match[0][-2].isspace():
-                    self._bare_at = yield from feed.space(self.at)
+                    self._bare_at = yield from feed.space(self.offset)
                 return match[1]
-            if not _BEGUN_KEYWORD.match(feed.text, self.at):
+            if not _BEGUN_KEYWORD.match(feed.text, self.offset):
                 break
             yield from self._more()
         name = ""
@@ -358,53 +363,45 @@ class ValueCopier:
         may_be_raw = self._notation.has_bare_quotes and len(quote) == 1
         may_hold_quote = self._notation.has_bare_quotes and not self._frames[-1].is_positional
         while True:
-            mark = marks.search(feed.text, self.at, is_final=feed.is_final)
-            last = len(feed.text) if feed.is_final else marks.hold(feed.text, self.at)
-            stretch = feed.text[self.at : mark.start if mark else last]
+            mark = marks.search(feed.text, self.offset, is_final=feed.is_final)
+            last = len(feed.text) if feed.is_final else marks.hold(feed.text, self.offset)
+            stretch = feed.text[self.offset : mark.start if mark else last]
             add(stretch)
-            self.at += len(stretch)
+            self.offset += len(stretch)
             is_raw = is_raw or (may_be_raw and "\n" in stretch)
             if mark is None:
                 yield from self._more()
             elif mark.text == "\\":
                 add("\\" if is_raw else (yield from self._escape()))
-                self.at += is_raw
+                self.offset += is_raw
             elif mark.text != quote:
                 yield from self._pass_stop(quote, mark.end)
                 add(mark.text)
-                self.at = mark.end
+                self.offset = mark.end
             elif is_key or (yield from self._closes(mark.end)):
-                self.at = mark.end
+                self.offset = mark.end
                 return
             elif may_hold_quote:
                 is_raw = True
                 add(quote)
-                self.at = mark.end
+                self.offset = mark.end
             else:
                 raise BrokenValue
 
     def _escape(self) -> Reading[str]:
         """A character after a backslash; one that means nothing keeps the backslash."""
         feed = self._feed
-        at = self.at + 1
-        while at == len(feed.text):
-            yield from self._more()
-        letter = feed.text[at]
-        n_digits = _N_DIGITS.get(letter, 0)
-        end = at + 1 + n_digits
-        yield from self._until(end)
-        digits = feed.text[at + 1 : end]
-        if not (n_digits and re.fullmatch(rf"[0-9a-fA-F]{{{n_digits}}}", digits)):
-            self.at = at + 1
-            return self._notation.escapes.get(letter, "\\" + letter)
-        code = int(digits, 16)
-        if 0xD800 <= code < 0xDC00:
-            yield from self._until(end + 6)
-            if (low := _LOW_SURROGATE.match(feed.text, end)) is not None:
-                code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
-                end = low.end()
-        self.at = end
-        return str(writable(chr(code)))
+        while not feed.is_final and _BEGUN_ESCAPE.match(feed.text, self.offset):
+            yield
+        match = _ESCAPE.match(feed.text, self.offset)
+        if match is None:
+            raise BrokenValue
+        self.offset = match.end()
+        if match["high"]:
+            return bytes.fromhex(match["high"] + match["low"]).decode("utf-16-be")
+        if code := match["code"] or match["byte"]:
+            return str(writable(chr(int(code, 16))))
+        return self._notation.escapes.get(match["letter"], match[0])
 
     def _pass_stop(self, quote: str, end: int) -> Reading[None]:
         """Pass a mark inside a text that a later quote closes."""
@@ -417,25 +414,25 @@ class ValueCopier:
                 scan = max(end, len(self._feed.text.rstrip()) - len(quote))
                 yield from self._more()
 
-    def _closes(self, at: int) -> Reading[bool]:
-        """Whether a quote before `at` ends its text."""
+    def _closes(self, offset: int) -> Reading[bool]:
+        """Whether a quote before `offset` ends its text."""
         if self._notation.has_marks or not self._frames:
             return True
         feed = self._feed
         frame = self._frames[-1]
         for is_first in (True, False):
-            at = yield from feed.space(at)
-            if feed.text[at : at + 1] in ("", CLOSERS[frame.opens]):
+            offset = yield from feed.space(offset)
+            if feed.text[offset : offset + 1] in ("", CLOSERS[frame.opens]):
                 return True
-            if is_first and feed.text[at] != ",":
+            if is_first and feed.text[offset] != ",":
                 return False
-            at += is_first
+            offset += is_first
         if frame.is_list:
-            return _FOLLOWING_ITEM.match(feed.text, at) is not None
-        while not feed.is_final and _BEGUN_KEYWORD.match(feed.text, at):
+            return _FOLLOWING_ITEM.match(feed.text, offset) is not None
+        while not feed.is_final and _BEGUN_KEYWORD.match(feed.text, offset):
             yield
         is_positional = frame.opens == "(" and frame.is_positional
-        return is_positional or _FOLLOWING[frame.opens].match(feed.text, at) is not None
+        return is_positional or _FOLLOWING[frame.opens].match(feed.text, offset) is not None
 
     def _begin(self, sign: str) -> None:
         """Write the comma and the key before a value."""
@@ -481,15 +478,10 @@ class ValueCopier:
 
     def _skip(self, pattern: re.Pattern[str]) -> Reading[str]:
         """The character after what the pattern matches."""
-        self.at = yield from self._feed.after(pattern, self.at)
-        if self.at == len(self._feed.text):
+        self.offset = yield from self._feed.after(pattern, self.offset)
+        if self.offset == len(self._feed.text):
             raise BrokenValue
-        return self._feed.text[self.at]
-
-    def _until(self, end: int) -> Reading[None]:
-        """Wait for so many characters, or for the end of the text."""
-        while len(self._feed.text) < end and not self._feed.is_final:
-            yield
+        return self._feed.text[self.offset]
 
     def _more(self) -> Reading[None]:
         """Wait for more text, which a broken value never gets."""

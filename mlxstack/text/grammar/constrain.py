@@ -201,8 +201,8 @@ class TagRules(ArgumentRules):
     def _nested_object(self, schema: Schema) -> str:
         if not schema.get("properties"):
             return f"({self._free_member()})*"
-        known = self.members({**self.root, **NO_ARGUMENTS, **schema})
-        return "" if known is None else self.builder.unordered(known, NOTHING)
+        members_of = self.members({**self.root, **NO_ARGUMENTS, **schema})
+        return "" if members_of is None else self.builder.unordered(members_of, NOTHING)
 
     def _nested_list(self, schema: Schema) -> str:
         items = schema.get("items", {})
@@ -257,8 +257,8 @@ class PythonRules(ArgumentRules):
             return ""
         plain = (part for part in self.types(schema).others if "enum" not in part)
         types = {name for part in plain for name in named_types(part)}
-        known = schema if isinstance(schema, dict) else {}
-        value = JsonRules(self.builder, self.root).value(known)
+        described = schema if isinstance(schema, dict) else {}
+        value = JsonRules(self.builder, self.root).value(described)
         constants = [word for kind, word in PYTHON_CONSTANTS if kind in types]
         values = self.builder.rule(" | ".join([value, *constants]))
         return self.builder.rule(f"{quoted(f'{key}=')} {values}")
@@ -310,11 +310,16 @@ class GemmaRules(ArgumentRules):
         if isinstance(named, list) and "object" in named:
             return [self._free_object(), self._free_list()]
         if named == "object":
-            known = self.members(schema, n_outer + 1)
-            return [] if known is None else [f'"{{" {self.builder.unordered(known, COMMA)} "}}"']
+            inside = self._object(schema, n_outer + 1)
+            return [inside] if inside else []
         if named == "array":
             return self._list(schema, n_outer)
         return []
+
+    def _object(self, schema: Schema, n_outer: int) -> str:
+        """Rule of an object; "" if a required member has none."""
+        inside = self.members(schema, n_outer)
+        return "" if inside is None else f'"{{" {self.builder.unordered(inside, COMMA)} "}}"'
 
     def _list(self, schema: Schema, n_outer: int) -> list[str]:
         item = self._value(schema.get("items", {}), n_outer + 1)

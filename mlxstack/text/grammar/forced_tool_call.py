@@ -56,16 +56,16 @@ def call_grammar(calls: ForcedCalls) -> CallGrammar:
     builder = LarkBuilder(calls.marks.special)
     syntax = _after_forced(calls.marks)
     rules = [(tool, call_rule(syntax, tool, builder)) for tool in calls.tools]
-    known = [(tool, builder.rule(rule)) for tool, rule in rules if rule is not None]
-    if not known:
+    written = [(tool, builder.rule(rule)) for tool, rule in rules if rule is not None]
+    if not written:
         raise _unspeakable(calls.tools)
-    others = [tool for tool, rule in rules if rule is None] if calls.is_complete else []
+    inexpressible = [tool for tool, rule in rules if rule is None] if calls.is_complete else []
     opening = syntax.body.up_to_name
-    free = builder.either(builder.call_opening(opening, tool.name) for tool in others)
+    free = builder.either(builder.call_opening(opening, tool.name) for tool in inexpressible)
     if calls.marks.head:
-        start = _headed(calls, known, builder)
+        start = _headed(calls, written, builder)
     else:
-        start = _start(calls, builder.rule(" | ".join(rule for _, rule in known)), free, builder)
+        start = _start(calls, builder.rule(" | ".join(rule for _, rule in written)), free, builder)
     grammar = builder.grammar(start)
     bound(grammar, "tools")
     return CallGrammar(LLMatcher.grammar_from_lark(grammar), frozenset(builder.unenforced))
@@ -80,13 +80,13 @@ def _after_forced(marks: CallDelimiters) -> CallSyntax:
     return replace(marks.syntax, body=replace(body, parts=parts))
 
 
-def _headed(calls: ForcedCalls, known: list[tuple[Tool, str]], builder: LarkBuilder) -> str:
+def _headed(calls: ForcedCalls, written: list[tuple[Tool, str]], builder: LarkBuilder) -> str:
     """One call in a message whose header names the tool too."""
     syntax = calls.marks.syntax
-    rest = calls.marks.head.removeprefix(calls.marks.forced)
-    opens = f"{rest}{syntax.section_opens}{syntax.opens}"
+    head = calls.marks.head.removeprefix(calls.marks.forced)
+    opens = f"{head}{syntax.section_opens}{syntax.opens}"
     closes = builder.literal(f"{syntax.closes}{syntax.section_closes}")
-    forms = [f"{builder.call_opening(opens, tool.name)} {rule} {closes}" for tool, rule in known]
+    forms = [f"{builder.call_opening(opens, tool.name)} {rule} {closes}" for tool, rule in written]
     return builder.rule(" | ".join(forms))
 
 
@@ -110,13 +110,13 @@ def _start(calls: ForcedCalls, call: str, free: str, builder: LarkBuilder) -> st
     elif not syntax.is_bare and not calls.marks.is_last:
         more = f"{ending} {builder.literal(f'{syntax.between}{syntax.opens}')}"
     is_row = bool(more) and not calls.is_single
-    rest = f"({more} {call})*" if is_row else ""
-    start = f"{head} {before} {call} {rest} {ending} {last}"
+    more_calls = f"({more} {call})*" if is_row else ""
+    start = f"{head} {before} {call} {more_calls} {ending} {last}"
     if not free:
         return start
     ways = [start, f"{head} {before} {free}"]
     if is_row:
-        ways.append(f"{head} {before} {call} {rest} {more} {free}")
+        ways.append(f"{head} {before} {call} {more_calls} {more} {free}")
     return " | ".join(ways)
 
 

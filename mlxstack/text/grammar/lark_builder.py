@@ -93,7 +93,7 @@ class LarkBuilder:
     def call_opening(self, template: str, name: str) -> str:
         """Rule of an opening with its `{name}`; number and id vary."""
         parts = re.split(r"(\{index\}|\{count\}|\{id\})", template)
-        named = (OPEN.get(one) or self.literal(one.replace("{name}", name)) for one in parts)
+        named = (OPEN.get(part) or self.literal(part.replace("{name}", name)) for part in parts)
         return " ".join(named)
 
     def json(self, schema: Schema, root: Schema) -> str:
@@ -158,11 +158,11 @@ class LarkBuilder:
 
     def scalar(self, schema: Schema, root: Schema) -> str:
         """Rule of the numbers and constants of a schema, or ""."""
-        types = [one for one in named_types(schema) if one in SCALARS]
+        types = [name for name in named_types(schema) if name in SCALARS]
         if "enum" in schema:
-            plain = [one for one in schema["enum"] if not isinstance(one, dict | list)]
-            if plain:
-                return self.json({"enum": plain}, root)
+            scalars = [value for value in schema["enum"] if not isinstance(value, dict | list)]
+            if scalars:
+                return self.json({"enum": scalars}, root)
             return ""
         if types:
             return self.json({**schema, "type": types}, root)
@@ -170,8 +170,8 @@ class LarkBuilder:
 
     def either(self, forms: Iterable[str]) -> str:
         """Name of a rule of all forms that exist, or ""."""
-        kept = [form for form in forms if form]
-        return self.rule(" | ".join(kept)) if kept else ""
+        existing = [form for form in forms if form]
+        return self.rule(" | ".join(existing)) if existing else ""
 
     def text(
         self, schema: Schema, avoided: Sequence[str], closes: str, literals: Sequence[str] = ()
@@ -189,22 +189,22 @@ class LarkBuilder:
         head = self._cuts.split(closes)[0]
         patterns = list(self._wanted(schema if head == closes else self._countable(schema)))
         ending = escaped(head)
-        known = [f"/{_slashed(f'(?:{one}){ending}')}/" for one in patterns or [ANYTHING]]
-        unwanted = [f"~/{_slashed(f'(?:{one}){ending}')}/" for one in avoided]
+        lexemes = [f"/{_slashed(f'(?:{pattern}){ending}')}/" for pattern in patterns or [ANYTHING]]
+        unwanted = [f"~/{_slashed(f'(?:{pattern}){ending}')}/" for pattern in avoided]
         name = f"t{len(self._rules)}"
         lazy = "[lazy]" if head == closes else ""
         self._rules.append(f"{name}{lazy}: {name.upper()}")
         # A lexeme of their own would be taken for the beginning of a text.
-        others = "".join(f" | /{_slashed(word + ending)}/" for word in literals)
-        self._rules.append(f"{name.upper()}: ({' & '.join([*known, *unwanted])}){others}")
+        constants = "".join(f" | /{_slashed(word + ending)}/" for word in literals)
+        self._rules.append(f"{name.upper()}: ({' & '.join([*lexemes, *unwanted])}){constants}")
         return f"{name} {self.literal(closes.removeprefix(head))}"
 
     def free_text(self, avoided: str) -> str:
         """Text, perhaps none, without the first letters of `avoided`."""
         head = self._cuts.split(avoided)[0]
         name = f"T{len(self._rules)}"
-        rest = f" & ~/{_slashed(containing(head))}/" if head else ""
-        self._rules.append(f"{name}: /(?s:.+)/{rest}")
+        exclusion = f" & ~/{_slashed(containing(head))}/" if head else ""
+        self._rules.append(f"{name}: /(?s:.+)/{exclusion}")
         return f"{name}?"
 
     def _countable(self, schema: Schema) -> Schema:
@@ -244,27 +244,27 @@ def quoted(text: str) -> str:
 
 
 def members(
-    known: Mapping[str, tuple[Any, bool]], rule_of: Callable[[str, Any], str]
+    schemas: Mapping[str, tuple[Any, bool]], rule_of: Callable[[str, Any], str]
 ) -> list[MemberRule] | None:
     """Rules of properties; None if that of a required one is missing."""
-    made = []
-    for key, (schema, is_required) in known.items():
+    rules = []
+    for key, (schema, is_required) in schemas.items():
         if rule := rule_of(key, schema):
-            made.append(MemberRule(rule, is_required))
+            rules.append(MemberRule(rule, is_required))
         elif is_required:
             return None
-    return made
+    return rules
 
 
 def listed(items: Sequence[MemberRule], between: str) -> str:
     """Items in order with `between`; optional ones may be missing."""
     forms = []
-    for at, item in enumerate(items):
-        rest = (
+    for index, item in enumerate(items):
+        following = (
             f"({between} {later.rule}){'' if later.is_required else '?'}"
-            for later in items[at + 1 :]
+            for later in items[index + 1 :]
         )
-        forms.append(" ".join([item.rule, *rest]))
+        forms.append(" ".join([item.rule, *following]))
         if item.is_required:
             break
     else:
@@ -305,23 +305,23 @@ def _ways(pattern: str) -> list[str]:
     """The alternatives of a regular expression that stand in no group."""
     ways = [""]
     depth = 0
-    at = 0
+    position = 0
     in_class = False
-    while at < len(pattern):
-        n = 2 if pattern[at] == "\\" else 1
-        piece = pattern[at : at + n]
+    while position < len(pattern):
+        n = 2 if pattern[position] == "\\" else 1
+        piece = pattern[position : position + n]
         in_class = (in_class or piece == "[") and piece != "]"
         depth += 0 if in_class else (piece == "(") - (piece == ")")
         if piece == "|" and not depth and not in_class:
             ways.append("")
         else:
             ways[-1] += piece
-        at += n
+        position += n
     return ways
 
 
 def _is_avoided(text: str, avoided: Iterable[str]) -> bool:
-    return any(re.fullmatch(one, text) for one in avoided)
+    return any(re.fullmatch(pattern, text) for pattern in avoided)
 
 
 def _slashed(expression: str) -> str:

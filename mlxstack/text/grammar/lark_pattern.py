@@ -195,8 +195,8 @@ def _literal(text: str) -> str:
             return f"(?i:{plain})"
         return f"(?:{plain})"
     expression, _, flags = text.removeprefix("/").rpartition("/")
-    kept = "".join(flag for flag in flags if flag in FLAGS)
-    return f"(?{kept}:{expression})"
+    python_flags = "".join(flag for flag in flags if flag in FLAGS)
+    return f"(?{python_flags}:{expression})"
 
 
 def _joined(separator: str, expressions: Iterable[str]) -> str:

@@ -44,7 +44,7 @@ class CallTrigger(Struct, frozen=True):
     @property
     def n_longest(self) -> int:
         """The bytes of the longest opening."""
-        return max(len(text) for one in self.openings for text in one.texts)
+        return max(len(text) for opening in self.openings for text in opening.texts)
 
 
 class CallProgress:
@@ -88,16 +88,16 @@ class CallState:
         else:
             self._recent = text[-self._n_longest :]
         for opening in self._trigger.openings:
-            rest = self._after(opening, text, n_before, token)
-            if rest is not None and self._begin(opening, rest):
+            following = self._after(opening, text, n_before, token)
+            if following is not None and self._begin(opening, following):
                 return
 
-    def _begin(self, opening: CallOpening, rest: str) -> bool:
-        """Whether the call's grammar accepts `rest`; then the call begins."""
+    def _begin(self, opening: CallOpening, following: str) -> bool:
+        """Whether the call's grammar accepts `following`; then the call begins."""
         rules = opening.rules()
         if rules is None:
             return False
-        tokens = self._trigger.encode(rest) if rest else []
+        tokens = self._trigger.encode(following) if following else []
         call = CallProgress(rules.deep_copy(), len(tokens))
         if call.rules.try_consume_tokens(tokens) != len(tokens):
             return False
@@ -146,15 +146,15 @@ class CallState:
         """
         if opening.token is not None:
             return "" if token == opening.token else None
-        for one in opening.texts:
+        for opened in opening.texts:
             if self._trigger.is_first:
                 n_space = len(text) - len(text.lstrip())
-                at = n_space if text.startswith(one, n_space) else -1
+                start = n_space if text.startswith(opened, n_space) else -1
             else:
-                at = text.rfind(one)
-            if at >= 0 and at + len(one) > n_before:
+                start = text.rfind(opened)
+            if start >= 0 and start + len(opened) > n_before:
                 try:
-                    return text[at + opening.n_open :].decode()
+                    return text[start + opening.n_open :].decode()
                 except UnicodeDecodeError:
                     return None
         return None

@@ -52,11 +52,11 @@ class ToolLoosener:
         def with_smallest(n: int) -> ForcedCalls:
             """Calls with the schemas of the `n` smallest tools."""
             bare = set(by_size[n:])
-            kept = (
+            chosen = (
                 replace(tool, parameters={}) if index in bare else tool
                 for index, tool in enumerate(tools)
             )
-            return replace(calls, tools=tuple(kept))
+            return replace(calls, tools=tuple(chosen))
 
         def is_too_large(n: int) -> bool:
             return _problem(with_smallest(n), problem) is not None
