@@ -91,7 +91,7 @@ class EarlyPrefill(IdleWork):
     @property
     def slots(self) -> Collection[int]:
         """Slots with an early turn."""
-        return [turn.slot for turn in self._queue.turns]
+        return [early_turn.slot for early_turn in self._queue.turns]
 
     def has_chunk(self) -> bool:
         """Whether a chunk is due. A turn of a used slot ends."""
@@ -101,7 +101,7 @@ class EarlyPrefill(IdleWork):
         self._queue, self._chunk = early_turns.next_chunk(self._queue, loop.state, speed, policy)
         if self._chunk is None:
             return False
-        slot = self._chunk.turn.slot
+        slot = self._chunk.early_turn.slot
         if loop.slot_kv.is_storing(slot):
             return False
         if self._prompts[slot].version != loop.slots[slot].version:
@@ -113,7 +113,7 @@ class EarlyPrefill(IdleWork):
         """Prefill the chunk; exceptions end only its turn. Raises DeviceError."""
         assert self._chunk is not None
         loop = self._loop
-        slot = self._chunk.turn.slot
+        slot = self._chunk.early_turn.slot
         try:
             self._advance(self._chunk)
         except OutOfMemory as error:
@@ -150,9 +150,9 @@ class EarlyPrefill(IdleWork):
         if not self._n_early:
             return snapshot
         n_left = {
-            turn.slot: turn.n_prompt - 1 - turn.position
-            for turn in self._queue.turns
-            if turn.position is not None
+            early_turn.slot: early_turn.n_prompt - 1 - early_turn.position
+            for early_turn in self._queue.turns
+            if early_turn.position is not None
         }
         slots = tuple(
             replace(
@@ -164,20 +164,20 @@ class EarlyPrefill(IdleWork):
 
     def _advance(self, chunk: EarlyChunk) -> None:
         """Look a turn's prefix up, or prefill its next chunk."""
-        turn = chunk.turn
-        if turn.position is None:
-            start = self._prepare(turn.slot)
+        early_turn = chunk.early_turn
+        if early_turn.position is None:
+            start = self._prepare(early_turn.slot)
             if start is None:
-                self._queue = early_turns.end(self._queue, turn.slot)
+                self._queue = early_turns.end(self._queue, early_turn.slot)
                 return
             position = n_kept = start
-            self._n_early.setdefault(turn.slot, 0)
+            self._n_early.setdefault(early_turn.slot, 0)
         else:
-            position = self._compute(turn.slot, chunk.n_tokens)
-            n_kept = turn.position
-            self._n_early[turn.slot] += position - n_kept
-        self._loop.set_context(turn.slot, position, n_kept)
-        self._queue = early_turns.advance(self._queue, turn, position)
+            position = self._compute(early_turn.slot, chunk.n_tokens)
+            n_kept = early_turn.position
+            self._n_early[early_turn.slot] += position - n_kept
+        self._loop.set_context(early_turn.slot, position, n_kept)
+        self._queue = early_turns.advance(self._queue, early_turn, position)
 
     def _prepare(self, slot: int) -> int | None:
         """Find the cached prefix; its length, None for a worthless rest."""

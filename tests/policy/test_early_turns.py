@@ -55,15 +55,15 @@ def computed(queue: EarlyQueue, desk: SchedulerState) -> tuple[EarlyQueue, int]:
     queue, chunk = next_chunk(queue, desk, SPEED, PACE)
     if chunk is None:
         return queue, 0
-    start = chunk.turn.position or 0
-    return advance(queue, chunk.turn, start + chunk.n_tokens), chunk.n_tokens
+    start = chunk.early_turn.position or 0
+    return advance(queue, chunk.early_turn, start + chunk.n_tokens), chunk.n_tokens
 
 
 def test_the_cached_prefix_is_looked_up_first() -> None:
     queue = begin(EarlyQueue(), EarlyTurn(0, N_PROMPT))
     queue, chunk = next_chunk(queue, resting(), SPEED, PACE)
     assert chunk == EarlyChunk(queue.turns[0], 0)
-    assert advance(queue, chunk.turn, START) == QUEUE
+    assert advance(queue, chunk.early_turn, START) == QUEUE
 
 
 def test_an_idle_service_computes_the_whole_of_it() -> None:

@@ -337,8 +337,8 @@ class Histories(RuleBasedStateMachine):
         states = {slot.state for slot in before.slots}
         assert states <= {SlotState.IDLE, SlotState.RUNNING}
         assert SlotState.RUNNING not in states or n_rested >= REST_STEPS
-        turn = chunk.turn
-        start = chunk.turn.position
+        turn = chunk.early_turn
+        start = chunk.early_turn.position
         if start is None:
             self.compute_early(turn, turn.n_prompt // 2, turn.n_prompt // 2)
             return

@@ -34,27 +34,29 @@ class EarlyQueue(Struct, frozen=True):
 class EarlyChunk(Struct, frozen=True):
     """Compute `n_tokens` of an early turn; 0: look up cached ones."""
 
-    turn: EarlyTurn
+    early_turn: EarlyTurn
     n_tokens: int
 
 
-def begin(queue: EarlyQueue, turn: EarlyTurn) -> EarlyQueue:
+def begin(queue: EarlyQueue, early_turn: EarlyTurn) -> EarlyQueue:
     """Add a turn, in place of an older one of its slot."""
-    queue = end(queue, turn.slot)
-    return replace(queue, turns=(*queue.turns, turn))
+    queue = end(queue, early_turn.slot)
+    return replace(queue, turns=(*queue.turns, early_turn))
 
 
 def end(queue: EarlyQueue, slot: int) -> EarlyQueue:
     """Remove the turn of a slot; its KV stays there."""
-    return replace(queue, turns=tuple(turn for turn in queue.turns if turn.slot != slot))
+    return replace(
+        queue, turns=tuple(early_turn for early_turn in queue.turns if early_turn.slot != slot)
+    )
 
 
-def advance(queue: EarlyQueue, turn: EarlyTurn, position: int) -> EarlyQueue:
+def advance(queue: EarlyQueue, early_turn: EarlyTurn, position: int) -> EarlyQueue:
     """Move a turn to `position`; one token left ends it."""
-    if position >= turn.n_prompt - 1:
-        return replace(end(queue, turn.slot), n_rested=0)
-    moved = replace(turn, position=position)
-    turns = tuple(moved if queued == turn else queued for queued in queue.turns)
+    if position >= early_turn.n_prompt - 1:
+        return replace(end(queue, early_turn.slot), n_rested=0)
+    moved = replace(early_turn, position=position)
+    turns = tuple(moved if queued == early_turn else queued for queued in queue.turns)
     return EarlyQueue(turns)
 
 
@@ -75,9 +77,9 @@ def next_chunk(
         return queue, None
     if state.n_active and queue.n_rested < REST_STEPS:
         return replace(queue, n_rested=queue.n_rested + 1), None
-    turn = queue.turns[0]
-    if turn.position is None:
-        return queue, EarlyChunk(turn, 0)
-    slot = Slot(turn.slot, position=turn.position, n_prompt=turn.n_prompt)
+    early_turn = queue.turns[0]
+    if early_turn.position is None:
+        return queue, EarlyChunk(early_turn, 0)
+    slot = Slot(early_turn.slot, position=early_turn.position, n_prompt=early_turn.n_prompt)
     # An arrival waits as shortly as a decoding request, also while none decodes.
-    return queue, EarlyChunk(turn, chunk_size(slot, max(1, state.n_active), speed, policy))
+    return queue, EarlyChunk(early_turn, chunk_size(slot, max(1, state.n_active), speed, policy))
