@@ -1,4 +1,4 @@
-"""The spine of the engine names no feature: a feature is registered by the assembly alone.
+"""The spine of engine and text names no feature: a feature is registered by the assembly alone.
 
 A line of code or of a docstring that holds a word of a feature is listed here, with the reason.
 """
@@ -23,16 +23,22 @@ FEATURE_OF = {
     "mirrors": "ranks", "distributed": "ranks", "machines": "ranks",
     "stack": "row stacks", "stacks": "row stacks", "stacked": "row stacks",
     "stacker": "row stacks", "unstack": "row stacks",
-    "replay": "replay", "replayed": "replay", "splice": "replay",
+    "replay": "replay", "replayed": "replay",
     "sibling": "siblings", "siblings": "siblings",
 }  # fmt: skip
 """The feature that owns a word."""
 
-SPINE = ("engine/thread.py", "engine/loop.py", "engine/slots/*.py", "engine/kv/*.py")
+SPINE = (
+    "engine/thread.py", "engine/loop.py", "engine/slots/*.py", "engine/kv/*.py",
+    "text/prompt/*.py", "text/template/*.py", "text/tokens/*.py", "text/rendering/*.py",
+)  # fmt: skip
 
 FEATURE_FILES = {
     "engine/slots/kv_transfer.py": "remote KV: only the assembly imports it",
     "engine/slots/remote_prefill.py": "remote KV: only the assembly imports it",
+    "text/prompt/answer_replay.py": "replay: only `replay.py` imports it",
+    "text/prompt/replay.py": "replay: only the assembly imports it",
+    "text/prompt/splices.py": "replay: only `replay.py` imports it",
 }
 
 SPANS = "tokens of an image are cut, compared and stored as a whole, by values of core"
@@ -45,6 +51,11 @@ EXCEPTIONS: dict[str, dict[str, tuple[int, str]]] = {
     "engine/slots/request_state.py": {
         "drafts": (1, "a field of public timings"),
         "vision": (1, "a field of public timings"),
+    },
+    "text/prompt/prompt.py": {"vision": (1, SPANS)},
+    "text/tokens/cached_tokenizer.py": {
+        "replay": (1, "a field of public timings"),
+        "vision": (11, SPANS),
     },
 }
 """Lines with a word of a feature, by file and feature: how many, and why."""

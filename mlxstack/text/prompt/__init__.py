@@ -1,1 +1,1 @@
-"""Prompts of conversations, and replay of sampled answers."""
+"""Prompts of conversations."""

@@ -31,7 +31,7 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
     template rewrote is passed over, until MAX_IN_VAIN characters were looked through for such.
     """
     # Backwards letters, since `find` takes linear time and `rfind` does not.
-    mirrored = text[end - 1 :: -1] if end else ""
+    backwards = text[end - 1 :: -1] if end else ""
     n_passed = 0
     in_vain = 0
     ends: list[int] = []
@@ -41,9 +41,9 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
             break
         if not stripped or (len(ends) >= MAX_TURN_ENDS and not is_user):
             continue
-        place = mirrored.find(stripped[::-1], n_passed)
+        place = backwards.find(stripped[::-1], n_passed)
         if place < 0:
-            in_vain += len(mirrored) - n_passed
+            in_vain += len(backwards) - n_passed
             continue
         ends.append(end - place)
         n_passed = place + len(stripped)

@@ -1,4 +1,4 @@
-"""Report on a chat template for `mlx-stack template`."""
+"""Report on a chat template, for the verb `template`."""
 
 from itertools import takewhile
 from typing import Any
