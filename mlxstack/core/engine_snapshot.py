@@ -19,14 +19,7 @@ class RequestPhase(StrEnum):
 
 
 class SlotView(Struct, frozen=True):
-    """Slot: `n_tokens` in its context, `idle_s` since the last use.
-
-    `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
-    came from. Of `n_drafted` draft tokens `n_accepted` are among the decoded ones. While the slot
-    is idle, `n_early` tokens of the next turn are begun early, and `n_early_left` are to come.
-    `n_bytes` are without a prefix that it shares. `is_reading` while KV of its prompt is read
-    from disk. Of `n_images` images of the prompt `n_images_computed` had no KV.
-    """
+    """Slot with its request."""
 
     id: int
     n_ctx: int
@@ -34,6 +27,7 @@ class SlotView(Struct, frozen=True):
     request: str | None = None
     agent: str | None = None
     n_tokens: int = 0
+    """Tokens of its context."""
     n_prompt: int = 0
     n_done: int = 0
     n_cached: int = 0
@@ -41,18 +35,27 @@ class SlotView(Struct, frozen=True):
     n_remain: int = 0
     tps: float = 0.0
     n_bytes: int = 0
+    """Bytes without a prefix that it shares."""
     idle_s: float = 0.0
+    """Seconds since the last use."""
     is_used: bool = False
     miss: CacheMiss | None = None
     elapsed_s: float = 0.0
+    """Seconds since the arrival of the active request."""
     source: KVSource = KVSource.NONE
+    """Where its reused KV came from."""
     n_early: int = 0
+    """Tokens of the next turn that are begun early while the slot is idle."""
     n_early_left: int = 0
+    """Tokens of the next turn that are to come."""
     n_drafted: int = 0
     n_accepted: int = 0
+    """Draft tokens among the decoded ones."""
     is_reading: bool = False
+    """Whether KV of its prompt is read from disk."""
     n_images: int = 0
     n_images_computed: int = 0
+    """Images of the prompt that had no KV."""
 
 
 class WaitingView(Struct, frozen=True):

@@ -12,11 +12,7 @@ from mlxstack.core.request import Priority
 
 
 class ServiceFacts(Struct, frozen=True):
-    """Service facts; `budget_bytes` bounds KV in memory, 0: unbounded.
-
-    `health` is "loading", "ok", "stalled", "broken", "swapping" or "stopping". `n_ctx` is tokens
-    per slot.
-    """
+    """Facts of a service."""
 
     model: str = ""
     architecture: str = ""
@@ -24,30 +20,35 @@ class ServiceFacts(Struct, frozen=True):
     mode: str = ""
     version: str = ""
     health: str = ""
+    """"loading", "ok", "stalled", "broken", "swapping" or "stopping"."""
     uptime_s: float = 0.0
     n_ctx: int = 0
+    """Tokens per slot."""
     max_waiting: int = 0
     budget_bytes: int = 0
+    """Bound of KV in memory; 0: unbounded."""
 
 
 class MissView(Struct, frozen=True):
-    """Cache miss of a request; `reason` as in `CacheMiss`.
-
-    `at` is the token where the prompt diverged: `text_shared` comes just before it,
-    `text_cached` is what the cache goes on with, `text_sent` what the prompt goes on with.
-    It cost `n_lost` tokens that could have been reused, and `lost_s` seconds to compute them.
-    """
+    """Cache miss of a request."""
 
     reason: str
+    """As in `CacheMiss`."""
     at: int | None = None
+    """Token at which the prompt diverged."""
     request: str = ""
     agent: str | None = None
     age_s: float = 0.0
     text_shared: str = ""
+    """Text just before that token."""
     text_cached: str = ""
+    """Text with which the cache goes on."""
     text_sent: str = ""
+    """Text with which the prompt goes on."""
     n_lost: int = 0
+    """Tokens that could have been reused."""
     lost_s: float = 0.0
+    """Seconds to compute them."""
 
 
 class MissSums(Struct, frozen=True):
@@ -60,26 +61,22 @@ class MissSums(Struct, frozen=True):
 
 
 class WindowSums(Struct, frozen=True):
-    """Sums over the requests of one window.
-
-    `n_cached` of `n_prompt` tokens were reused in `n_hits` requests. They took `ttft_s` seconds to
-    their first tokens, and `saved_s` more without the cache.
-    """
+    """Sums over the requests of one window."""
 
     n_requests: int = 0
     n_hits: int = 0
+    """Requests that reused tokens."""
     n_prompt: int = 0
     n_cached: int = 0
+    """Tokens of the prompts that were reused."""
     saved_s: float = 0.0
+    """Seconds that they would have taken more without the cache."""
     ttft_s: float = 0.0
+    """Seconds to their first tokens."""
 
 
 class PrefixView(Struct, frozen=True):
-    """Cached prefix; `agents` share it, `places` hold all of it.
-
-    A place is "memory" or "disk". `opening` are its first words, where they are known; `head` are
-    the first tokens of it, which the service turns into words.
-    """
+    """Cached prefix."""
 
     id: str
     name: str = ""
@@ -88,24 +85,26 @@ class PrefixView(Struct, frozen=True):
     n_hits: int = 0
     age_s: float = 0.0
     agents: tuple[str, ...] = ()
+    """Agents that share it."""
     places: tuple[str, ...] = ()
+    """Places that hold all of it: "memory", "disk"."""
     is_pinned: bool = False
     opening: str = ""
+    """Its first words, where they are known."""
     head: tuple[int, ...] = ()
+    """Its first tokens, which the service turns into words."""
 
 
 class CacheView(Struct, frozen=True):
-    """Prefix cache beside the live contexts, in bytes; budget None: unbounded.
-
-    `prefixes` come with the most useful first, `misses` with the latest first (of many, those that
-    lost most), `losses` with the most seconds first.
-    """
+    """Prefix cache beside the live contexts, in bytes."""
 
     is_enabled: bool = True
     memory_bytes: int = 0
     memory_budget: int | None = None
+    """None: unbounded."""
     disk_bytes: int = 0
     disk_budget: int | None = None
+    """None: unbounded."""
     n_entries: int = 0
     max_entries: int | None = None
     n_evicted: int = 0
@@ -113,8 +112,11 @@ class CacheView(Struct, frozen=True):
     hour: WindowSums = WindowSums()
     whole: WindowSums = WindowSums()
     prefixes: tuple[PrefixView, ...] = ()
+    """The most useful first."""
     misses: tuple[MissView, ...] = ()
+    """The latest first; of many, those that lost most."""
     losses: tuple[MissSums, ...] = ()
+    """The most seconds first."""
 
 
 class TurnView(Struct, frozen=True):
@@ -129,24 +131,23 @@ class TurnView(Struct, frozen=True):
 
 
 class AgentKVView(Struct, frozen=True):
-    """KV of an agent for one model; `place`: "live", "memory" or "disk"."""
+    """KV of an agent for one model."""
 
     model: str
     n_tokens: int = 0
     n_bytes: int = 0
     place: str = ""
+    """"live", "memory" or "disk"."""
 
 
 class AgentView(Struct, frozen=True):
-    """Agent with its title `name`; `place` is "live", "parked" or "disk".
-
-    It has a `slot` only when live. `turns` are the latest ones, oldest first. Of `n_drafted` draft
-    tokens `n_accepted` are among the generated ones.
-    """
+    """Agent with its latest turns."""
 
     id: str
     place: str = ""
+    """"live", "parked" or "disk"."""
     slot: int | None = None
+    """Its slot while it is live."""
     priority: Priority = Priority.NORMAL
     is_pinned: bool = False
     n_tokens: int = 0
@@ -158,21 +159,18 @@ class AgentView(Struct, frozen=True):
     saved_s: float = 0.0
     n_drafted: int = 0
     n_accepted: int = 0
+    """Draft tokens among the generated ones."""
     idle_s: float = 0.0
     miss: MissView | None = None
     states: tuple[AgentKVView, ...] = ()
     turns: tuple[TurnView, ...] = ()
+    """The latest ones, oldest first."""
     name: str = ""
+    """Its title."""
 
 
 class RequestView(Struct, frozen=True):
-    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ...
-
-    The seconds until its first token are divided as in `RequestTimings`.
-    Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
-    `n_begun_early` tokens were computed before it came, of which it used `n_used_early`. Of
-    `n_images` images `n_images_computed` had no KV.
-    """
+    """Finished request; seconds are divided as in `RequestTimings`."""
 
     id: str
     agent: str | None = None
@@ -187,14 +185,19 @@ class RequestView(Struct, frozen=True):
     ttft_s: float = 0.0
     saved_s: float = 0.0
     ended: str = ""
+    """Reason of its end: "eos", "length", "cancelled", "failed" ..."""
     age_s: float = 0.0
     miss: MissView | None = None
     n_drafted: int = 0
     n_accepted: int = 0
+    """Draft tokens among the generated ones."""
     n_begun_early: int = 0
+    """Tokens that were computed before it came."""
     n_used_early: int = 0
+    """Tokens begun early that it used."""
     n_images: int = 0
     n_images_computed: int = 0
+    """Images that had no KV."""
     others_s: float = 0.0
     restore_s: float = 0.0
     beside_s: float = 0.0
@@ -211,54 +214,52 @@ class ThroughputSample(Struct, frozen=True, array_like=True):
 
 
 class MemoryView(Struct, frozen=True):
-    """Memory of the computer in bytes, and this service's share.
-
-    `workspace_bytes` are the rest of the process: arrays of MLX that are neither weights nor KV,
-    freed buffers that it keeps, the program itself. `available_bytes` are free without swapping.
-    `pressure` is "calm", "high" or "critical".
-    """
+    """Memory of the computer in bytes, and this service's share."""
 
     total_bytes: int = 0
     available_bytes: int = 0
+    """Bytes that are free without swapping."""
     weights_bytes: int = 0
     live_bytes: int = 0
     parked_bytes: int = 0
     workspace_bytes: int = 0
+    """Rest of the process: other arrays of MLX, freed buffers, the program itself."""
     swap_bytes: int = 0
     pressure: str = ""
+    """"calm", "high" or "critical"."""
 
 
 class LoadView(Struct, frozen=True):
-    """Loading model: bytes of its weights in memory, after `elapsed_s`.
-
-    While it is downloaded, they are bytes on disk of all that were missing.
-    """
+    """Loading model."""
 
     model: str
     n_done: int = 0
+    """Bytes of its weights in memory; while it is downloaded, bytes on disk."""
     n_total: int = 0
+    """Bytes of its weights; while it is downloaded, those that were missing."""
     elapsed_s: float = 0.0
     is_download: bool = False
 
 
 class StatusFrame(Struct, frozen=True, omit_defaults=True):
-    """Status at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
-
-    `titles` names agents by client and folder, or by what they were first told.
-    `agents` come with the last used first, `requests` with the last finished first. Of `n_agents`
-    only the last used ones are included; 0 when agents are not counted. `past` are the last
-    minutes, the oldest first: only the first frame of a feed has it.
-    """
+    """Status of a service at an instant."""
 
     at: float = 0.0
+    """Seconds since 1970."""
     service: ServiceFacts = ServiceFacts()
     snapshot: Snapshot = Snapshot()
     snapshot_age_s: float = 0.0
+    """Seconds from the snapshot to this status."""
     cache: CacheView | None = None
     agents: tuple[AgentView, ...] | None = None
+    """The last used first."""
     requests: tuple[RequestView, ...] | None = None
+    """The last finished first."""
     n_agents: int = 0
+    """Agents, of which only the last used ones are included; 0: not counted."""
     past: tuple[ThroughputSample, ...] = ()
+    """Last minutes, the oldest first; only in the first frame of a feed."""
     memory: MemoryView | None = None
     loading: LoadView | None = None
     titles: dict[str, str] = {}
+    """Names of agents by client and folder, or by their first message."""
