@@ -184,7 +184,6 @@ class Trial:
         return Answer(began, first or last, last, usage, text)
 
     async def clean_up(self) -> None:
-        """Delete the agents."""
         for agent in self._agents:
             try:
                 await self._client.delete(f"/v1/agents/{agent}")

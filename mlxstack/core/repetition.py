@@ -7,7 +7,7 @@ PROBE = 24
 """Characters whose previous occurrence gives the period."""
 
 COPIES = 10
-LEAST = 600
+MIN_CHARS = 600
 """Equal copies, and characters that they cover."""
 
 
@@ -21,6 +21,6 @@ def repeated(text: str) -> str:
     if position < 0:
         return ""
     period = len(tail) - PROBE - position
-    span = max(COPIES * period, LEAST)
+    span = max(COPIES * period, MIN_CHARS)
     is_repeated = len(tail) >= span and tail[-span:-period] == tail[period - span :]
     return tail[-period:] if is_repeated else ""

@@ -165,7 +165,6 @@ class Dashboard(App[None]):
             self.refresh_bindings()
 
     async def action_show(self, mode: str) -> None:
-        """Switch the screen."""
         await self.switch_mode(mode)
         self._hand_over()
 
@@ -186,7 +185,6 @@ class Dashboard(App[None]):
         self.push_screen(TextPage("Log", lines, is_at_end=True))
 
     def action_command_palette(self) -> None:
-        """Open the command palette."""
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette())
 

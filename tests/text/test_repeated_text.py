@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.repetition import COPIES, LEAST, LOOK, repeated
+from mlxstack.core.repetition import COPIES, LOOK, MIN_CHARS, repeated
 
 
 @pytest.mark.parametrize("phrase", ["ha ", "0", "the same again, ", "A longer sentence. " * 8])
 def test_the_phrase_is_found(phrase: str) -> None:
-    text = "It begins well. " + phrase * (LEAST // len(phrase) + COPIES + 1)
+    text = "It begins well. " + phrase * (MIN_CHARS // len(phrase) + COPIES + 1)
     assert repeated(text) and repeated(text) in phrase * 2
 
 

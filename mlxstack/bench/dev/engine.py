@@ -38,7 +38,6 @@ class Side(Struct, frozen=True):
         return spread(self.result.of(who, "step_s")).median
 
     def n_bytes(self, who: str) -> float:
-        """Bytes of KV."""
         return self.result.of(who, "bytes")[0]
 
 

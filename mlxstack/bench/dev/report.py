@@ -148,7 +148,6 @@ def chart_markdown(chart: BarChart) -> list[str]:
 
 
 def table_markdown(table: ReportTable) -> str:
-    """One table under its title."""
     heads = _line(table.heads)
     rule = _line(["---", *("---:" for _ in table.heads[1:])])
     lines = [f"### {table.title}", ""]

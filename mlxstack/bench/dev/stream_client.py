@@ -130,7 +130,6 @@ class Exchange(asyncio.Protocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.write(self._sent)
 

@@ -71,7 +71,6 @@ class ClockWindow(Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """Its length in seconds."""
         return self.ended - self.began
 
 

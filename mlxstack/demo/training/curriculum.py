@@ -20,7 +20,7 @@ from mlxstack.demo.training.tokenizer import (
 )
 
 BATCH_TOKENS = 2048
-LONGEST = 2600
+MAX_TOKENS = 2600
 POOL = 160
 FIRST_TOKEN_WEIGHT = 4
 
@@ -82,7 +82,7 @@ def talk_batches(
         cases += [long_case(draw, rng.randint(60, stage.far_words)) for _ in range(stage.n_far)]
         pool = [to_sample(case, tokenizer) for case in cases]
         pool += [copy_sample(rng, 256, N_TOKENS) for _ in range(POOL // 10)]
-        pool = sorted((s for s in pool if len(s[0]) <= LONGEST), key=lambda s: len(s[0]))
+        pool = sorted((s for s in pool if len(s[0]) <= MAX_TOKENS), key=lambda s: len(s[0]))
         batches: list[list[Sample]] = [[]]
         for sample in pool:
             if batches[-1] and (len(batches[-1]) + 1) * len(sample[0]) > BATCH_TOKENS:

@@ -58,7 +58,9 @@ ASK_WORD_ONLY = (
 
 def tell(draw: Draw, thing: str, word: str) -> list[Message]:
     has_end = draw.rng.random() < 0.6
-    end = expand(draw.rng, TELL_END, draw.held_out, {}) if has_end else ""
+    end = ""
+    if has_end:
+        end = expand(draw.rng, TELL_END, draw.held_out, {})
     blanks = {"thing": thing, "word": word, "end": end}
     text = request(
         draw.rng, draw.rng.choice((TELL, TELL, MORE_TELL)), draw.held_out, blanks
@@ -70,7 +72,9 @@ def tell(draw: Draw, thing: str, word: str) -> list[Message]:
 def question(draw: Draw, thing: str, word: str) -> list[Message]:
     """The question for a word told before, and the answer."""
     is_bare = draw.rng.random() < 0.4
-    end = expand(draw.rng, ASK_WORD_ONLY, draw.held_out, {"thing": thing}) if is_bare else ""
+    end = ""
+    if is_bare:
+        end = expand(draw.rng, ASK_WORD_ONLY, draw.held_out, {"thing": thing})
     blanks = {"thing": thing, "word": word, "end": end}
     pattern = request(draw.rng, ASK, draw.held_out, blanks).strip()
     text = pattern[0].upper() + pattern[1:]

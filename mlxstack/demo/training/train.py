@@ -225,7 +225,9 @@ class Trainer:
         losses = list[float]()
         since = time.monotonic()
         for step in range(first, stage.steps):
-            gap = self.rng.randint(0, stage.most_gap) if self.rng.random() < 0.5 else 0
+            gap = 0
+            if self.rng.random() < 0.5:
+                gap = self.rng.randint(0, stage.most_gap)
             losses.append(self.step(next(batches), stage.rate(step), gap))
             if (step + 1) % REPORT_STEPS == 0 or step + 1 == stage.steps:
                 pace = (time.monotonic() - since) / len(losses)

@@ -65,7 +65,7 @@ LETTER_WEIGHT = 3
 """How often a letter counts more than another token."""
 STOP = 22
 """Token of the full stop, which follows the letter."""
-LONGEST = 160
+MAX_TOKENS = 160
 """Tokens of a dialogue."""
 QUESTIONS = (
     "What is in this picture?",
@@ -152,7 +152,7 @@ def batch_of(
     while len(samples) < BATCH:
         case, images = case_of(draw, shape, is_talk)
         tokens, marks = to_sample(case, tokenizer)
-        if len(tokens) > LONGEST:
+        if len(tokens) > MAX_TOKENS:
             continue
         wider = [
             (new, mark)
@@ -330,7 +330,9 @@ def tokens_of(image: Picture, tokenizer: Tokenizer) -> tuple[list[int], int]:
     """Tokens of the color after a space, and that of the letter."""
     colors = tokenizer.encode(f" {image.color}").ids
     letter: int = tokenizer.encode(image.letter).ids[0]
-    return (colors[1:] if len(colors) > 1 else colors), letter
+    if len(colors) > 1:
+        colors = colors[1:]
+    return colors, letter
 
 
 def loss_of(
@@ -385,7 +387,11 @@ def look(
     """Train the tower alone."""
     image_processor = processor()
     embedding = frozen["model"]["embed_tokens"]["weight"]
-    loss, tokens = (look_loss, named) if stage.name == "look" else (place_loss, spelled)
+    loss = look_loss
+    tokens = named
+    if stage.name != "look":
+        loss = place_loss
+        tokens = spelled
     trainer = StageTrainer(params, stage, loss)
     for step in range(stage.steps):
         shape = rng.choice(SHAPES)

@@ -139,7 +139,6 @@ class Weights(Struct, frozen=True):
     n_single: int = 0
 
     def plus(self, more: "Weights") -> "Weights":
-        """Both together."""
         sums = (self.packed + more.packed, self.n_half + more.n_half)
         return Weights(*sums, self.n_single + more.n_single)
 
@@ -408,7 +407,6 @@ class MemoryNeed(Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All bytes together."""
         return self.weights + self.kv + self.workspace + self.margin
 
 

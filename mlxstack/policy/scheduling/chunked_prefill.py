@@ -13,7 +13,7 @@ from mlxstack.core.preset import NonNegativeInt, PositiveInt, Seconds
 from mlxstack.core.request import Priority
 from mlxstack.policy.scheduling.scheduler_state import Slot, SlotState
 
-FEWEST = 16
+MIN_TOKENS = 16
 """Shorter chunks, in tokens, measure overhead rather than throughput."""
 
 MEMORY = 0.95
@@ -49,7 +49,7 @@ def observe_prefill(
     speed: ThroughputModel, start: int, n_tokens: int, seconds: float
 ) -> ThroughputModel:
     """Update by a chunk; level follows at once, slowdown gradually."""
-    if n_tokens < FEWEST or seconds <= 0:
+    if n_tokens < MIN_TOKENS or seconds <= 0:
         return speed
     middle = start + n_tokens / 2
     trend = _add(speed.trend, n_tokens, middle, seconds / n_tokens)
@@ -96,7 +96,7 @@ def _slowdown(trend: RegressionSums) -> float:
     x = trend.x / trend.n
     y = trend.y / trend.n
     spread = trend.xx / trend.n - x * x
-    if spread < FEWEST * FEWEST:
+    if spread < MIN_TOKENS * MIN_TOKENS:
         return 0.0
     slope = max(0.0, (trend.xy / trend.n - x * y) / spread)
     return slope / max(y - slope * x, 0.1 * y)

@@ -97,7 +97,6 @@ def enqueue_action(state: SchedulerState, pending: SlotAction) -> SchedulerState
 
 
 def drop_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
-    """Remove a queued slot action."""
     actions = tuple(e for e in state.actions if e.id != pending.id)
     return msgspec.structs.replace(state, actions=actions)
 

@@ -27,7 +27,6 @@ class AgentsScreen(BaseScreen):
     HELP = "agents"
 
     def compose_body(self) -> Iterable[Widget]:
-        """One table."""
         yield TitledTable(agents.agents, "agents", target=ActionTarget.AGENT)
 
     async def open(self, section: str, key: str) -> None:
@@ -57,7 +56,6 @@ class AgentScreen(BaseScreen):
         return None
 
     def compose_body(self) -> Iterable[Widget]:
-        """Portrait, states, turns."""
         yield TextLines(self._portrait, "portrait")
         for draw in (agents.states, agents.turns):
             yield TitledTable(partial(self._table, draw), draw.__name__)

@@ -23,7 +23,6 @@ class CacheScreen(BaseScreen):
     HELP = "cache"
 
     def compose_body(self) -> Iterable[Widget]:
-        """Budgets, rates, prefixes, misses."""
         yield TextLines(cache.budget, "budget")
         yield TitledTable(cache.rates, "rates")
         yield TitledTable(cache.prefixes, "prefixes", target=ActionTarget.PREFIX)

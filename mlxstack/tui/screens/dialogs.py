@@ -46,7 +46,6 @@ class Question(ModalScreen[str | None]):
             self.dismiss(reply)
 
     def action_cancel(self) -> None:
-        """Nothing is done."""
         self.answer(None)
 
 

@@ -21,7 +21,6 @@ class ModelsScreen(BaseScreen):
     HELP = "models"
 
     def compose_body(self) -> Iterable[Widget]:
-        """One table."""
         yield TitledTable(models.models, "models", target=ActionTarget.MODEL)
 
     async def open(self, section: str, key: str) -> None:

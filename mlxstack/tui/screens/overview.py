@@ -28,7 +28,6 @@ class OverviewScreen(BaseScreen):
     HELP = "overview"
 
     def compose_body(self) -> Iterable[Widget]:
-        """Health, tiles, charts, totals, tables."""
         yield TextLines(overview.health, "health")
         with Container(id="tiles"):
             for draw in tiles.TILES:

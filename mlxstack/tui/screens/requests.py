@@ -23,7 +23,6 @@ class RequestsScreen(BaseScreen):
     HELP = "requests"
 
     def compose_body(self) -> Iterable[Widget]:
-        """One table."""
         yield TitledTable(requests.requests, "requests")
 
     async def open(self, section: str, key: str) -> None:

@@ -50,7 +50,9 @@ def _idle_s(agent: AgentView) -> float | None:
 
 
 def _last_miss(agent: AgentView, _: DrawContext) -> TextCell:
-    reason = agent.miss.reason if agent.miss else NONE
+    reason = NONE
+    if agent.miss:
+        reason = agent.miss.reason
     return TextCell(printable(reason, 60), CellStyle.FAINT)
 
 
@@ -184,7 +186,6 @@ def turns(agent: AgentView, model: DashboardState, width: int) -> TableData:
 
 
 def _census(model: DashboardState) -> str:
-    """Count the agents by place."""
     agents = model.frame.agents
     if not agents:
         return ""

@@ -124,7 +124,9 @@ def _live(model: DashboardState) -> list[Cost]:
 
 
 def _wait(view: WaitingView, late_s: float) -> Cost:
-    text = "all slots are busy" if view.pin is None else f"slot {view.pin} is busy"
+    text = "all slots are busy"
+    if view.pin is not None:
+        text = f"slot {view.pin} is busy"
     return Cost(view.request, view.agent, view.waited_s + late_s, text)
 
 

@@ -50,7 +50,9 @@ def of_size(n_bytes: float, bound: float) -> str:
 
 def images(n: int, n_computed: int) -> str:
     """`2, computed 1` as in a response's header, or nothing."""
-    return f"{n}, computed {n_computed}" if n else ""
+    if not n:
+        return ""
+    return f"{n}, computed {n_computed}"
 
 
 def rate(per_second: float) -> str:

@@ -99,7 +99,9 @@ def _kv(model: DashboardState, n_bar: int) -> TextCell:
 
 def loading(view: LoadView, width: int) -> Line:
     """Progress of a load: bar, GiB, time left."""
-    verb = "downloading" if view.is_download else "loading"
+    verb = "loading"
+    if view.is_download:
+        verb = "downloading"
     name = TextCell(f"{verb} {printable(view.model, 40)} ", CellStyle.BUSY)
     elapsed = f"{span(view.elapsed_s)} so far"
     if not view.n_total:

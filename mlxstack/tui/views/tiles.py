@@ -147,7 +147,6 @@ def _line(name: str, width: int, *cells: TextCell) -> Line:
 
 
 def _others(parts: tuple[MemoryPart, ...], view: MemoryView) -> int:
-    """Bytes of other programs."""
     ours = sum(part.n_bytes for part in parts)
     return max(0, view.total_bytes - view.available_bytes - ours)
 

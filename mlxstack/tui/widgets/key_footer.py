@@ -14,7 +14,6 @@ class KeyFooter(Footer):
     """
 
     def compose(self) -> ComposeResult:
-        """The keys of the screen."""
         self._shown = _keys(self.screen) if self._bindings_ready else None
         yield from super().compose()
 

@@ -45,7 +45,6 @@ class SparklineChart(Widget):
             self.refresh(*changed)
 
     def on_resize(self, _: events.Resize) -> None:
-        """Redraw for the new size."""
         self._lines = self._picture()
         self.refresh()
 

@@ -35,4 +35,6 @@ def rich_style(tone: CellStyle, variables: Mapping[str, str]) -> Style:
 
 
 def _name(tone: CellStyle) -> str:
-    return f"${COLORS[tone]}" if tone in COLORS else PLAIN[tone]
+    if tone in COLORS:
+        return f"${COLORS[tone]}"
+    return PLAIN[tone]

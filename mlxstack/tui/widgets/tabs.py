@@ -14,14 +14,12 @@ class Tab(Static):
 
     def __init__(self, mode: str, current: str) -> None:
         super().__init__(
-            f" {MODES.index(mode) + 1} {mode.capitalize()} ",
-            markup=False,
-            classes="tab -current" if mode == current else "tab",
+            f" {MODES.index(mode) + 1} {mode.capitalize()} ", markup=False, classes="tab"
         )
+        self.set_class(mode == current, "-current")
         self._mode = mode
 
     async def on_click(self) -> None:
-        """Go there."""
         await self.run_action(f"app.show('{self._mode}')")
 
 
@@ -34,7 +32,6 @@ class Nav(Horizontal):
         self._feed = feed
 
     def compose(self) -> ComposeResult:
-        """Tabs, then the name."""
         for mode in MODES:
             yield Tab(mode, self._current)
         yield Static(printable(self._feed, 60), markup=False, classes="feed")

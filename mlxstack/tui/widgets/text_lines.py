@@ -31,7 +31,6 @@ class TextLines(Widget):
         self._redraw()
 
     def on_resize(self, _: events.Resize) -> None:
-        """Redraw for the new width."""
         self._redraw()
 
     def render(self) -> Content:

@@ -68,8 +68,9 @@ class TitledTable(Vertical):
         return "1 row" if n_rows == 1 else f"{n_rows} rows"
 
     def sort_next(self) -> None:
-        """Sort by the next column."""
-        index = 0 if self._sorted_by is None else self._sorted_by + 1
+        index = 0
+        if self._sorted_by is not None:
+            index = self._sorted_by + 1
         self._sorted_by = index if index < len(self._shown.columns) else None
         self._redraw()
 
@@ -79,7 +80,6 @@ class TitledTable(Vertical):
         return self._table.chosen
 
     def compose(self) -> ComposeResult:
-        """Heading, table, note."""
         yield Static(classes="heading", markup=False)
         yield self._table
         yield Static(classes="note", markup=False)
@@ -93,7 +93,6 @@ class TitledTable(Vertical):
         self._redraw()
 
     def on_data_table_row_highlighted(self, event: PatchedTable.RowHighlighted) -> None:
-        """The cursor moved."""
         event.stop()
         self._choose()
 

@@ -145,7 +145,6 @@ class _Simulation:
         self._busy += self._now - began
 
     def report(self) -> SimulationReport:
-        """Result of the simulation."""
         return report_of(
             self._samples,
             span_s=self._now,
