@@ -47,13 +47,15 @@ def caller_of(body: CallerFields, connection: Connection) -> Caller:
     agent = _agent(body)
     if agent is not None:
         check_agent(connection, agent)
-    is_batch = connection.scope["path"].startswith(BATCH)
+    priority = priority_of(key_of(connection))
+    if connection.scope["path"].startswith(BATCH):
+        priority = Priority.LOW
     return Caller(
         agent=agent,
         session_hint=session_hint(connection.headers, body.prompt_cache_key, _user(body)),
         client=client_name(connection.headers),
         salt=salt_of(connection, body.cache_salt or ""),
-        priority=Priority.LOW if is_batch else priority_of(key_of(connection)),
+        priority=priority,
         request_id=request_id(connection.scope),
     )
 
@@ -95,7 +97,7 @@ def session_hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = 
     """
     if session := _stripped(headers.get("x-claude-code-session-id")):
         agent = _stripped(headers.get("x-claude-code-agent-id"))
-        return _hint("claude", f"{session}/{agent}" if agent else session)
+        return _hint("claude", "/".join(filter(None, (session, agent))))
     if thread := _first_header(headers, CODEX):
         return _hint("codex", thread)
     if session := _first_header(headers, OPENCODE):
@@ -107,8 +109,12 @@ def session_hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = 
 
 def _user(body: CallerFields) -> Any:
     """End user by OpenAI's field, or by Anthropic's."""
-    user_id = body.metadata.get("user_id") if isinstance(body.metadata, dict) else None
-    return body.user if user_id is None else user_id
+    user_id = None
+    if isinstance(body.metadata, dict):
+        user_id = body.metadata.get("user_id")
+    if user_id is None:
+        return body.user
+    return user_id
 
 
 def _hint_of_user(user: str) -> str | None:
@@ -119,7 +125,9 @@ def _hint_of_user(user: str) -> str | None:
         parsed = json.loads(user)
     except (ValueError, RecursionError):
         parsed = None
-    session = _stripped(parsed.get("session_id")) if isinstance(parsed, dict) else ""
+    session = ""
+    if isinstance(parsed, dict):
+        session = _stripped(parsed.get("session_id"))
     session = session or user.partition(SESSION_MARK)[2]
     if session:
         return _hint("claude", session)

@@ -53,5 +53,9 @@ def chosen_tool(choice: Any) -> str | None:
     if not isinstance(choice, dict):
         return None
     inner = choice.get("function") or choice.get("custom")
-    name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
-    return name if isinstance(name, str) else None
+    if not isinstance(inner, dict):
+        inner = choice
+    name = inner.get("name")
+    if isinstance(name, str):
+        return name
+    return None

@@ -245,11 +245,12 @@ class Service:
         """The reason why requests make no progress; "" while they do."""
         if self.engine.stalled_s() > STALLED_S:
             return "the engine has work but finishes no step"
-        processor = self._model.text_processor if self._model else None
-        stuck = processor.threads.stuck_work(TEXT_STALLED_S) if processor else ""
-        if stuck:
-            return f"all threads for {stuck} are stuck"
-        return ""
+        if self._model is None or self._model.text_processor is None:
+            return ""
+        stuck = self._model.text_processor.threads.stuck_work(TEXT_STALLED_S)
+        if not stuck:
+            return ""
+        return f"all threads for {stuck} are stuck"
 
     @property
     def is_unloaded(self) -> bool:
@@ -273,7 +274,9 @@ class Service:
         The facts stay known of a model that `is_idle`, and comes back. Raises Broken for one that
         does not end within `limit_s`.
         """
-        self._health = ServiceHealth.UNLOADED if is_idle else ServiceHealth.SWAPPING
+        self._health = ServiceHealth.SWAPPING
+        if is_idle:
+            self._health = ServiceHealth.UNLOADED
         self._begin_unload()
         if not await ended(self.engine, limit_s):
             reason = f"the engine of {self.name} did not end within {limit_s:g} s"

@@ -166,8 +166,11 @@ def _is_asked(message: MessageParam) -> bool:
     Documents and images beside the result of a tool become notes, since they are no choice of a
     user who could send something else.
     """
-    parts = message.content if isinstance(message.content, list) else []
-    return message.role == "user" and all(part.get("type") != "tool_result" for part in parts)
+    if message.role != "user":
+        return False
+    if not isinstance(message.content, list):
+        return True
+    return all(part.get("type") != "tool_result" for part in message.content)
 
 
 def _user(
@@ -224,10 +227,14 @@ def _instruction(block: Block, definitions: Definitions) -> str:
     match block:
         case ToolAddition():
             name = _name(block.tool) or _name(block.tool.get("definition"))
-            return definitions.text([name]) if name else ""
+            if not name:
+                return ""
+            return definitions.text([name])
         case ToolRemoval():
             name = _name(block.tool)
-            return removal_note(name) if name else ""
+            if not name:
+                return ""
+            return removal_note(name)
     return block_text(block)
 
 
@@ -264,9 +271,8 @@ def _require_readable(blocks: tuple[Block, ...], path: str) -> None:
 
 
 def _template(body: MessagesBody) -> dict[str, Any]:
-    effort = body.output_config.effort if body.output_config else None
-    if effort in EFFORTS:
-        return {"reasoning_effort": EFFORTS[effort]}
+    if body.output_config and body.output_config.effort in EFFORTS:
+        return {"reasoning_effort": EFFORTS[body.output_config.effort]}
     return {}
 
 
@@ -422,5 +428,7 @@ def _tool(spec: ToolParam, path: str, is_deferred: bool) -> Tool:
 
 
 def _name(tool: Any) -> str:
-    name = tool.get("name") if isinstance(tool, dict) else None
-    return name if isinstance(name, str) else ""
+    match tool:
+        case {"name": str(name)}:
+            return name
+    return ""

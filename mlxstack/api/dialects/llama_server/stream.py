@@ -71,7 +71,9 @@ class PromptRenderer:
     def whole(self, reply: CollectedResponse) -> dict[str, Any]:
         """Response to a request that does not stream."""
         self._has_new_line = "\n" in reply.content
-        tokens = [note.token for note in reply.notes] if self.body.return_tokens else []
+        tokens = []
+        if self.body.return_tokens:
+            tokens = [note.token for note in reply.notes]
         answer = self._final(reply.ended, reply.content, tokens)
         return self._picked({**answer, **self._probabilities(reply.notes)})
 
@@ -92,7 +94,9 @@ class PromptRenderer:
     def _content(self, part: ContentPart) -> dict[str, Any]:
         self._has_new_line |= "\n" in part.text
         self._n_predicted += len(part.notes)
-        timed = {"timings": self._watch.timings()} if self.body.timings_per_token else {}
+        timed = {}
+        if self.body.timings_per_token:
+            timed["timings"] = self._watch.timings()
         return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **timed}
 
     def _partial(self, text: str, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:

@@ -88,7 +88,9 @@ async def create_agent(
     request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
 ) -> Response[dict[str, Any]]:
     """Create an agent, with optional history; 409 for a taken id."""
-    agent = f"agent-{uuid.uuid4().hex[:12]}" if data.id is None else checked_agent(data.id, "id")
+    agent = f"agent-{uuid.uuid4().hex[:12]}"
+    if data.id is not None:
+        agent = checked_agent(data.id, "id")
     check_agent(request, agent)
     past = Conversation(())
     if data.messages:
@@ -111,8 +113,9 @@ async def change_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
     """Change priority, or pin the agent's KV in memory."""
-    name = data.priority
-    priority = None if name is None else read_known(PRIORITIES, name, "priority")
+    priority = None
+    if data.priority is not None:
+        priority = read_known(PRIORITIES, data.priority, "priority")
     changes = AgentChanges(priority, data.is_pinned)
     check_raise(request, changes.priority)
     return shown(request, await agents.change(service, agent, changes))
@@ -257,7 +260,9 @@ def _turn_request(
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     request_fields.only_one(body.n)
-    whole = structs.replace(body, messages=body.append) if body.append else body
+    whole = body
+    if body.append:
+        whole = structs.replace(body, messages=body.append)
     return AgentTurnRequest(
         conversation=to_conversation.conversation(whole, images),
         options=options(body, request, service),

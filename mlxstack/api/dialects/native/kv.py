@@ -88,7 +88,9 @@ async def send_file(
     about = await asyncio.to_thread(kv_transfer.info, store, identity, key)
     etag = f'"{about.checksum}"'
     match = RANGE.fullmatch(request.headers.get("range", ""))
-    start = int(match[1]) if match and request.headers.get("if-range", etag) == etag else 0
+    start = 0
+    if match and request.headers.get("if-range", etag) == etag:
+        start = int(match[1])
     if start >= about.n_bytes:
         raise BadRequest(f"the file has {about.n_bytes} bytes", "range")
 

@@ -73,7 +73,9 @@ def keep_alive_s(keep_alive: float | str) -> float:
                 "keep_alive",
             )
         keep_alive = sign * sum(float(number) * UNITS_S[unit] for number, unit in parts)
-    return keep_alive if keep_alive >= 0 else math.inf
+    if keep_alive < 0:
+        return math.inf
+    return keep_alive
 
 
 def _conversation(chat: ChatBody, body: OllamaGenerationBody, images: ImageReader) -> Conversation:

@@ -138,7 +138,9 @@ def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
 
     Cursor writes them so, in Anthropic's form, and Mistral its reasoning.
     """
-    parts: list[Any] = message.content if isinstance(message.content, list) else []
+    parts: list[Any] = []
+    if isinstance(message.content, list):
+        parts = message.content
     calls = list(message.tool_calls or ())
     thoughts = [*(message.thinking_blocks or message.reasoning_details or ())]
     content: list[str | dict[str, Any]] = []
