@@ -52,7 +52,7 @@ def provided(service: Service) -> Provide:
 
 
 def loaded_guard(service: Service) -> Guard:
-    """Refuse all but the early routes until the model is loaded."""
+    """Refuse requests until the model is loaded, but for routes that answer before."""
 
     async def guard(_: Connection, handler: BaseRouteHandler) -> None:
         if handler.opt.get("is_of_facts"):
@@ -91,7 +91,7 @@ async def _answer_whole(
         await cancel(heading)
     if not working.done():
         headers = answer_headers(orders[0], orders[0].assigned)
-        return streamed(_early(request, working, renderer), headers, "application/json")
+        return streamed(_behind_blanks(request, working, renderer), headers, "application/json")
     replies = working.result()
     first = replies[0]
     headers = answer_headers(orders[0], first.started, first.ended.work)
@@ -115,7 +115,7 @@ async def _until_head(working: asyncio.Task[Any], generation: Generation) -> Non
         await cancel(lookup)
 
 
-async def _early(
+async def _behind_blanks(
     request: AnyRequest, working: asyncio.Task[tuple[CollectedResponse, ...]], renderer: Renderer
 ) -> AsyncGenerator[bytes, None]:
     """White space until the response, then its JSON or error."""

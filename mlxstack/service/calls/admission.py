@@ -159,7 +159,7 @@ async def _admit_text(
 
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
-    """Scope of tool call replay: this agent or conversation."""
+    """Scope of the answers that a prompt may repeat: this agent or conversation."""
     caller = options.caller
     name = caller.agent or service.agent_registry.known_name(
         conversation, caller.session_hint, caller.salt
