@@ -1,4 +1,4 @@
-"""The spine of engine, text, service and API names no feature: a feature is registered by the assembly alone.
+"""The spine names no feature: a feature is registered by the assemblies alone.
 
 A line of code or of a docstring that holds a word of a feature is listed here, with the reason.
 """
