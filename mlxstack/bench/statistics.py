@@ -33,7 +33,9 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 def ratio(part: float, whole: float) -> float:
     """`part` / `whole`; 0 where there is no whole."""
-    return part / whole if whole else 0.0
+    if not whole:
+        return 0.0
+    return part / whole
 
 
 def seconds(value: float) -> str:

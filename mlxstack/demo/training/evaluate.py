@@ -98,7 +98,9 @@ def page(report: Report, seed: int) -> str:
     ]
     for name, row in report.items():
         counts = f"{row['right']} of {row['cases']}"
-        target = f"{float(row['target']):.0%}" if row["target"] else "none yet"
+        target = "none yet"
+        if row["target"]:
+            target = f"{float(row['target']):.0%}"
         lines.append(
             f"| {name} | {row['about']} | {counts} | {float(row['share']):.1%} | {target} |"
         )

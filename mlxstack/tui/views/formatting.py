@@ -16,7 +16,9 @@ def gib(n_bytes: float) -> str:
     value = n_bytes / 2**30
     if 0 < value < 0.095:
         return f"{value:.2f}"
-    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+    if value < 99.95:
+        return f"{value:.1f}"
+    return f"{value:.0f}"
 
 
 def stacked(parts: Sequence[float], whole: float, width: int) -> list[int]:
