@@ -361,16 +361,14 @@ def _checked(
         row = mx.argmax(difference.reshape(difference.shape[0], -1).max(axis=1)).item()
     # A number that is none compares with nothing.
     is_ok = largest <= tolerance.deviations
-    return KernelCheck(
-        name,
-        shape,
-        _name(dtype),
-        KernelOutcome.OK if is_ok else KernelOutcome.FAILED,
-        largest,
-        tolerance.deviations,
-        tolerance.reason,
-        f"row {row}" if rows and not is_ok else "",
-    )
+    outcome = KernelOutcome.OK
+    place = ""
+    if not is_ok:
+        outcome = KernelOutcome.FAILED
+        if rows:
+            place = f"row {row}"
+    bound = tolerance.deviations
+    return KernelCheck(name, shape, _name(dtype), outcome, largest, bound, tolerance.reason, place)
 
 
 def _refused(error: ValueError | RuntimeError) -> tuple[KernelOutcome, str]:

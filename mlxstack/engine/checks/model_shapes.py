@@ -20,7 +20,7 @@ EXPERTS = (QuantizedSwitchLinear, SwitchLinear)
 
 
 class AttentionShape(Struct, frozen=True):
-    """Heads and dims of an attention call; `is_biased`: its mask has numbers."""
+    """Heads and dims of an attention call."""
 
     n_heads: int
     n_kv_heads: int
@@ -29,6 +29,7 @@ class AttentionShape(Struct, frozen=True):
     dtype: mx.Dtype
     is_decode: bool
     is_biased: bool
+    """Whether its mask has numbers."""
     has_sinks: bool
 
     def __str__(self) -> str:
@@ -54,13 +55,11 @@ class RopeCall(Struct, frozen=True):
 
 
 class DeltaCall(Struct, frozen=True):
-    """Arguments of a gated delta update.
-
-    `arrays` are q, k, v, a, b (1, tokens, ...), A_log and dt_bias.
-    """
+    """Arguments of a gated delta update."""
 
     update: Callable[..., tuple[mx.array, mx.array]]
     arrays: tuple[mx.array, ...]
+    """q, k, v, a, b (1, tokens, ...), A_log and dt_bias."""
     options: dict[str, Any]
 
     def __str__(self) -> str:
@@ -83,10 +82,12 @@ class LayerShape(Struct, frozen=True):
     n_experts: int = 0
 
     def __str__(self) -> str:
-        stored = f"{self.bits} bits, {self.mode}, group {self.group_size}"
-        size = f"{self.n_inputs} x {self.n_outputs}"
-        experts = f"{self.n_experts} experts, " if self.n_experts else ""
-        return f"{experts}{size}, {stored if self.bits else 'not quantized'}"
+        parts = [f"{self.n_inputs} x {self.n_outputs}", "not quantized"]
+        if self.bits:
+            parts[1:] = [f"{self.bits} bits", self.mode, f"group {self.group_size}"]
+        if self.n_experts:
+            parts.insert(0, f"{self.n_experts} experts")
+        return ", ".join(parts)
 
 
 class ModelShapes(Struct, frozen=True):

@@ -37,14 +37,20 @@ def attend(
     layer's quantized KV and have no cache which says so, and on a CPU.
     """
     is_alone = not isinstance(keys, RaggedArray)
-    each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
-    if queries.shape[2] == 1 and _is_plain(each_keys, mask):
-        return attend_single(queries * scale, each_keys, each_values, sinks)
+    row_keys = [keys]
+    row_values = [values]
+    if not is_alone:
+        row_keys = keys.arrays
+        row_values = values.arrays
+    if queries.shape[2] == 1 and _is_plain(row_keys, mask):
+        return attend_single(queries * scale, row_keys, row_values, sinks)
     if isinstance(cache, CommonKV) and not has_gpu():
-        return attend_single(queries * scale, each_keys, each_values, sinks, mask)
+        return attend_single(queries * scale, row_keys, row_values, sinks, mask)
     if is_alone:
         return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
-    caches = cache.caches if isinstance(cache, KVView | PaddedKVView) else [None] * len(keys)
+    caches: list[Any] = [None] * len(keys)
+    if isinstance(cache, KVView | PaddedKVView):
+        caches = cache.caches
     outputs = []
     for i, n in enumerate(keys.counts):
         row_queries = queries[i : i + 1, :, :n]
@@ -52,7 +58,9 @@ def attend(
             row_queries, keys[i], values[i], caches[i], scale, row_of(mask, i), sinks
         )
         padding = queries.shape[2] - n
-        outputs.append(mx.pad(out, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else out)
+        if padding:
+            out = mx.pad(out, [(0, 0), (0, 0), (0, padding), (0, 0)])
+        outputs.append(out)
     return mx.concatenate(outputs, axis=0)
 
 
@@ -88,7 +96,10 @@ def force_fused(dims: Dims, *, is_forced: bool) -> None:
 
     The choice is measured and belongs to the device, so all engines of a process share it.
     """
-    (_forced.add if is_forced else _forced.discard)(dims)
+    if is_forced:
+        _forced.add(dims)
+    else:
+        _forced.discard(dims)
 
 
 def unforce() -> bool:

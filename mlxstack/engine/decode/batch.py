@@ -193,7 +193,7 @@ class Batch:
         before = self.runner.n_calls
         needs_states = self.proposer.needs_states
         run = self.runner.states if needs_states else self.runner.execute
-        output = run(plan) if views is None else run(plan, views)
+        output = run(plan, views)
         self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
         if any(row.replay for row in rows):
@@ -222,8 +222,9 @@ class Batch:
             outcomes.append(tokens)
             if id(row) in running:
                 sampled += [_event(row, *pair) for pair in zip(tokens, taken.choices, strict=False)]
-        is_whole = began is not None and len(sampled) >= len(step)
-        seconds = time.perf_counter() - began if began is not None and is_whole else None
+        seconds = None
+        if began is not None and len(sampled) >= len(step):
+            seconds = time.perf_counter() - began
         self.proposer.settle(step, outcomes, seconds)
         return sampled
 

@@ -78,18 +78,19 @@ Logits = list[mx.array]
 
 
 class BatchingCheck(Struct, frozen=True):
-    """Verdict on batching a model, with reason; `kv` describes its caches.
-
-    `can_draft`: rows may bring several tokens to a pass and take some of them back; `is_ragged`: in
-    one pass with other rows; `can_group`: rows may be grouped.
-    """
+    """Verdict on batching a model."""
 
     is_batching: bool
+    """Whether rows decode together."""
     why_not: str | None
     kv: str
+    """Description of its caches."""
     can_draft: bool = False
+    """Whether rows may bring several tokens to a pass, and take some of them back."""
     is_ragged: bool = False
+    """Whether they bring them to one pass with other rows."""
     can_group: bool = False
+    """Whether rows may have their KV in common arrays."""
     why_no_drafts: str = "its caches cannot take tokens back"
 
 
@@ -127,15 +128,16 @@ class CheckSteps:
 
 
 class Comparison(Struct, frozen=True):
-    """Largest difference of logits, relative to their size, and smallest top-k agreement.
-
-    Rounding explains an `allowed` difference; in half precision it may also flip an expert.
-    """
+    """Comparison of logits."""
 
     distance: float
+    """Largest difference, relative to the size of the logits."""
     agreement: float
+    """Smallest common share of the likeliest tokens."""
     allowed: float
+    """Difference that rounding explains."""
     is_half: bool
+    """Whether rounding may flip an expert, too: the precision is half."""
 
     @property
     def is_same(self) -> bool:
@@ -281,8 +283,10 @@ def _with_drafts(
     check: BatchingCheck, model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps
 ) -> BatchingCheck:
     """Add the verdict on several tokens per row, batched or alone."""
-    for is_ragged in [True, False] if check.is_batching else [False]:
-        if not steps.begins(DRAFTED_ROWS if is_ragged else DRAFTED_ALONE):
+    for step, is_ragged in ((DRAFTED_ROWS, True), (DRAFTED_ALONE, False)):
+        if is_ragged and not check.is_batching:
+            continue
+        if not steps.begins(step):
             return replace(check, why_no_drafts="there was no time to check them at the start")
         runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=is_ragged)
         if _can_draft(runner, cache_factory, n_vocab):
@@ -375,7 +379,7 @@ def _precision(model: Any) -> mx.Dtype:
     """Coarsest floating-point type of the weights, which bounds the rounding."""
     types = {array.dtype for _, array in tree_flatten(model.parameters())}
     halves = [dtype for dtype in (mx.bfloat16, mx.float16) if dtype in types]
-    return halves[0] if halves else mx.float32
+    return next(iter(halves), mx.float32)
 
 
 def _reach(context: SlotContext) -> int:
@@ -384,8 +388,10 @@ def _reach(context: SlotContext) -> int:
     lists = [
         len(list(cache_adapters.leaves([c]))) for c in context.caches if isinstance(c, CacheList)
     ]
-    sparse = MIN_SPARSE if max(lists, default=0) > 1 else 0
-    return min(max(*windows, sparse, 0), MAX_WINDOW) + LENGTHS[0]
+    n_tokens = max([*windows, 0])
+    if max(lists, default=0) > 1:
+        n_tokens = max(n_tokens, MIN_SPARSE)
+    return min(n_tokens, MAX_WINDOW) + LENGTHS[0]
 
 
 def _together(

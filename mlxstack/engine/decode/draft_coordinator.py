@@ -72,13 +72,15 @@ class DraftCoordinator:
     @property
     def counters(self) -> Mapping[str, int]:
         """Drafts of all rows, and those of the model among them."""
-        return {
+        counters = {
             "n_drafts": self.n_drafts,
             "n_drafted_tokens": self.n_drafted,
             "n_accepted_tokens": self.n_accepted,
-            "n_model_drafted_tokens": self.model.n_drafted if self.model else 0,
-            "n_model_accepted_tokens": self.model.n_accepted if self.model else 0,
         }
+        if self.model is not None:
+            counters["n_model_drafted_tokens"] = self.model.n_drafted
+            counters["n_model_accepted_tokens"] = self.model.n_accepted
+        return counters
 
     def start(self, request: Request, text: Sequence[int]) -> Drafter:
         """Drafter over prompt and prediction."""
@@ -104,7 +106,9 @@ class DraftCoordinator:
             drafter = drafter_of(row)
             if drafter is not None:
                 row.proposed = drafter.take(modeled.get(i, counts[i]))
-        self._drafting_s = time.perf_counter() - began if any(map(_is_modeled, drafted)) else 0.0
+        self._drafting_s = 0.0
+        if any(map(_is_modeled, drafted)):
+            self._drafting_s = time.perf_counter() - began
         return broken
 
     def expects(self, rows: Sequence[BatchRow]) -> bool:

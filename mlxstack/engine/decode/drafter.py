@@ -59,17 +59,20 @@ class Drafter:
 
     def propose(self, forced: Sequence[int], most: int) -> DraftOffer:
         """Prepare a draft of at most `most` tokens for the governor."""
-        record = self._forced if forced else self._copied
-        if record.is_paused and not forced:
-            return NO_OFFER
-        most = min(most, record.width)
-        tokens = list(forced[:most]) if forced else self._index.continuation(most)
-        self.source = DraftSource.FORCED if forced else DraftSource.COPIED
-        self._proposed = self._before_eos(tokens)
-        n_tokens = len(self._proposed)
+        if forced:
+            record = self._forced
+            self.source = DraftSource.FORCED
+            self._proposed = self._before_eos(forced[: min(most, record.width)])
+        else:
+            record = self._copied
+            if record.is_paused:
+                return NO_OFFER
+            self.source = DraftSource.COPIED
+            tokens = self._index.continuation(min(most, record.width))
+            self._proposed = self._before_eos(tokens)
         if record.is_paused:
             return NO_OFFER
-        return DraftOffer(n_tokens, record.rate)
+        return DraftOffer(len(self._proposed), record.rate)
 
     def use_model(self, tokens: Sequence[int], prior: float) -> int:
         """Propose tokens of a draft model; returns the number kept.

@@ -86,9 +86,10 @@ def _n_query_heads(model: Any, leaf: KVCache) -> int:
 def _choose(dims: Dims, leaf: KVCache, n_heads: int) -> bool:
     is_half = leaf.keys.dtype != mx.float32
     has_nax = device.has_nax_units()
-    is_forced = can_force(dims, N_QUERIES, is_causal=True, is_half=is_half, has_nax=has_nax)
-    measured = _measured(leaf, n_heads) if is_forced else None
-    is_forced = measured is not None and is_worth_forcing(*measured)
+    is_forced = False
+    if can_force(dims, N_QUERIES, is_causal=True, is_half=is_half, has_nax=has_nax):
+        seconds = _measured(leaf, n_heads)
+        is_forced = seconds is not None and is_worth_forcing(*seconds)
     force_fused(dims, is_forced=is_forced)
     if is_forced:
         log.info("prefill uses the fused attention kernel of head dims %d and %d", *dims)

@@ -121,9 +121,10 @@ class MTPDrafter(DraftModel):
             return
         try:
             pairs = self._ending_at(context, start, tokens[0], states)
-            new = self._head.features(mx.array(list(tokens[1:])), states)
-            waiting = [self._features(pairs)] if pairs.behind else []
-            self._runner.states([SlotTokens(pairs.caches, mx.concatenate([*waiting, new]))])
+            features = self._head.features(mx.array(list(tokens[1:])), states)
+            if pairs.behind:
+                features = mx.concatenate([self._features(pairs), features])
+            self._runner.states([SlotTokens(pairs.caches, features)])
             mx.eval([cache.state for cache in pairs.caches])
             pairs.note_held(len(states))
         except Exception as error:  # the target model goes on without drafts
@@ -170,7 +171,9 @@ class MTPDrafter(DraftModel):
         """
         pairs = context.companion
         if isinstance(pairs, MTPContext) and pairs.end == position - 1:
-            state = mx.zeros_like(like[:1]) if pairs.open is None else pairs.open
+            state = pairs.open
+            if state is None:
+                state = mx.zeros_like(like[:1])
             pairs.add(state, [token])
         if not isinstance(pairs, MTPContext) or pairs.end != position:
             context.companion = pairs = MTPContext(self._cache_factory, position)

@@ -137,9 +137,9 @@ class Sampler:
         if self._constraint is None and not self._processors:
             return None
         self._advance()
-        masks = (
-            self._masks(proposed) if self._constraint is not None else [None] * (len(proposed) + 1)
-        )
+        masks: list[bytes | None] = [None] * (len(proposed) + 1)
+        if self._constraint is not None:
+            masks = self._masks(proposed)
         if not self._processors and len(masks) > len(proposed) and not any(masks):
             return None
         rows = []
@@ -148,7 +148,9 @@ class Sampler:
             recent = self._recent_with(proposed[:i])
             for process in self._processors:
                 row = process(recent, row)
-            rows.append(row if mask is None else masked(row, mask))
+            if mask is not None:
+                row = masked(row, mask)
+            rows.append(row)
         return rows
 
     def accept(self, tokens: Sequence[mx.array], n_proposed: int = 0) -> None:

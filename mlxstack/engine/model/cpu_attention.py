@@ -187,9 +187,11 @@ def attend_tiled(
     grouped = (queries * (scale * LOG2_E)).reshape(1, n_kv, heads // n_kv, n, dim)
     if sinks is not None:
         sinks = (sinks * LOG2_E).reshape(1, n_kv, heads // n_kv, 1, 1)
-    is_one = heads * n * n_keys <= N_TILE
-    kv_heads = [slice(None)] if is_one else [slice(i, i + 1) for i in range(n_kv)]
-    step = n if is_one else max(MIN_TILE_QUERIES, N_TILE // (n_keys * heads // n_kv))
+    kv_heads = [slice(None)]
+    step = n
+    if heads * n * n_keys > N_TILE:
+        kv_heads = [slice(i, i + 1) for i in range(n_kv)]
+        step = max(MIN_TILE_QUERIES, N_TILE // (n_keys * heads // n_kv))
     tiles = []
     for start in range(0, n, step):
         stop = min(start + step, n)

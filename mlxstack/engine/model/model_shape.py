@@ -289,7 +289,8 @@ def _parameters(model: Any) -> list[tuple[str, mx.array]]:
 def _widths(args: Any, config: Config) -> list[int]:
     """Widths by `WIDTHS`, with mlx-lm's defaults; 0 without one."""
     inner = getattr(args, "text_config", None)
-    inner = inner if isinstance(inner, Mapping) else getattr(inner, "__dict__", {})
+    if not isinstance(inner, Mapping):
+        inner = getattr(inner, "__dict__", {})
     settings = {**vars(args), **_flat(config), **inner}
     widths = [next((settings[key] for key in keys if settings.get(key)), 0) for keys in WIDTHS]
     return [max(value) if isinstance(value, list) else int(value) for value in widths]

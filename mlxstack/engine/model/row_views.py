@@ -238,13 +238,12 @@ class ShiftedKV:
 
 
 class ExtraPairs(Struct, frozen=True):
-    """Pairs (n, n) of tokens that a mask also allows.
-
-    With `only_in_windows` they do so in layers with a window alone, and within it.
-    """
+    """Pairs of tokens that a mask also allows."""
 
     pairs: mx.array
+    """Which of them (n, n) attend to each other."""
     only_in_windows: bool = False
+    """Whether they do so in layers with a window alone, and within it."""
 
     def within(self, window: int | None) -> mx.array | None:
         """Pairs for a layer with a window of keys, or with none."""

@@ -25,33 +25,30 @@ def zeros(n: int) -> mx.array:
     return mx.zeros((n,), mx.int32)
 
 
-class ImageChunk(Struct, frozen=True):
-    """Embeddings and positions of a chunk with an image.
-
-    They are (n, dim) and (3, n), None where positions are indices; `added[i]` (n, dim) is added to
-    the output of layer i. `together` are pairs of tokens that attend to each other beside those
-    that the mask allows.
-    """
+class EmbeddedChunk(Struct, frozen=True):
+    """What a chunk feeds in place of embeddings and positions of its tokens."""
 
     embeddings: mx.array
+    """(n, dim)"""
     positions: mx.array | None = None
+    """(3, n); None where they are indices."""
     added: tuple[mx.array, ...] = ()
+    """Arrays (n, dim), the i-th of which is added to the output of layer i."""
     together: ExtraPairs | None = None
+    """Pairs of tokens that attend to each other beside those that the mask allows."""
 
 
 class SlotTokens(Struct, frozen=True):
-    """Tokens (n,) of a slot for a forward pass, and its caches.
-
-    An MTP head takes features (n, dims) in their place. Positions are indices plus `shift`, but
-    for those of `images`. `n_prefill` are the prompt tokens before the last one, 0 for tokens that
-    are decoded.
-    """
+    """Tokens of a slot for a forward pass."""
 
     caches: Sequence[Any]
     tokens: mx.array
+    """(n,), or features (n, dims) for a model that takes these."""
     shift: int = 0
-    images: ImageChunk | None = None
+    """Position minus index of each, but where `embedded` has positions."""
+    embedded: EmbeddedChunk | None = None
     n_prefill: int = 0
+    """Tokens of the prompt before the last one; 0 for tokens that are decoded."""
 
     @property
     def n_tokens(self) -> int:
@@ -64,16 +61,16 @@ Compute = Callable[..., mx.array]
 
 
 class ModelParts(Struct, frozen=True):
-    """A model in parts.
-
-    `trunk` gives last hidden states (B, T, dim), `head` logits of them, and `embed`
-    embeddings (n, dim) of tokens (n,). `example(n)` is input to measure passes with.
-    """
+    """A model in parts."""
 
     trunk: Callable[..., mx.array]
+    """Last hidden states (B, T, dim) of tokens (B, T)."""
     head: Callable[[mx.array], mx.array]
+    """Logits of such states."""
     embed: Callable[[mx.array], mx.array]
+    """Embeddings (n, dim) of tokens (n,)."""
     example: Callable[[int], mx.array] = zeros
+    """Input of `n` tokens, to measure passes with."""
 
 
 class ModelRunner:
@@ -177,10 +174,11 @@ class ModelRunner:
 
 
 class PassStart(Struct, frozen=True):
-    """Slot before a pass of `n_tokens`, of which some may be dropped."""
+    """Slot before a pass of which tokens may be dropped."""
 
     caches: Sequence[Any]
     n_tokens: int
+    """Tokens of the pass."""
     states: tuple[cache_adapters.LayerState | None, ...]
     """One per layer that cannot be cut; none when all can."""
 
@@ -189,8 +187,9 @@ class PassStart(Struct, frozen=True):
         """Record the slot's state; immutable arrays are not copied."""
         leaves = list(cache_adapters.leaves(caches))
         is_recurrent = any(isinstance(leaf, ArraysCache) for leaf in leaves)
-        states = [cache_adapters.reference_state(leaf) for leaf in leaves] if is_recurrent else []
-        return cls(caches, n_tokens, tuple(states))
+        if not is_recurrent:
+            return cls(caches, n_tokens, ())
+        return cls(caches, n_tokens, tuple(map(cache_adapters.reference_state, leaves)))
 
     def roll_back(self, n_kept: int) -> int:
         """Keep the first `n_kept` tokens of the pass; returns those left.
@@ -220,17 +219,18 @@ def _views(plan: Sequence[SlotTokens], counts: list[int], is_padded: bool = Fals
 
 def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
     caches = slot.caches
-    images = slot.images
-    if images is None:
-        caches = [shifted(c, slot.shift) for c in caches] if slot.shift else caches
+    embedded = slot.embedded
+    if embedded is None:
+        if slot.shift:
+            caches = [shifted(cache, slot.shift) for cache in caches]
         return compute(slot.tokens[None], caches)[0]
-    if images.positions is not None:
-        added = [*images.added, *[None] * len(caches)]
+    if embedded.positions is not None:
+        added = [*embedded.added, *[None] * len(caches)]
         pairs = zip(caches, added, strict=False)
-        caches = [shifted(cache, images.positions, more) for cache, more in pairs]
-    elif images.together is not None:
-        caches = [masked(cache, images.together) for cache in caches]
-    return compute(slot.tokens[None], caches, input_embeddings=images.embeddings[None])[0]
+        caches = [shifted(cache, embedded.positions, more) for cache, more in pairs]
+    elif embedded.together is not None:
+        caches = [masked(cache, embedded.together) for cache in caches]
+    return compute(slot.tokens[None], caches, input_embeddings=embedded.embeddings[None])[0]
 
 
 def _rows(plan: Sequence[SlotTokens], views: Sequence[Any], compute: Compute) -> mx.array:

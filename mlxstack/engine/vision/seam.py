@@ -11,27 +11,26 @@ from msgspec import Struct
 from mlxstack.core.image import FIRST_VIRTUAL
 from mlxstack.core.prompt_tokens import ImageSpan, without_virtual
 from mlxstack.engine.model.row_views import ExtraPairs
-from mlxstack.engine.model.runner import ImageChunk, SlotTokens
+from mlxstack.engine.model.runner import EmbeddedChunk, SlotTokens
 from mlxstack.engine.vision import mrope
 from mlxstack.engine.vision.tower import Features
 from mlxstack.text.images.families import is_bidirectional
 
 
 class ImageModel(Struct, frozen=True):
-    """Text model that takes images; `placeholder` is their token id.
-
-    With `has_mrope` positions have three dimensions. With `is_bidirectional` all tokens of an image
-    attend to each other, so that it is computed in one chunk; with `only_in_windows` they do so in
-    layers with a window alone, and within it. `per_layer_token` is the token whose embeddings per
-    layer a feature gets.
-    """
+    """Text model that takes images."""
 
     model: Any
     placeholder: int
+    """Token id of an image in its vocabulary."""
     has_mrope: bool = False
+    """Whether positions have three dimensions."""
     is_bidirectional: bool = False
+    """Whether all tokens of an image attend to each other, so that it is not cut."""
     only_in_windows: bool = False
+    """Whether they do so in layers with a window alone, and within it."""
     per_layer_token: int | None = None
+    """Token whose embeddings per layer a feature gets."""
 
     def shift(self, images: Sequence[ImageSpan], index: int) -> int:
         """Position minus index of the text token at `index`."""
@@ -68,10 +67,10 @@ class ImageModel(Struct, frozen=True):
             whole[indices] = mx.concatenate(list(level)).astype(whole.dtype)
             added.append(whole)
         if not self.has_mrope:
-            chunk = ImageChunk(embeddings, together=self._together(tokens))
-            return SlotTokens(caches, ids, images=chunk)
+            chunk = EmbeddedChunk(embeddings, together=self._together(tokens))
+            return SlotTokens(caches, ids, embedded=chunk)
         positions = mrope.positions(images, start, start + len(tokens))
-        chunk = ImageChunk(embeddings, mx.array(positions), tuple(added))
+        chunk = EmbeddedChunk(embeddings, mx.array(positions), tuple(added))
         return SlotTokens(caches, ids, shift, chunk)
 
     def _together(self, tokens: Sequence[int]) -> ExtraPairs | None:

@@ -19,14 +19,12 @@ SLICE = 512
 
 
 class Features(Struct, frozen=True):
-    """Features of an image.
-
-    `embeddings` (n, dim) stand in place of those of its tokens. `deepstack[i]` (n, dim) is added to
-    the hidden states after layer i of the text model.
-    """
+    """Features of an image."""
 
     embeddings: mx.array
+    """In place of those of its tokens (n, dim)."""
     deepstack: tuple[mx.array, ...] = ()
+    """Arrays (n, dim), the i-th of which is added to the states after layer i of the text model."""
 
     def part(self, first: int, last: int) -> "Features":
         """Features `[first, last)`."""

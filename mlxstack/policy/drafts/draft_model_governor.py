@@ -56,17 +56,17 @@ TYPICAL_ANSWER = 256
 
 
 class DraftModelRecord(Struct, frozen=True):
-    """Acceptance of a draft model; `costs` are seconds of its passes.
-
-    `credit` is in seconds; None before the first step was measured. At the start it is `start_s`
-    and a few steps.
-    """
+    """Acceptance of the drafts of a model."""
 
     costs: WidthCosts
+    """Seconds of its passes."""
     rate: float = RESUMED_RATE
+    """Rate of acceptance in all rows."""
     n_verified: int = 0
     credit: float | None = None
+    """Seconds that drafts may still lose; None before the first step was measured."""
     start_s: float = START_S
+    """Seconds of the credit at the start, beside a few steps."""
 
     @property
     def may_lose(self) -> bool:
@@ -75,13 +75,12 @@ class DraftModelRecord(Struct, frozen=True):
 
 
 class DraftPlan(Struct, frozen=True):
-    """Tokens of each row without these drafts, their pass, and its bounds.
-
-    `costs` are those of the target model.
-    """
+    """Step without the drafts of a model, and its bounds."""
 
     counts: Sequence[int]
+    """Tokens of each row."""
     costs: WidthCosts
+    """Seconds of the target's passes."""
     layout: PassLayout = PassLayout.RAGGED
     bounds: StepBounds = UNBOUNDED
 

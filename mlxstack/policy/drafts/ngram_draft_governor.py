@@ -67,14 +67,13 @@ TRUSTED = DraftRecord(FORCED_RATE, FORCED_RATE, width=MAX_DRAFTED, is_paused=Fal
 
 
 class DraftOffer(Struct, frozen=True):
-    """Row with `n_tokens` draft tokens, each accepted at `rate`.
-
-    It brings `n_known` tokens anyway.
-    """
+    """Draft that a row may bring."""
 
     n_tokens: int = 0
     rate: float = 0.0
+    """Chance that a token is accepted after accepted ones."""
     n_known: int = 1
+    """Tokens that the row brings anyway."""
 
 
 class TokenChance(Struct, frozen=True):
@@ -145,7 +144,8 @@ def pass_widths(counts: Sequence[int], layout: PassLayout) -> list[int]:
     if layout is PassLayout.PADDED:
         return [len(counts) * longest]
     n_single = counts.count(1)
-    return [*(n for n in counts if n > 1), *([n_single] if n_single else [])]
+    longer = [n for n in counts if n > 1]
+    return [*longer, n_single] if n_single else longer
 
 
 def observe_passes(costs: WidthCosts, passes: Sequence[int], seconds: float) -> WidthCosts:
