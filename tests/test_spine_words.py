@@ -28,8 +28,13 @@ FEATURE_OF = {
 }  # fmt: skip
 """The feature that owns a word."""
 
+DECODING = (
+    "attention_patch", "batch", "batch_row", "prefill", "proposer", "row_grouper", "sampler",
+)  # fmt: skip
 SPINE = (
     "engine/thread.py", "engine/loop.py", "engine/slots/*.py", "engine/kv/*.py",
+    "engine/model/runner.py", "engine/model/token_inputs.py",
+    *(f"engine/decode/{name}.py" for name in DECODING),
     "text/prompt/*.py", "text/template/*.py", "text/tokens/*.py", "text/rendering/*.py",
     "service/service.py", "service/calls/admission.py", "service/calls/generation.py",
     "api/run_generation.py", "api/streaming.py",
@@ -52,6 +57,7 @@ EXCEPTIONS: dict[str, dict[str, tuple[int, str]]] = {
     "engine/kv/prefix_cache.py": {"vision": (2, SPANS)},
     "engine/kv/slot_context.py": {"vision": (11, SPANS)},
     "engine/loop.py": {"drafts": (2, "fields of the public snapshot")},
+    "engine/model/token_inputs.py": {"vision": (2, "the refusal of ids that have no row")},
     "engine/slots/prefix_lookup.py": {"vision": (7, SPANS)},
     "engine/slots/request_state.py": {
         "drafts": (1, "a field of public timings"),
@@ -65,7 +71,7 @@ EXCEPTIONS: dict[str, dict[str, tuple[int, str]]] = {
 }
 """Lines with a word of a feature, by file and feature: how many, and why."""
 
-OTHER_NAMES = re.compile(r"StackError|ExitStack|mlxstack|mlx-stack|to_stack_error")
+OTHER_NAMES = re.compile(r"StackError|ExitStack|mlxstack|mlx-stack|to_stack_error|mx\.stack")
 """Names with a word of a feature in another meaning."""
 
 WORD = re.compile(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])")

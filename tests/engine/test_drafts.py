@@ -29,7 +29,8 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.stats import EngineStats
-from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, PassLayout, WidthCosts
+from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
+from mlxstack.policy.pass_layout import PassLayout
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf

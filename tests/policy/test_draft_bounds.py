@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from mlxstack.policy.drafts.draft_model_governor import DraftModelRecord, DraftPlan, plan_drafts
 from mlxstack.policy.drafts.ngram_draft_governor import (
     DraftOffer,
-    PassLayout,
     StepBounds,
     WidthCosts,
     lead_after,
     step_seconds,
     widths,
 )
+from mlxstack.policy.pass_layout import PassLayout
 from mlxstack.policy.scheduling.chunked_prefill import (
     DRAFT_SHARE,
     HEADROOM,

@@ -15,7 +15,6 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
     TRUSTED,
     DraftOffer,
     DraftRecord,
-    PassLayout,
     StepBounds,
     WidthCosts,
     compared,
@@ -27,6 +26,7 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
     verified,
     widths,
 )
+from mlxstack.policy.pass_layout import PassLayout
 
 Curve = Callable[[int], float]
 

@@ -19,7 +19,8 @@ from mlxstack.policy.drafts.draft_model_governor import (
     tokens_within,
     verified,
 )
-from mlxstack.policy.drafts.ngram_draft_governor import PassLayout, WidthCosts, pass_widths
+from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts, pass_widths
+from mlxstack.policy.pass_layout import PassLayout
 from tests.policy.test_draft_governor import AT_LOAD, CURVES, Curve
 
 N_STEPS = 1000

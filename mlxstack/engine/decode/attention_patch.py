@@ -139,12 +139,12 @@ def install() -> None:
     """Install `attend`, before any model module has the original."""
     if base.scaled_dot_product_attention is attend:
         return
-    early = [
+    imported = [
         name
         for name, module in sys.modules.items()
         if name.startswith("mlx_lm.models.")
         and name != "mlx_lm.models.base"
         and getattr(module, "scaled_dot_product_attention", None) is _original
     ]
-    assert not early, f"imported before the engine: {', '.join(early)}"
+    assert not imported, f"imported before the engine: {', '.join(imported)}"
     base.scaled_dot_product_attention = attend

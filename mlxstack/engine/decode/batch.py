@@ -138,7 +138,7 @@ class Batch:
         for row in rows:
             if row.proposed:
                 row.context.begin_proposal(len(row.known) + len(row.proposed))
-        positions = [len(row.context) + len(row.replay) for row in rows]
+        positions = [len(row.context) + len(row.rolled_back) for row in rows]
         plan = [SlotTokens(row.context.own_caches, row.tokens, row.shift) for row in rows]
         logits, states = self._forward(rows, plan)
         prompt_logits = [] if self.proposer.needs_states else _keep_logits(rows, positions, logits)
@@ -185,7 +185,7 @@ class Batch:
     def _forward(
         self, rows: Sequence[BatchRow], plan: Sequence[SlotTokens]
     ) -> tuple[mx.array, Sequence[mx.array | None]]:
-        """Logits (1 + proposed of each row, vocabulary) without replayed tokens.
+        """Logits (1 + proposed of each row, vocabulary) without those fed again.
 
         Also the rows' hidden states, where the proposer needs them.
         """
@@ -196,7 +196,7 @@ class Batch:
         output = run(plan, views)
         self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
-        if any(row.replay for row in rows):
+        if any(row.rolled_back for row in rows):
             output = output[mx.array(_new_lines(rows))]
         if not needs_states:
             return output, [None] * len(rows)
@@ -265,8 +265,8 @@ def _new_lines(rows: Sequence[BatchRow]) -> list[int]:
     lines: list[int] = []
     start = 0
     for row in rows:
-        end = start + len(row.replay) + 1 + len(row.proposed)
-        lines += range(start + len(row.replay), end)
+        end = start + len(row.rolled_back) + 1 + len(row.proposed)
+        lines += range(start + len(row.rolled_back), end)
         start = end
     return lines
 

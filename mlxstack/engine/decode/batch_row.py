@@ -49,7 +49,7 @@ class BatchRow:
         self.input_token = mx.array([last])
         self.pending: int | None = last
         """The token of `input_token` once its value is known; it enters the context when fed."""
-        self.replay: list[int] = []
+        self.rolled_back: list[int] = []
         """Tokens before it that a rollback took out of recurrent state."""
         self.proposed: tuple[int, ...] = ()
         """Proposed tokens of the step that was built last."""
@@ -60,13 +60,13 @@ class BatchRow:
     def known(self) -> list[int]:
         """The known tokens that the next pass feeds."""
         if self.pending is None:
-            return self.replay
-        return [*self.replay, self.pending]
+            return self.rolled_back
+        return [*self.rolled_back, self.pending]
 
     @property
     def tokens(self) -> mx.array:
         """The tokens (n,) that this row feeds."""
-        if self.replay or self.proposed:
+        if self.rolled_back or self.proposed:
             return mx.array([*self.known, *self.proposed])
         return self.input_token
 
@@ -76,7 +76,7 @@ class BatchRow:
 
         KV is quantized between passes, so they end at the latest where that is due.
         """
-        if self.replay:
+        if self.rolled_back:
             return 0
         n_plain = self.context.quantized_start - len(self.context)
         if n_plain > 0:
@@ -87,7 +87,7 @@ class BatchRow:
         """The caches hold these known tokens now."""
         self.context.extend(tokens)
         self.pending = None
-        self.replay = []
+        self.rolled_back = []
 
     def choose(self, choice: Choice, n_sampled: int = 1) -> None:
         """Feed this choice next, the last of `n_sampled` tokens."""
@@ -99,7 +99,7 @@ class BatchRow:
         fed = [*self.known, *tokens[:-1]]
         is_kept = self.context.end_proposal(*fed)
         self.pending = None
-        self.replay = [] if is_kept else fed
+        self.rolled_back = [] if is_kept else fed
         if tokens:
             accepted = choices[: len(tokens)]
             self.sampler.accept([choice.token for choice in accepted], len(self.proposed))

@@ -19,7 +19,6 @@ from mlxstack.policy.drafts.draft_model_governor import DraftPlan
 from mlxstack.policy.drafts.ngram_draft_governor import (
     UNMEASURED,
     DraftOffer,
-    PassLayout,
     StepBounds,
     WidthCosts,
     lead_after,
@@ -29,6 +28,7 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
     step_seconds,
     widths,
 )
+from mlxstack.policy.pass_layout import PassLayout
 from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy, draft_bound
 
 DEFAULT_POLICY = PrefillPolicy()
@@ -241,7 +241,7 @@ class DraftCoordinator:
             if tokens:
                 drafter.settle(tokens, len(row.proposed))
         if row.context.companion is not None:
-            row.context.companion.rewind(len(row.context) + len(row.replay))
+            row.context.companion.rewind(len(row.context) + len(row.rolled_back))
         if self.model is not None and tokens:
             self.model.observe(taken, tokens)
 
@@ -268,8 +268,8 @@ class DraftCoordinator:
 
 def _offer(row: BatchRow) -> DraftOffer:
     """Prepare a draft of the row; none after a rollback."""
-    if row.replay:
-        return DraftOffer(n_known=len(row.replay) + 1)
+    if row.rolled_back:
+        return DraftOffer(n_known=len(row.rolled_back) + 1)
     drafter = drafter_of(row)
     if drafter is None:
         return NO_OFFER

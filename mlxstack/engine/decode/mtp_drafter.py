@@ -104,7 +104,7 @@ class MTPDrafter(DraftModel):
             return
         context = taken.row.context
         states = taken.states[: len(tokens)]
-        fed = [*context.tokens[taken.position :], *taken.row.replay][: len(tokens)]
+        fed = [*context.tokens[taken.position :], *taken.row.rolled_back][: len(tokens)]
         pairs = self._ending_at(context, taken.position, fed[0], states)
         pairs.add(states, [*fed[1:], tokens[-1]])
         if len(pairs.behind) > MAX_BEHIND:

@@ -1,4 +1,4 @@
-"""Proposers: tokens that may come next, which the sampler verifies (speculative decoding)."""
+"""Proposers: tokens that may come next, which the sampler verifies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

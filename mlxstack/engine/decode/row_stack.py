@@ -273,7 +273,7 @@ class RowStacker:
         if len(rows) == 1:
             rows[0].context.take_back()
             return None
-        if any(row.proposed or row.replay for row in rows):
+        if any(row.proposed or row.rolled_back for row in rows):
             self.release()
             return None
         return self._views([row.context for row in rows], [row.shift for row in rows])

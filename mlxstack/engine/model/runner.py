@@ -17,7 +17,7 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cpu_attention import joined
 from mlxstack.engine.model.length_rope import pass_length
 from mlxstack.engine.model.row_views import ExtraPairs, masked, shifted, view
-from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
+from mlxstack.policy.pass_layout import PassLayout
 
 
 def zeros(n: int) -> mx.array:

@@ -19,12 +19,12 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
     RESUMED_RATE,
     UNBOUNDED,
     DraftOffer,
-    PassLayout,
     StepBounds,
     WidthCosts,
     allowed_seconds,
     step_seconds,
 )
+from mlxstack.policy.pass_layout import PassLayout
 
 SIZES = tuple(2**n for n in range(9))
 """Numbers of rows that are weighed: the likeliest ones, and at last all of them."""

@@ -9,11 +9,12 @@ correct ones in a row.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from enum import Enum, auto
 from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from mlxstack.policy.pass_layout import PassLayout
 
 MAX_DRAFTED = 16
 """Draft tokens per row and pass."""
@@ -98,19 +99,6 @@ class StepBounds(Struct, frozen=True):
 
 
 UNBOUNDED = StepBounds()
-
-
-class PassLayout(Enum):
-    """Layout in which a model computes rows of several tokens."""
-
-    RAGGED = auto()
-    """Every token is a row of one pass."""
-    PADDED = auto()
-    """All rows in one pass, padded to the longest."""
-    APART = auto()
-    """Rows of one token in one pass, each other row in its own."""
-    ALONE = auto()
-    """Each row in a pass of its own."""
 
 
 class WidthCosts(Struct, frozen=True):
