@@ -312,10 +312,7 @@ class EngineLoop:
         """Immutable state for other threads."""
         n_evicted = self.slot_kv.prefix_cache.index.n_evicted
         counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
-        requests = {
-            **self._last,
-            **{x.slot: x for x in self._requests.values() if x.slot is not None},
-        }
+        requests = self._last | {x.slot: x for x in self._requests.values() if x.slot is not None}
         facts = replace(
             self.facts,
             kv_budget_bytes=self.slot_kv.prefix_cache.budget,
@@ -523,30 +520,29 @@ class EngineLoop:
     ) -> None:
         """Release the slot; its KV may wait for the step in flight."""
         now = time.monotonic()
+        request_id = request_state.request.id
+        slot = request_state.slot
         is_own = False
-        self._requests.pop(request_state.request.id, None)
+        self._requests.pop(request_id, None)
         self._end_prefill(request_state)
-        self._matches.forget(request_state.request.id)
-        self._state = scheduler_state.dequeue(self._state, request_state.request.id)
-        if request_state.slot is not None:
+        self._matches.forget(request_id)
+        self._state = scheduler_state.dequeue(self._state, request_id)
+        if slot is not None:
             # Until its KV is read from disk, the slot holds the context of another request.
-            is_own = (
-                request_state.is_assigned
-                and self._state.slot(request_state.slot).state is not SlotState.LOADING
-            )
+            is_loading = self._state.slot(slot).state is SlotState.LOADING
+            is_own = request_state.is_assigned and not is_loading
             if is_own:
-                self._last[request_state.slot] = request_state
+                self._last[slot] = request_state
                 request_state.ended_step = self._n_steps
                 self.stats.served(request_state.work(now), now - request_state.assigned_at)
-            self._state = scheduler_state.release_slot(
-                self._state, request_state.slot, len(self.slots[request_state.slot]), now
-            )
+            n_tokens = len(self.slots[slot])
+            self._state = scheduler_state.release_slot(self._state, slot, n_tokens, now)
         request_state.state = self.stats.ended(last)
         self._events.append(last)
         if deliver is not None:
             self.flush(deliver)
-        if is_own and request_state.slot is not None:
-            self._keep(request_state.slot)
+        if is_own and slot is not None:
+            self._keep(slot)
 
     def _keep(self, slot: int) -> None:
         """Store a finished request's context; an error is only logged. Raises DeviceError."""
