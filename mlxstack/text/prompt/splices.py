@@ -115,10 +115,10 @@ class CallSplicer:
         has_ids = not self._template.capabilities.needs_short_ids
         ids: dict[str, str] = {}
         marked = []
-        for turn, message in enumerate(messages):
+        for position, message in enumerate(messages):
             calls = []
             for index, call in enumerate(message.tool_calls):
-                n = numbers.get((turn, index))
+                n = numbers.get((position, index))
                 sign = "" if n is None else f"{OPENS}{n}{CLOSES}"
                 if has_ids:
                     ids[call.id] = sign + call.id

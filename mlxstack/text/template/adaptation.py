@@ -329,7 +329,8 @@ def _place_reminders(turns: Sequence[Message]) -> list[Message]:
     """Move late system messages into the preceding turn, if possible."""
     reminded = (_reminding(turn) for turn in turns if turn.role is not Role.SYSTEM or turn.text)
     placed = _gathered(
-        reminded, lambda first, turn: turn.role is Role.SYSTEM and first.role is not Role.ASSISTANT
+        reminded,
+        lambda first, message: message.role is Role.SYSTEM and first.role is not Role.ASSISTANT,
     )
     return [_by_user(turn) for turn in placed]
 
@@ -340,21 +341,25 @@ def _reminding(turn: Message) -> Message:
     return turn
 
 
-def _by_user(turn: Message) -> Message:
+def _by_user(message: Message) -> Message:
     """A reminder outside of turns as a turn of the user."""
-    if turn.role is Role.SYSTEM:
-        return Message(Role.USER, turn.text)
-    return turn
+    if message.role is Role.SYSTEM:
+        return Message(Role.USER, message.text)
+    return message
 
 
 def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:
-    return _gathered(turns, lambda first, turn: first.role is Role.TOOL and turn.role is Role.USER)
+    return _gathered(
+        turns, lambda first, message: first.role is Role.TOOL and message.role is Role.USER
+    )
 
 
 def _merge_turns(turns: Sequence[Message]) -> list[Message]:
     """Join consecutive turns of one speaker; tool results stay apart."""
     mergeable = (Role.USER, Role.ASSISTANT)
-    return _gathered(turns, lambda first, turn: first.role is turn.role and turn.role in mergeable)
+    return _gathered(
+        turns, lambda first, message: first.role is message.role and message.role in mergeable
+    )
 
 
 def _move_texts(turns: Sequence[Message]) -> list[Message]:
