@@ -174,7 +174,9 @@ def markers_of_format(description: DerivedFormat) -> CallMarkers:
     if syntax is None:
         return CallMarkers("", "")
     if channels is not None:
-        start = pieces(syntax.opens)[-1] if syntax.opens else ""
+        start = ""
+        if syntax.opens:
+            start = pieces(syntax.opens)[-1]
         return CallMarkers(start, "", channels.starts, ("<|constrain|>",))
     closes = pieces(syntax.section_closes) or pieces(syntax.closes) or [""]
     return CallMarkers(first_mark(syntax.section_opens or syntax.opens), closes[-1])
@@ -246,4 +248,6 @@ def recipient_first(description: DerivedFormat) -> CallSyntax | None:
 
 def _single(tokens: tuple[int, ...]) -> frozenset[int]:
     """Mark if it is one token; others may begin ambiguously."""
-    return frozenset(tokens) if len(tokens) == 1 else frozenset()
+    if len(tokens) == 1:
+        return frozenset(tokens)
+    return frozenset()

@@ -120,7 +120,9 @@ class OutputParser:
         if token not in self._output_format.unspellable:
             return 0
         mark = self._output_format.pieces.of(token).decode(errors="replace")
-        return len(mark) if text.endswith(mark) else 0
+        if text.endswith(mark):
+            return len(mark)
+        return 0
 
     def _is_silent(self, token: int) -> bool:
         if token in self._output_format.eos or self._output_format.pieces.piece(token) is None:
@@ -210,7 +212,9 @@ class OutputParser:
 
 
 def _content(text: str) -> list[AnswerPart]:
-    return [ContentPart(text)] if text else []
+    if text:
+        return [ContentPart(text)]
+    return []
 
 
 def _joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
@@ -263,7 +267,9 @@ class StopStringFilter:
         return self._edges.push(text)
 
     def _rest(self) -> str:
-        return "" if self._edges is None else self._edges.finish()
+        if self._edges is None:
+            return ""
+        return self._edges.finish()
 
 
 def _stop_state(stops: tuple[str, ...]) -> Any:

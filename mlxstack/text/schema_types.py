@@ -164,7 +164,9 @@ def _plain(schema: Any, all_types: _Types) -> Any:
 def named_types(schema: Mapping[str, Any], default: Sequence[str] = ()) -> list[str]:
     """Names of the types of a schema."""
     named = schema.get("type", list(default))
-    return named if isinstance(named, list) else [named]
+    if isinstance(named, list):
+        return named
+    return [named]
 
 
 def _typed(schema: Schema) -> SchemaTypes:
@@ -193,4 +195,6 @@ def referred(reference: str, root: Schema) -> Schema | None:
     for part in reference.removeprefix("#").strip("/").split("/"):
         name = part.replace("~1", "/").replace("~0", "~")
         target = target.get(name) if isinstance(target, dict) and name else target
-    return target if isinstance(target, dict) else None
+    if isinstance(target, dict):
+        return target
+    return None

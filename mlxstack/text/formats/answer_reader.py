@@ -534,7 +534,9 @@ class AnswerReader:
             section = yield from self._calls.message(name, offset, channels.stops)
         end = offset if section is None else section.end
         stop = yield from feed.find(MarkSet(channels.stops), end)
-        start = len(channels.starts) if feed.text.startswith(channels.starts) else 0
+        start = 0
+        if feed.text.startswith(channels.starts):
+            start = len(channels.starts)
         feed.drop(start)
         if section is not None and (section.calls or section.is_cut):
             is_closed = bool(stop.text)

@@ -87,7 +87,8 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
     if isinstance(value, str) and not types.texts:
         # A number or constant in quotes, or a number with zeros before it.
         inner = decoded(value.strip().lstrip("0"), value)
-        value = inner if _fits(inner, kinds) else value
+        if _fits(inner, kinds):
+            value = inner
     if isinstance(value, float) and kinds <= {"integer", "number"}:
         return _number(value)
     is_text = types.texts and not _fits(value, kinds)

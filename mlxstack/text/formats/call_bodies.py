@@ -118,7 +118,8 @@ class BodyReader:
         stops: tuple[str, ...] | None = None,
     ) -> Reading[ReadCalls | None]:
         """Call whose arguments are one value."""
-        stops = self.outer_closings if stops is None else stops
+        if stops is None:
+            stops = self.outer_closings
         copier = ValueCopier(offset, notation, stops, arguments=arguments)
         if is_told and self.writer.open(fields["name"], fields.get("id", "")):
             self.writer.copy(copier)
@@ -221,7 +222,9 @@ def _head_groups(written: Iterable[str]) -> list[tuple[str, str]]:
             literal = ""
         elif part != ARGUMENTS:
             literal = part
-    return [*groups, (literal, "")] if literal.strip() else groups
+    if literal.strip():
+        return [*groups, (literal, "")]
+    return groups
 
 
 class NamedReader(BodyReader):
@@ -295,11 +298,15 @@ class PythonReader(BodyReader):
         while True:
             start = yield from feed.after(_SEPARATORS, offset)
             if is_list and (yield from feed.starts("]", start)):
-                return ReadCalls(calls, start + 1) if calls else None
+                if calls:
+                    return ReadCalls(calls, start + 1)
+                return None
             name_end = yield from feed.after(_TOOL_NAME, start)
             is_call = name_end > start and (yield from feed.starts("(", name_end))
             if not is_call:
-                return ReadCalls(calls, offset) if calls and not is_list else None
+                if calls and not is_list:
+                    return ReadCalls(calls, offset)
+                return None
             fields = {"name": feed.text[start:name_end]}
             arguments = PythonArguments(self.types, fields["name"], self._body)
             # A call whose arguments have no names is told as a whole.
@@ -316,7 +323,9 @@ class PythonReader(BodyReader):
         feed = self.feed
         start = yield from feed.space(offset)
         end = yield from feed.after(_KEYWORD, start)
-        sign = "=" if end > start else ")"
+        sign = ")"
+        if end > start:
+            sign = "="
         return (yield from feed.starts(sign, (yield from feed.space(end))))
 
 
@@ -329,4 +338,6 @@ class PublishedReader(BodyReader):
         end = (yield from self.feed.find(self.closings, offset)).start
         schemas = tool_schemas(self.context.tools)
         calls = parse_calls(body.parser, self.feed.text[offset:end], schemas)
-        return ReadCalls(calls, end) if calls else None
+        if calls:
+            return ReadCalls(calls, end)
+        return None

@@ -128,7 +128,9 @@ def _framed(probes: TemplateProbes, alone: CallSyntax, two: str, turn: TurnMarks
 
 def _marks(literal: list[str]) -> str:
     """Text of a literal; "" if it is white space."""
-    return "".join(literal) if "".join(literal).strip() else ""
+    if "".join(literal).strip():
+        return "".join(literal)
+    return ""
 
 
 def _written(probes: TemplateProbes, text: str, number: int) -> WrittenCall | None:
@@ -245,14 +247,20 @@ def _python(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
         has_bare_text=re.search(rf"{KEYS[0]}\s*=\s*{VALUES[0]}", call[0]) is not None,
         has_quoted_values=re.search(rf"[\"']{TYPED['integer']}[\"']", typed) is not None,
     )
-    return WrittenCall(start, end, body) if is_list else WrittenCall(name, call.end(), body)
+    if is_list:
+        return WrittenCall(start, end, body)
+    return WrittenCall(name, call.end(), body)
 
 
 def _named(text: str, name: int, number: int) -> WrittenCall | None:
     """A name, then the arguments as JSON."""
     key = text.find(f'"{KEYS[0]}"', name)
-    opening = text.rfind("{", name, key) if key >= 0 else -1
-    end = _json_end(text, opening) if opening >= 0 else -1
+    opening = -1
+    if key >= 0:
+        opening = text.rfind("{", name, key)
+    end = -1
+    if opening >= 0:
+        end = _json_end(text, opening)
     if end < 0 or VALUES[1] not in text[opening:end]:
         return None
     if text.find(NAMES[1 - number], name, opening) >= 0:
@@ -291,7 +299,9 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     if -1 in places or sorted(places) != places:
         return None
     key, value, second, last = places
-    number = 0 if text.startswith(NAMES[0], name) else 1
+    number = 1
+    if text.startswith(NAMES[0], name):
+        number = 0
     head = text[name + len(NAMES[number]) : key]
     value_opens = text[key + len(KEYS[0]) : value]
     between = text[value + len(VALUES[0]) : second].replace(KEYS[0], KEY)
@@ -335,7 +345,9 @@ def _item(probes: TemplateProbes, opens: str, value_opens: str, closes: str) -> 
     name = re.search(rf"{re.escape(opens)}([\w.-]+){re.escape(value_opens)}item_one", listed)
     if member.replace("\n", "") not in nested.replace("\n", "") or name is None:
         return ""
-    return name[1] if name[1] != "key_array" else ""
+    if name[1] != "key_array":
+        return name[1]
+    return ""
 
 
 def _shared_mark(opens: list[str], after: list[str]) -> int:
@@ -378,7 +390,9 @@ def _counted(before: list[str], two: str) -> str:
     for index, token in enumerate(before):
         marked = "".join([*before[:index], COUNT, *before[index + 1 :]])
         if token == "1" and marked.replace(COUNT, "2") in two:
-            return text if text in two else marked
+            if text in two:
+                return text
+            return marked
     return text
 
 
@@ -388,7 +402,9 @@ def _list_between(two: str) -> str:
         return ""
     end = _json_end(two, two.rfind("{", 0, two.find(NAMES[0])))
     second = two.find("{", end)
-    return two[end:second] if 0 <= end < second else ""
+    if 0 <= end < second:
+        return two[end:second]
+    return ""
 
 
 def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None) -> str:

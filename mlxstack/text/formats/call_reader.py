@@ -139,7 +139,9 @@ class CallReader:
                     return ReadCalls(tuple(calls), after)
             # Calls that nothing closes stand in a row; others are told one by one.
             is_row = has_section or not syntax.closes.strip() or not is_closed
-            following = (yield from self._following(end)) if is_row else -1
+            following = -1
+            if is_row:
+                following = yield from self._following(end)
             if following < 0:
                 break
             end = following
@@ -193,7 +195,9 @@ class CallReader:
         keys = {"arguments", "parameters", body.arguments[-1]}
         text = "" if read is None else self._feed.text[offset : read.end]
         is_named = is_marked or any(re.search(rf"[\"']{key}[\"']", text) for key in keys)
-        return read if is_named else None
+        if is_named:
+            return read
+        return None
 
     def knows(self, read: ReadCalls) -> bool:
         """Whether all calls are of offered tools."""
@@ -303,7 +307,9 @@ class CallReader:
         if body.heads:
             inside = yield from self._feed.any_of(body.heads[:1], offset)
             end = yield from self._body.tool_name(inside, body.name_ends)
-            return offset if inside > offset and end >= 0 else None
+            if inside > offset and end >= 0:
+                return offset
+            return None
         mark, *name_space = pieces(self._syntax.opens) or [""]
         if len(name_space) != 1 or not is_mark(mark) or not name_space[0].endswith("."):
             return None
@@ -319,11 +325,15 @@ class CallReader:
         end = yield from feed.after(_BRACKETS, offset)
         if syntax.closes.strip():
             closed = yield from feed.literal(syntax.closes, end)
-            return offset if closed is None else closed
+            if closed is None:
+                return offset
+            return closed
         if end == len(feed.text):
             return end
         closed = yield from feed.literal(syntax.section_closes, end)
-        return offset if closed in (None, end) else end
+        if closed in (None, end):
+            return offset
+        return end
 
     def _tried(self, reading: Reading[ReadCalls | None]) -> Reading[ReadCalls | None]:
         """Calls of a body; those already written count even if malformed."""
@@ -359,7 +369,8 @@ class CallReader:
         if inside is None and not is_inside:
             return None
         is_between = inside is not None
-        inside = offset if inside is None else inside
+        if inside is None:
+            inside = offset
         self._writer.begin(inside)
         read = None
         if not body.is_object:
@@ -369,7 +380,9 @@ class CallReader:
             read = yield from self._other_syntax(inside)
         if read is None or read.is_cut:
             return read
-        closing = next(reversed(pieces(self._syntax.closes)), "") if is_between else ""
+        closing = ""
+        if is_between:
+            closing = next(reversed(pieces(self._syntax.closes)), "")
         end = yield from self._feed.optional(closing, read.end)
         return ReadCalls(read.calls, end, not closing or end > read.end)
 
@@ -407,7 +420,9 @@ class CallReader:
             end = yield from feed.optional(syntax.closes, read.end)
             if syntax.is_bare:
                 break
-        return ReadCalls(calls, end) if calls else None
+        if calls:
+            return ReadCalls(calls, end)
+        return None
 
     def _known(self, reading: Reading[ReadCalls | None]) -> Reading[ReadCalls | None]:
         """Calls of offered tools alone."""

@@ -68,11 +68,13 @@ class JsonReader(BodyReader):
         copier = json_calls.copier
         yield from self.copied(copier)
         checked = self._checked(copier.value()) if copier.is_done else ()
-        end = copier.offset if copier.is_done else -1
+        end = -1
+        if copier.is_done:
+            end = copier.offset
         if not checked:
-            is_list = not before and feed.text.startswith("[", offset)
-            sound = self._sound(json_calls.told_end, end)
-            return (yield from sound) if is_list else None
+            if before or not feed.text.startswith("[", offset):
+                return None
+            return (yield from self._sound(json_calls.told_end, end))
         read = (*before, *checked)
         read = (*self.writer.calls, *read[len(self.writer.calls) :])
         more = (yield from self._next_object(end, read)) if self.outer_closings else None
@@ -88,10 +90,14 @@ class JsonReader(BodyReader):
     def _items(self, value: Any) -> list[Any]:
         """The calls of a list, maybe in an object, or of names."""
         if not isinstance(value, dict):
-            return value if isinstance(value, list) else [value]
+            if isinstance(value, list):
+                return value
+            return [value]
         if len(value) == 1 and isinstance(value.get(LIST_KEY), list):
             return list(value[LIST_KEY])
-        name = next(iter(value), "") if self.body.name and len(value) == 1 else ""
+        name = ""
+        if self.body.name and len(value) == 1:
+            name = next(iter(value), "")
         if self.types.has(str(name)) and isinstance(value[name], dict):
             return [{"name": name, "arguments": value[name]}]
         return [value]
@@ -120,7 +126,8 @@ class JsonReader(BodyReader):
             with suppress(*UNREADABLE):
                 call = _json_call(self.body, value)
                 if self.types.has(call.name):
-                    start = start if sound else offset
+                    if not sound:
+                        start = offset
                     sound.append(call)
             offset = after
         closed = writer.close(start)
@@ -190,7 +197,9 @@ class JsonReader(BodyReader):
             if (yield from feed.starts(quote, offset)):
                 end = yield from feed.after(_PLAIN, offset + 1)
                 is_closed = yield from feed.starts(quote, end)
-                return (feed.text[offset + 1 : end], end + 1) if is_closed else None
+                if is_closed:
+                    return (feed.text[offset + 1 : end], end + 1)
+                return None
         return None
 
 

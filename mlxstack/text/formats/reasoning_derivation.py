@@ -52,9 +52,12 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
     opens = probes.answer(before).strip()
     if reasoning is not None:
         for mark in (reasoning.opens, reasoning.closes):
-            opens = opens.replace(mark.strip(), "") if mark.strip() else opens
+            if mark.strip():
+                opens = opens.replace(mark.strip(), "")
     cuts = [after.find(eos) for eos in probes.eos if eos in after]
-    inside = after[: min(cuts)] if cuts else ""
+    inside = ""
+    if cuts:
+        inside = after[: min(cuts)]
     ends = _units(after if not cuts else "")
     if ends and (opening := probes.prompt[common_start(probes.bare, probes.prompt) :].strip()):
         # An answer of several turns, as a model writes it on without a pause.
@@ -84,7 +87,9 @@ def _next_opening(probes: TemplateProbes, after: str) -> tuple[str, ...]:
     turns = [USER, {"role": "assistant", "content": CONTENT}, USER]
     after_content = (probes.text(turns, opens=False) or "").rpartition(CONTENT)[2]
     mark = first_mark(after_content)
-    return (mark,) if is_mark(mark) and not after.strip() else ()
+    if is_mark(mark) and not after.strip():
+        return (mark,)
+    return ()
 
 
 def _units(text: str) -> tuple[str, ...]:
@@ -110,7 +115,8 @@ def _written_marks(probes: TemplateProbes) -> ReasoningMarks | None:
             if turn is None or THOUGHT not in turn:
                 continue
             before, _, after = turn.partition(THOUGHT)
-            after = after[: after.find(CONTENT)] if CONTENT in after else after
+            if CONTENT in after:
+                after = after[: after.find(CONTENT)]
             if CONTENT in before:
                 before = before[before.find(CONTENT) + len(CONTENT) :]
             marks = _around(probes, plain, before, after)
@@ -164,7 +170,9 @@ def _closing(after: str) -> str:
         end = same[0] + 1 if same else len(parts)
         return "".join(parts[:end])
     line = text.split("\n", 1)[0]
-    return line.strip() if first[:1] in "<[" else ""
+    if first[:1] in "<[":
+        return line.strip()
+    return ""
 
 
 def _as_written(text: str, last: list[str]) -> str:

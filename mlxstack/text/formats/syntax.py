@@ -43,7 +43,9 @@ def first_mark(literal: str) -> str:
     """The text by which a literal is searched for."""
     run = next(iter(literal.split()), "")
     mark = _MARK.match(run)
-    return mark[0] if mark else run
+    if mark:
+        return mark[0]
+    return run
 
 
 def is_mark(text: str) -> bool:
@@ -123,8 +125,11 @@ class CallBody(Struct, frozen=True):
         """Beginning of a call up to the mark after its name."""
         end = self.parts.index(NAME) + 1 if NAME in self.parts else len(self.parts)
         after = next(iter(self.parts[end:]), "")
-        after = "" if after in (ARGUMENTS, ID, INDEX) else after
-        mark = first_mark(after) if after[:1] in ("<", "[") else ""
+        if after in (ARGUMENTS, ID, INDEX):
+            after = ""
+        mark = ""
+        if after[:1] in ("<", "["):
+            mark = first_mark(after)
         return "".join(self.parts[:end]) + (mark if is_mark(mark) else after[:1])
 
 
@@ -146,10 +151,14 @@ class JsonBody(CallBody, frozen=True):
 
     @property
     def brackets(self) -> tuple[str, str] | None:
-        return (self.list_opens, self.list_closes) if self.is_list else None
+        if self.is_list:
+            return (self.list_opens, self.list_closes)
+        return None
 
     def opening(self, name: str) -> str:
-        return "" if self.is_list else self._up_to_arguments(json.dumps(name)[1:-1])
+        if self.is_list:
+            return ""
+        return self._up_to_arguments(json.dumps(name)[1:-1])
 
 
 class NamedBody(CallBody, frozen=True):
@@ -214,7 +223,9 @@ class PythonBody(CallBody, frozen=True):
 
     @property
     def brackets(self) -> tuple[str, str] | None:
-        return ("[", "]") if self.is_list else ("", "")
+        if self.is_list:
+            return ("[", "]")
+        return ("", "")
 
 
 class GemmaBody(CallBody, frozen=True):

@@ -72,7 +72,8 @@ class TaggedReader(BodyReader):
         feed = self.feed
         body = self._body
         opening = first_mark(body.argument_opens)
-        offset = offset if opening else (yield from feed.space(offset))
+        if not opening:
+            offset = yield from feed.space(offset)
         stops = (opening, "{", FENCE, first_mark(body.value_closes)) if opening else SPACES
         fields, offset = yield from self.read_head(offset, stops)
         offset = yield from feed.passed(body.value_closes, offset)
@@ -336,7 +337,9 @@ def _next_opening(body: TaggedBody) -> str:
     mark = first_mark(body.argument_opens)
     is_text = body.value_closes.strip() and not body.has_json_text
     is_certain = is_text and KEY not in body.value_closes and len(mark) >= MIN_MARK
-    return mark if is_certain else ""
+    if is_certain:
+        return mark
+    return ""
 
 
 def _json_block(body: TaggedBody) -> tuple[str, str]:
@@ -354,7 +357,9 @@ def _json_or_text(text: str, types: SchemaTypes) -> Any:
     except UNDECODABLE:
         return text
     is_quoted = isinstance(value, str) and not types.texts
-    return argument_value(text, types) if is_quoted else value
+    if is_quoted:
+        return argument_value(text, types)
+    return value
 
 
 class TypedPlace(Struct, frozen=True):

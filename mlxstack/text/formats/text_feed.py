@@ -100,7 +100,8 @@ class TextFeed:
         """The position after the longest match."""
         while True:
             hit = pattern.match(self.text, offset)
-            offset = hit.end() if hit else offset
+            if hit:
+                offset = hit.end()
             if offset < len(self.text) or self.is_final:
                 return offset
             yield
@@ -149,7 +150,9 @@ class TextFeed:
     def passed(self, literal: str, offset: int) -> Reading[int]:
         """The position after a whole literal, if it is there."""
         end = yield from self.literal(literal, offset)
-        return offset if end is None else end
+        if end is None:
+            return offset
+        return end
 
 
 def quoted_otherwise(piece: str) -> list[str]:
@@ -187,8 +190,11 @@ class WhitespaceTrimmer:
 
     def finish(self) -> str:
         """Held white space, if after text; then start afresh."""
-        held = self._held if self._is_open else ""
+        held = ""
+        if self._is_open:
+            held = self._held
         self._held = ""
-        self._gap = held if self._is_open else self._gap
+        if self._is_open:
+            self._gap = held
         self._is_open = False
         return held

@@ -125,7 +125,9 @@ class ValueCopier:
         A text that is still open goes on with `rest`, without the last quote and brackets.
         """
         frames = self._frames[depth : self._muted_depth()]
-        last = escaped(_LAST_CLOSERS.sub("", rest)) + '"' if self._is_text_open else ""
+        last = ""
+        if self._is_text_open:
+            last = escaped(_LAST_CLOSERS.sub("", rest)) + '"'
         return last + "".join("]" if frame.is_list else "}" for frame in reversed(frames))
 
     def _copy(self) -> Reading[None]:
@@ -438,7 +440,9 @@ class ValueCopier:
         """Write the comma and the key before a value."""
         frame = self._frames[-1] if self._frames else None
         if frame is not None and isinstance(frame.key, str) and not frame.is_muted:
-            comma = "," if frame.keys else ""
+            comma = ""
+            if frame.keys:
+                comma = ","
             self._write(f'{comma}"{escaped(frame.key)}":')
             frame.keys.add(frame.key)
         elif frame is not None and isinstance(frame.key, int) and frame.key > 0:

@@ -163,7 +163,9 @@ class TagRules(ArgumentRules):
                 values += [("object", f"{rule} {ending}") for rule in self._nested(schema)]
                 continue
             named = schema.get("type")
-            kind = named if isinstance(named, str) else "object"
+            kind = "object"
+            if isinstance(named, str):
+                kind = named
             values.append((kind, f"{JsonRules(self.builder, self.root).value(schema)} {ending}"))
             if kind == "boolean" and "enum" not in schema:
                 # As templates print them that know no JSON.
@@ -202,7 +204,9 @@ class TagRules(ArgumentRules):
         if not schema.get("properties"):
             return f"({self._free_member()})*"
         members_of = self.members({**self.root, **NO_ARGUMENTS, **schema})
-        return "" if members_of is None else self.builder.unordered(members_of, NOTHING)
+        if members_of is None:
+            return ""
+        return self.builder.unordered(members_of, NOTHING)
 
     def _nested_list(self, schema: Schema) -> str:
         items = schema.get("items", {})
@@ -221,7 +225,9 @@ class TagRules(ArgumentRules):
         literal = self.builder.literal
         opens, _, middle = self._opens.partition(KEY)
         closes, _, last = self._body.value_closes.partition(KEY)
-        name = literal(key) if key else "/[\\w.-]+/"
+        name = "/[\\w.-]+/"
+        if key:
+            name = literal(key)
         closing = f"{literal(closes)} {name if last else ''} {literal(last)}"
         return f"{literal(opens)} {name} {literal(middle)} {self._free_value()} {closing}"
 
@@ -275,7 +281,9 @@ class GemmaRules(ArgumentRules):
 
     def call(self) -> str | None:
         """A call; None if its names are no words."""
-        names = r"\w+" if self._body.is_flat else r"[\w-]+"
+        names = r"[\w-]+"
+        if self._body.is_flat:
+            names = r"\w+"
         arguments = self.members(self.root) if re.fullmatch(names, self.tool.name) else None
         if arguments is None:
             return None
@@ -283,8 +291,12 @@ class GemmaRules(ArgumentRules):
         return f'{opens} {self.builder.unordered(arguments, COMMA)} "}}"'
 
     def member(self, key: str, schema: Any, n_outer: int) -> str:
-        value = self._value(schema, n_outer) if re.fullmatch(r"\w+", key) else ""
-        return self.builder.rule(f"{quoted(f'{key}:')} {value}") if value else ""
+        value = ""
+        if re.fullmatch(r"\w+", key):
+            value = self._value(schema, n_outer)
+        if value:
+            return self.builder.rule(f"{quoted(f'{key}:')} {value}")
+        return ""
 
     def _value(self, schema: Any, n_outer: int) -> str:
         if n_outer > MAX_NESTED:
@@ -299,7 +311,9 @@ class GemmaRules(ArgumentRules):
 
     def _text(self, schema: Schema) -> str:
         text = self.builder.text(schema, self._avoided, self._body.quote)
-        return f"{self.builder.literal(self._body.quote)} {text}" if text else ""
+        if text:
+            return f"{self.builder.literal(self._body.quote)} {text}"
+        return ""
 
     def _containers(self, schema: Schema, n_outer: int) -> list[str]:
         """Rules of the objects and lists of a schema."""
@@ -311,7 +325,9 @@ class GemmaRules(ArgumentRules):
             return [self._free_object(), self._free_list()]
         if named == "object":
             inside = self._object(schema, n_outer + 1)
-            return [inside] if inside else []
+            if inside:
+                return [inside]
+            return []
         if named == "array":
             return self._list(schema, n_outer)
         return []
@@ -319,17 +335,23 @@ class GemmaRules(ArgumentRules):
     def _object(self, schema: Schema, n_outer: int) -> str:
         """Rule of an object; "" if a required member has none."""
         inside = self.members(schema, n_outer)
-        return "" if inside is None else f'"{{" {self.builder.unordered(inside, COMMA)} "}}"'
+        if inside is None:
+            return ""
+        return f'"{{" {self.builder.unordered(inside, COMMA)} "}}"'
 
     def _list(self, schema: Schema, n_outer: int) -> list[str]:
         item = self._value(schema.get("items", {}), n_outer + 1)
         n_min = schema.get("minItems", 0)
         n_max = schema.get("maxItems")
         if not item or n_max == 0:
-            return [] if n_min else ['"[" "]"']
+            if n_min:
+                return []
+            return ['"[" "]"']
         n_more = "" if n_max is None else n_max - 1
         some = f'"[" {item} ({COMMA} {item}){{{max(0, n_min - 1)},{n_more}}} "]"'
-        return [some] if n_min else ['"[" "]"', some]
+        if n_min:
+            return [some]
+        return ['"[" "]"', some]
 
     def _free_object(self) -> str:
         pair = f'/\\w+/ ":" {self._free_value()}'

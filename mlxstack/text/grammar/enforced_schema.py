@@ -76,7 +76,9 @@ def _defined(schema: Schema) -> Schema:
 def without_grammar(schema: Any) -> set[str]:
     """Keywords of a schema that are left out before llguidance reads it."""
     are_odd = (_has_lookaround(part.get("pattern")) for part in schemas_in(schema))
-    return {"pattern"} if any(are_odd) else set()
+    if any(are_odd):
+        return {"pattern"}
+    return set()
 
 
 def circular_reference(root: Schema) -> str | None:

@@ -110,7 +110,9 @@ def _start(calls: ForcedCalls, call: str, free: str, builder: LarkBuilder) -> st
     elif not syntax.is_bare and not calls.marks.is_last:
         more = f"{ending} {builder.literal(f'{syntax.between}{syntax.opens}')}"
     is_row = bool(more) and not calls.is_single
-    more_calls = f"({more} {call})*" if is_row else ""
+    more_calls = ""
+    if is_row:
+        more_calls = f"({more} {call})*"
     start = f"{head} {before} {call} {more_calls} {ending} {last}"
     if not free:
         return start

@@ -155,7 +155,9 @@ def _blamed(job: GrammarJob, schema: dict[str, Any], error: BadRequest) -> BadRe
             reason = probe.problem(schema_grammar(part, param))
         except BadRequest as refusal:
             return refusal.message
-        return f"{param}: {reason}" if reason else reason
+        if reason:
+            return f"{param}: {reason}"
+        return reason
 
     left_out = enforceable(schema, problem, probe.is_over).left_out
     blamed = next((part for part in left_out if part.reason), None)

@@ -65,7 +65,9 @@ class JsonRules:
         whole = self._builder.json(schema, self._root)
         try:
             names = {name for part in schemas_in([schema, self._root]) for name in part}
-            return whole if names & NAMES else self._value(schema)
+            if names & NAMES:
+                return whole
+            return self._value(schema)
         except RecursionError as error:
             raise BadRequest(f"tools: the schema is too deep: {error}", "tools") from None
 
@@ -333,4 +335,6 @@ def _other_names(names: Iterable[str]) -> str:
     """Terminal of a JSON string that is none of these."""
     excluded = " | ".join(quoted(_json_text(name)) for name in names)
     anything = f'/"{CHARACTER}*"/'
-    return f"{anything} & ~({excluded})" if excluded else anything
+    if excluded:
+        return f"{anything} & ~({excluded})"
+    return anything

@@ -148,7 +148,9 @@ class LarkBuilder:
         self.complete(f"{following}::_", " | ".join(forms))
         n_most = n if n_max is None else min(n, n_max)
         more = "" if repeatable else f" %if bit_count_lt([0:{n}], {n_most})"
-        is_complete = f"is_ones([0:{n_required}])" if n_required else "true"
+        is_complete = "true"
+        if n_required:
+            is_complete = f"is_ones([0:{n_required}])"
         if n_min > n_required:
             is_complete = f"and({is_complete}, bit_count_ge([0:{n}], {n_min}))"
         self.complete(f"{ending}::_", f'"" %if {is_complete} | {between} {following}::_{more}')
@@ -171,7 +173,9 @@ class LarkBuilder:
     def either(self, forms: Iterable[str]) -> str:
         """Name of a rule of all forms that exist, or ""."""
         existing = [form for form in forms if form]
-        return self.rule(" | ".join(existing)) if existing else ""
+        if existing:
+            return self.rule(" | ".join(existing))
+        return ""
 
     def text(
         self, schema: Schema, avoided: Sequence[str], closes: str, literals: Sequence[str] = ()
@@ -192,7 +196,9 @@ class LarkBuilder:
         lexemes = [f"/{_slashed(f'(?:{pattern}){ending}')}/" for pattern in patterns or [ANYTHING]]
         unwanted = [f"~/{_slashed(f'(?:{pattern}){ending}')}/" for pattern in avoided]
         name = f"t{len(self._rules)}"
-        lazy = "[lazy]" if head == closes else ""
+        lazy = ""
+        if head == closes:
+            lazy = "[lazy]"
         self._rules.append(f"{name}{lazy}: {name.upper()}")
         # A lexeme of their own would be taken for the beginning of a text.
         constants = "".join(f" | /{_slashed(word + ending)}/" for word in literals)
@@ -203,7 +209,9 @@ class LarkBuilder:
         """Text, perhaps none, without the first letters of `avoided`."""
         head = self._cuts.split(avoided)[0]
         name = f"T{len(self._rules)}"
-        exclusion = f" & ~/{_slashed(containing(head))}/" if head else ""
+        exclusion = ""
+        if head:
+            exclusion = f" & ~/{_slashed(containing(head))}/"
         self._rules.append(f"{name}: /(?s:.+)/{exclusion}")
         return f"{name}?"
 
@@ -308,7 +316,9 @@ def _ways(pattern: str) -> list[str]:
     position = 0
     in_class = False
     while position < len(pattern):
-        n = 2 if pattern[position] == "\\" else 1
+        n = 1
+        if pattern[position] == "\\":
+            n = 2
         piece = pattern[position : position + n]
         in_class = (in_class or piece == "[") and piece != "]"
         depth += 0 if in_class else (piece == "(") - (piece == ")")

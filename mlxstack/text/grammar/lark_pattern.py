@@ -127,7 +127,9 @@ class _Grammar(Interpreter[Any, str]):
 
     @property
     def _gap(self) -> str:
-        return "" if self._is_in_terminal else self._ignored
+        if self._is_in_terminal:
+            return ""
+        return self._ignored
 
     def _named(self, name: str) -> str:
         """Expression of a rule or a terminal."""

@@ -118,7 +118,9 @@ class CallState:
         rules = self._calls[-1].rules
         mask: bytes = rules.compute_bitmask()
         self.is_inside = not rules.is_error()
-        return mask if self.is_inside else None
+        if self.is_inside:
+            return mask
+        return None
 
     def forced_tokens(self) -> list[int]:
         """Next tokens that a call's grammar forces."""
@@ -127,7 +129,9 @@ class CallState:
 
     def position(self) -> CallPosition:
         """Position to pass to `rewind`."""
-        n_read = self._calls[-1].n_read if self._calls else 0
+        n_read = 0
+        if self._calls:
+            n_read = self._calls[-1].n_read
         return CallPosition(len(self._calls), n_read, self.is_inside, self._recent)
 
     def rewind(self, position: CallPosition) -> None:
@@ -145,11 +149,15 @@ class CallState:
         The first `n_before` bytes of `text` were there before the token.
         """
         if opening.token is not None:
-            return "" if token == opening.token else None
+            if token == opening.token:
+                return ""
+            return None
         for opened in opening.texts:
             if self._trigger.is_first:
                 n_space = len(text) - len(text.lstrip())
-                start = n_space if text.startswith(opened, n_space) else -1
+                start = -1
+                if text.startswith(opened, n_space):
+                    start = n_space
             else:
                 start = text.rfind(opened)
             if start >= 0 and start + len(opened) > n_before:
