@@ -117,7 +117,7 @@ def _load_model(
 
 
 def locate_drafts(spec: ModelSpec) -> None:
-    """Download what drafts for a model, where it is not here. Raises SetupError."""
+    """Download draft model and MTP head where needed. Raises SetupError."""
     if spec.draft is not None:
         loader.locate(ModelSpec(id=spec.draft))
     locate_head(spec)

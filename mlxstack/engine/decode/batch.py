@@ -272,7 +272,7 @@ def _new_lines(rows: Sequence[BatchRow]) -> list[int]:
 
 
 def _read(taken: RowStep, *, is_fed: bool) -> list[int]:
-    """Read the sampled tokens; `is_fed` where a step ahead feeds the last one."""
+    """Read the tokens; a step ahead feeds the last if `is_fed`."""
     row = taken.row
     tokens = _accepted(row.proposed, taken.choices)
     if row.proposed:

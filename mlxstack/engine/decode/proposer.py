@@ -61,7 +61,7 @@ class Proposer(Protocol):
     def observe_prefill(
         self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
     ) -> None:
-        """Note a prefill chunk: states (n, dim) from `start` on, tokens (n + 1)."""
+        """Note a chunk: states (n, dim) from `start` on, tokens (n + 1)."""
 
 
 class NoProposals:

@@ -22,7 +22,7 @@ class RowGrouper(Protocol):
     """Groups the rows of a batch where it pays."""
 
     def views(self, rows: Sequence[BatchRow]) -> list[Any] | None:
-        """View of each layer for the next step; None for each row's own caches."""
+        """View of each layer for the next step; None without a group."""
 
     def release(self) -> None:
         """Give all KV back to the rows' own caches."""

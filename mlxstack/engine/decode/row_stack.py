@@ -239,7 +239,7 @@ class RowStack:
 
 
 def stack_fully(contexts: Sequence[SlotContext]) -> RowStack | None:
-    """Stack of all layers at once; None where no layer can be stacked."""
+    """Stack of all layers; None where no layer can be stacked."""
     stack = RowStack(contexts)
     if not stack.lengths:
         return None
@@ -250,7 +250,7 @@ def stack_fully(contexts: Sequence[SlotContext]) -> RowStack | None:
 
 
 class RowStacker:
-    """Groups the rows of a batch in a stack while they stay the same.
+    """Stacks the rows of a batch while they stay the same.
 
     `has_room` tells whether bytes fit into the budget.
     """

@@ -26,7 +26,7 @@ def zeros(n: int) -> mx.array:
 
 
 class EmbeddedChunk(Struct, frozen=True):
-    """What a chunk feeds in place of embeddings and positions of its tokens."""
+    """Embeddings and positions of a chunk, in place of its tokens' own."""
 
     embeddings: mx.array
     """(n, dim)"""

@@ -1,4 +1,4 @@
-"""Inputs of prompts: what a prefill chunk feeds to the model beside the ids of its tokens."""
+"""Inputs of prompts, which chunks feed beside the ids of tokens."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ class TokenInputs(Protocol):
         """Tokens that have a row, `placeholder` for others."""
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
-        """End of a prefill chunk `[start, end)`, or another one near it. Raises BadRequest."""
+        """End of a chunk, `end` or one near it. Raises BadRequest."""
 
     def prepare(self, request: Request, start: int, end: int, seconds: float) -> bool:
         """Whether a chunk can be fed; else inputs are computed for `seconds`.
@@ -120,6 +120,6 @@ PLAIN_TOKENS = PlainTokens()
 
 
 def _require_rows(tokens: Sequence[int]) -> None:
-    """Raise Unsupported for an id without a row: MLX reads beyond the embedding for it."""
+    """Raise Unsupported for ids for which MLX reads beyond the embedding."""
     if max(tokens, default=0) >= FIRST_VIRTUAL:
         raise Unsupported("this model takes no images; send text")

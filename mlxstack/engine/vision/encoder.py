@@ -92,7 +92,7 @@ class ImageEncoder:
         return without_virtual(tokens, self.placeholder)
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
-        """End of a chunk, at the latest that of an image. Raises BadRequest.
+        """End of a chunk, with an image at the latest. Raises BadRequest.
 
         Images whose tokens all attend to each other are not cut.
         """
@@ -105,7 +105,7 @@ class ImageEncoder:
         return end
 
     def prepare(self, request: Request, start: int, end: int, seconds: float) -> bool:
-        """Whether the features of a chunk are known; else work on them. Raises as `work`."""
+        """Whether features of a chunk are known; else as `work`."""
         for image in _touched(request, start, end):
             if not self.has(image):
                 self.work(request.id, image, seconds)
