@@ -32,7 +32,7 @@ _SEPARATORS = re.compile(r"[,\s]*")
 _LAST_CLOSERS = re.compile(r"[\"'][\s\]})]*\Z")
 _KEYWORD = re.compile(r"([\w$-]+)\s*=(?!=)")
 _BEGUN_KEYWORD = re.compile(r"[\w$-]*\s*=?\Z")
-_FOLLOWING = {"{": re.compile(r"[\"'}]|\w+\s*:"), "(": _KEYWORD}
+_FOLLOWING = {"{": re.compile(r"[\"'}]|\w++\s*+:"), "(": _KEYWORD}
 _FOLLOWING_ITEM = re.compile(r"[\"'{\[\]\-\w(]")
 _HIGH = r"[dD][89abAB][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(
@@ -433,8 +433,9 @@ class ValueCopier:
             return _FOLLOWING_ITEM.match(feed.text, offset) is not None
         while not feed.is_final and _BEGUN_KEYWORD.match(feed.text, offset):
             yield
-        is_positional = frame.opens == "(" and frame.is_positional
-        return is_positional or _FOLLOWING[frame.opens].match(feed.text, offset) is not None
+        opens = frame.opens
+        is_positional = opens == "(" and frame.is_positional
+        return is_positional or _FOLLOWING[opens].match(feed.text, offset) is not None
 
     def _begin(self, sign: str) -> None:
         """Write the comma and the key before a value."""

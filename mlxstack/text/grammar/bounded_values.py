@@ -37,10 +37,10 @@ def bounded(schema: Schema) -> Schema:
     is_typed = "type" in schema or not BOUNDS.isdisjoint(schema)
     if not is_typed or NUMERIC.isdisjoint(types) or "enum" in schema or "const" in schema:
         return schema
-    made = _bounds(schema)
-    if "number" not in types or "multipleOf" in made:
-        return made
-    return {**made, "multipleOf": SMALLEST}
+    bounds = _bounds(schema)
+    if "number" not in types or "multipleOf" in bounds:
+        return bounds
+    return {**bounds, "multipleOf": SMALLEST}
 
 
 def shared(schema: Schema) -> Schema:
@@ -89,19 +89,19 @@ def _types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 def _bounds(schema: Schema) -> Schema:
     """Schema with both bounds within the limit, exclusive ones as numbers."""
-    made = dict(schema)
+    bounds = dict(schema)
     for plain, exclusive in (LOWER, UPPER):
         # A boolean of draft 4 says whether the plain bound is exclusive.
-        if isinstance(made.get(exclusive), bool):
-            is_exclusive = made.pop(exclusive)
-            if is_exclusive and plain in made:
-                made[exclusive] = made.pop(plain)
+        if isinstance(bounds.get(exclusive), bool):
+            is_exclusive = bounds.pop(exclusive)
+            if is_exclusive and plain in bounds:
+                bounds[exclusive] = bounds.pop(plain)
         for key in (plain, exclusive):
-            if _is_number(made.get(key)):
-                _fit(made, key)
-        if plain not in made and exclusive not in made:
-            made[plain] = -LIMIT if plain == "minimum" else LIMIT
-    return made
+            if _is_number(bounds.get(key)):
+                _fit(bounds, key)
+        if plain not in bounds and exclusive not in bounds:
+            bounds[plain] = -LIMIT if plain == "minimum" else LIMIT
+    return bounds
 
 
 def _fit(schema: Schema, key: str) -> None:

@@ -53,10 +53,10 @@ class GrammarCompiler:
 
     def _matcher(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         with self._lock:
-            known = self._known.get(grammar)
-            if known is not None:
+            cached = self._known.get(grammar)
+            if cached is not None:
                 self._known.move_to_end(grammar)
-                return known[0]
+                return cached[0]
         began = time.thread_time()
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
         took_s = time.thread_time() - began

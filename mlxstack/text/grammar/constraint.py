@@ -222,7 +222,9 @@ class GrammarState:
         recent = self._recent
         forbidden = self._layout.forbidden
         last = frozenset(
-            one[-1] for one in forbidden if recent[len(recent) - len(one) + 1 :] == one[:-1]
+            sequence[-1]
+            for sequence in forbidden
+            if recent[len(recent) - len(sequence) + 1 :] == sequence[:-1]
         )
         if not last:
             return mask

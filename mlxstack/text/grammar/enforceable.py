@@ -42,8 +42,8 @@ def enforceable(
     Nothing more is tried once the time `is_over`.
     """
     search = _Search(problem, is_over, references(schema))
-    made = search.largest(schema, lambda one: one, "")
-    return Enforceable(made, tuple(search.left_out))
+    fitting = search.largest(schema, lambda part: part, "")
+    return Enforceable(fitting, tuple(search.left_out))
 
 
 class _Search:
@@ -68,21 +68,21 @@ class _Search:
         if not isinstance(schema, dict):
             self.left_out.append(LeftOut(path, reason))
             return {}
-        made: Schema = {}
+        fitting: Schema = {}
         for key in sorted(schema, key=_order):
-            within = _within(around, made, key)
+            within = _within(around, fitting, key)
             if not path and key in DEFINITIONS and isinstance(schema[key], dict):
                 within = self._used(key, schema[key], within)
             for part in self._parts(key, schema[key], within, f"{path}/{key}"):
-                made[key] = part
-        return made
+                fitting[key] = part
+        return fitting
 
     def _used(
-        self, key: str, known: Schema, around: Callable[[Any], Schema]
+        self, key: str, definitions: Schema, around: Callable[[Any], Schema]
     ) -> Callable[[Any], Schema]:
-        paths = (f"#/{key}/{name}" for name in known)
+        paths = (f"#/{key}/{name}" for name in definitions)
         uses = {target: {"$ref": target} for target in paths if target in self._targets}
-        return lambda one: {**around(one), "properties": uses}
+        return lambda part: {**around(part), "properties": uses}
 
     def _parts(
         self, key: str, value: Any, around: Callable[[Any], Schema], path: str
@@ -93,8 +93,8 @@ class _Search:
             yield value
         elif key in NAMED and isinstance(value, dict) and self._is_fit(around, _blank(value)):
             inner = _blank(value)
-            for name, one in value.items():
-                inner[name] = self.largest(one, _within(around, inner, name), f"{path}/{name}")
+            for name, member in value.items():
+                inner[name] = self.largest(member, _within(around, inner, name), f"{path}/{name}")
             yield inner
         elif isinstance(value, list):
             yield from self._items(key, value, around, LeftOut(path, reason))
@@ -107,19 +107,19 @@ class _Search:
         self, key: str, items: list[Any], around: Callable[[Any], Schema], whole: LeftOut
     ) -> Iterator[Any]:
         """The items of a list that fit, if any."""
-        made: list[Any] = []
+        fitting: list[Any] = []
         for index, item in enumerate(items):
             path = f"{whole.path}/{index}"
-            if key in LISTED and self._is_fit(around, [*made, {}]):
-                made.append(self.largest(item, lambda one: around([*made, one]), path))
+            if key in LISTED and self._is_fit(around, [*fitting, {}]):
+                fitting.append(self.largest(item, lambda part: around([*fitting, part]), path))
                 continue
-            reason = self._problem(around, [*made, item])
+            reason = self._problem(around, [*fitting, item])
             if reason is None:
-                made.append(item)
+                fitting.append(item)
             else:
                 self.left_out.append(LeftOut(path, reason))
-        if made:
-            yield made
+        if fitting:
+            yield fitting
         elif not items:
             self.left_out.append(whole)
 
@@ -138,8 +138,8 @@ def _blank(schemas: Schema) -> Schema:
     return {name: {} for name in schemas}
 
 
-def _within(around: Callable[[Any], Schema], made: Schema, key: str) -> Callable[[Any], Schema]:
-    return lambda one: around({**made, key: one})
+def _within(around: Callable[[Any], Schema], fitting: Schema, key: str) -> Callable[[Any], Schema]:
+    return lambda part: around({**fitting, key: part})
 
 
 def _order(key: str) -> tuple[int, str]:

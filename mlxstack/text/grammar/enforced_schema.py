@@ -59,18 +59,18 @@ def enforced(schema: Schema) -> Schema:
     is_spread = any(map(_is_spread, schemas_in(schema)))
     if not is_spread:
         schema = _changed(schema, _closed)
-    if is_spread or any(not NAMES.isdisjoint(one) for one in schemas_in(schema)):
+    if is_spread or any(not NAMES.isdisjoint(part) for part in schemas_in(schema)):
         return dict(_changed(schema, bounded))
-    return _defined(_changed(schema, lambda one: bounded(shared(one))))
+    return _defined(_changed(schema, lambda part: bounded(shared(part))))
 
 
 def _defined(schema: Schema) -> Schema:
     """The schema with the definitions that it refers to."""
-    known = schema.get(DEFINITIONS, {})
+    own = schema.get(DEFINITIONS, {})
     ours = [reference(name) for name in (VALUE, NUMBER, INTEGER)]
-    if not any(one in ours for one in schemas_in(schema)) or not isinstance(known, dict):
+    if not any(part in ours for part in schemas_in(schema)) or not isinstance(own, dict):
         return schema
-    return {**schema, DEFINITIONS: {**known, **definitions()}}
+    return {**schema, DEFINITIONS: {**own, **definitions()}}
 
 
 def without_grammar(schema: Any) -> set[str]:
@@ -85,12 +85,12 @@ def circular_reference(root: Schema) -> str | None:
     """Reference that leads back to itself through other references alone."""
     for schema in schemas_in(root):
         seen: list[str] = []
-        at: Schema | None = schema
-        while at is not None and isinstance(name := at.get("$ref"), str):
+        target: Schema | None = schema
+        while target is not None and isinstance(name := target.get("$ref"), str):
             if name in seen:
                 return name
             seen.append(name)
-            at = referred(name, root)
+            target = referred(name, root)
     return None
 
 
@@ -122,8 +122,8 @@ def references(schema: Schema) -> set[str]:
 def schemas_in(schema: Any) -> Iterator[Schema]:
     """The schema and all in it."""
     if isinstance(schema, list):
-        for one in schema:
-            yield from schemas_in(one)
+        for part in schema:
+            yield from schemas_in(part)
     elif isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
@@ -136,16 +136,16 @@ def schemas_in(schema: Any) -> Iterator[Schema]:
 def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
     """The schema with a change of itself and of all in it."""
     if isinstance(schema, list):
-        return [_changed(one, change) for one in schema]
+        return [_changed(part, change) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    made: Schema = {}
+    changed: Schema = {}
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
-            made[key] = {name: _changed(one, change) for name, one in value.items()}
+            changed[key] = {name: _changed(part, change) for name, part in value.items()}
         else:
-            made[key] = value if key in VALUES else _changed(value, change)
-    return change(made)
+            changed[key] = value if key in VALUES else _changed(value, change)
+    return change(changed)
 
 
 def _is_spread(schema: Schema) -> bool:
@@ -159,7 +159,9 @@ def _closed(schema: Schema) -> Schema:
     if not isinstance(properties, dict) or not OPEN.isdisjoint(schema):
         return schema
     required = schema.get("required")
-    names = [one for one in required if isinstance(one, str)] if isinstance(required, list) else []
+    names = []
+    if isinstance(required, list):
+        names = [name for name in required if isinstance(name, str)]
     # A required property may be described nowhere.
     whole = {**properties, **{name: {} for name in names if name not in properties}}
     return {**schema, "properties": whole, "additionalProperties": False}

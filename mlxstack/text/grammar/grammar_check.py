@@ -40,22 +40,26 @@ def check_multiples(schema: Any, param: str) -> None:
         inner = [value for key, value in schema.items() if key not in VALUES]
     else:
         inner = schema
-    for one in inner:
-        if isinstance(one, dict | list):
-            check_multiples(one, param)
+    for part in inner:
+        if isinstance(part, dict | list):
+            check_multiples(part, param)
 
 
-def _check_multiple(given: Any, param: str) -> None:
+def _check_multiple(multiple: Any, param: str) -> None:
     # Anything but a number is refused by llguidance, or belongs to a property of this name.
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+    if (
+        isinstance(multiple, bool)
+        or not isinstance(multiple, int | float)
+        or not math.isfinite(multiple)
+    ):
         return
-    if given <= 0:
-        raise BadRequest(f"{param}: multipleOf is {given}; it must be greater than 0", param)
-    _, digits, exponent = Decimal(repr(given)).normalize().as_tuple()
+    if multiple <= 0:
+        raise BadRequest(f"{param}: multipleOf is {multiple}; it must be greater than 0", param)
+    _, digits, exponent = Decimal(repr(multiple)).normalize().as_tuple()
     units = int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
     if units > MAX_MULTIPLE:
         raise BadRequest(
-            f"{param}: multipleOf is {given}, which cannot be enforced; without its decimal point "
-            f"it may be {MAX_MULTIPLE} at most, as with 0.01 or 5000",
+            f"{param}: multipleOf is {multiple}, which cannot be enforced; without its decimal "
+            f"point it may be {MAX_MULTIPLE} at most, as with 0.01 or 5000",
             param,
         )

@@ -44,7 +44,7 @@ class VocabularyBytes(Struct, frozen=True):
 def vocabulary_bytes(tokenizer: Any, n_vocab: int) -> VocabularyBytes:
     """Bytes of a mlx-lm TokenizerWrapper's tokens, of which the model has `n_vocab`."""
     decoder = TokenDecoder(tokenizer)
-    special = sorted(at for at in nameless(tokenizer).values() if at < n_vocab)
+    special = sorted(token for token in nameless(tokenizer).values() if token < n_vocab)
     tokens = [decoder.of(token) for token in range(n_vocab)]
     for token in special:
         tokens[token] = f"<{UNSPELLABLE}{token}>".encode()
@@ -70,28 +70,32 @@ class ForcedText:
         if self._encode is not None:
             tokens = self._encode(data.decode(errors="replace"))
             # Some tokenizers change a text: lower case, spaces, letters that they do not know.
-            if b"".join(self.tokens[one] for one in tokens if one < len(self.tokens)) == data:
+            if b"".join(self.tokens[token] for token in tokens if token < len(self.tokens)) == data:
                 return tokens
         return self._longest(data)
 
     def _longest(self, data: bytes) -> list[int]:
         """Longest token at each place, up to bytes without token."""
         tokens: list[int] = []
-        at = 0
-        while at < len(data):
-            sizes = range(min(MAX_GREEDY, len(data) - at), 0, -1)
-            size = next((size for size in sizes if data[at : at + size] in self._ids), 0)
+        offset = 0
+        while offset < len(data):
+            sizes = range(min(MAX_GREEDY, len(data) - offset), 0, -1)
+            size = next((size for size in sizes if data[offset : offset + size] in self._ids), 0)
             if not size:
                 break
-            tokens.append(self._ids[data[at : at + size]])
-            at += size
+            tokens.append(self._ids[data[offset : offset + size]])
+            offset += size
         return tokens
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
         special = frozenset(self.special_token_ids)
         ids = range(len(self.tokens) - 1, -1, -1)
-        return {self.tokens[at]: at for at in ids if self.tokens[at] and at not in special}
+        return {
+            self.tokens[token]: token
+            for token in ids
+            if self.tokens[token] and token not in special
+        }
 
 
 def text_encoder(tokenizer: Any) -> Encode:
@@ -124,15 +128,15 @@ def without_marks(tokenizer: Any) -> str:
     backend.no_truncation()
     data: dict[str, Any] = json.loads(backend.to_str())
     model = data["model"]
-    names = {text: f"<{UNSPELLABLE}{at}>" for text, at in nameless(tokenizer).items()}
+    names = {text: f"<{UNSPELLABLE}{token}>" for text, token in nameless(tokenizer).items()}
     names.pop(model.get("unk_token"), None)
     for token in data["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
-        model["vocab"] = {names.get(piece, piece): at for piece, at in vocabulary.items()}
+        model["vocab"] = {names.get(piece, piece): token for piece, token in vocabulary.items()}
     else:
-        model["vocab"] = [[names.get(piece, piece), *rest] for piece, *rest in vocabulary]
+        model["vocab"] = [[names.get(piece, piece), *score] for piece, *score in vocabulary]
     data["post_processor"] = None
     for part in ("normalizer", "pre_tokenizer"):
         data[part] = _without_prefix(data[part])
@@ -150,6 +154,6 @@ def _without_prefix(part: Any) -> Any:
             return {**part, "add_prefix_space": False}
         case {"type": "Sequence"}:
             (name,) = part.keys() - {"type"}
-            inner = [_without_prefix(one) for one in part[name]]
-            return {**part, name: [one for one in inner if one is not None]}
+            inner = [_without_prefix(member) for member in part[name]]
+            return {**part, name: [member for member in inner if member is not None]}
     return part
