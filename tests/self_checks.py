@@ -17,7 +17,7 @@ from mlxstack.engine.decode.row_grouper import GroupRows
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
+from mlxstack.policy.pass_layout import WidthCosts
 from tests.remembered import Result, remembered
 
 

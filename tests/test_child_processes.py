@@ -25,8 +25,8 @@ STARTS = {
     "mlxstack.cli.web_dashboard": {COMMAND},
     "mlxstack.control.gateway": {"mlxstack.gateway"},
     "mlxstack.control.start": {COMMAND},
-    "mlxstack.host.rank_probe": {"mlxstack.engine.loading.files_digest"},
-    "mlxstack.host.ranks": {"mlxstack.engine.distributed.follower"},
+    "mlxstack.features.ranks.probe": {"mlxstack.features.ranks.files_digest"},
+    "mlxstack.features.ranks.hosts": {"mlxstack.features.ranks.follower"},
     # It also tells a gateway by this module.
     "mlxstack.host.services": {"mlxstack.control.supervisor", "mlxstack.gateway"},
     "mlxstack.planner.model_shapes": {"mlxstack.engine.model.model_shape"},

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 import mlxstack
 from mlxstack.demo import MODEL_DIR
-from mlxstack.text.images.checkpoint import TOWER
+from mlxstack.features.vision.images.checkpoint import TOWER
 from tests.api.running import running
 from tests.demo.test_demo_sees import asked, plain
 from tests.one_chat import PRESET, deltas, let_intervals_rest, stream, user

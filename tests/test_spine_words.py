@@ -41,11 +41,11 @@ SPINE = (
 )  # fmt: skip
 
 FEATURE_FILES = {
-    "engine/slots/kv_transfer.py": "remote KV: only the assembly imports it",
-    "engine/slots/remote_prefill.py": "remote KV: only the assembly imports it",
-    "text/prompt/answer_replay.py": "replay: only `replay.py` imports it",
-    "text/prompt/replay.py": "replay: only the assembly imports it",
-    "text/prompt/splices.py": "replay: only `replay.py` imports it",
+    "features/remote_kv/exchange.py": "remote KV: only the assembly imports it",
+    "features/remote_kv/remote_prefill.py": "remote KV: only the assembly imports it",
+    "features/replay/answer_replay.py": "replay: only `replay.py` imports it",
+    "features/replay/replay.py": "replay: only the assembly imports it",
+    "features/replay/splices.py": "replay: only `replay.py` imports it",
 }
 
 SPANS = "tokens of an image are cut, compared and stored as a whole, by values of core"

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxstack.text.images.checkpoint import TOWER
-from mlxstack.text.images.pixtral import PLACEHOLDER
+from mlxstack.features.vision.images.checkpoint import TOWER
+from mlxstack.features.vision.images.pixtral import PLACEHOLDER
 from tests import models
 from tests.models import TABLE
 

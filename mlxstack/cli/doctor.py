@@ -25,6 +25,7 @@ from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServerSpec, Wired
+from mlxstack.features.vision.images.families import has_pillow
 from mlxstack.host import services
 from mlxstack.host.command_buffers import buffer_limits
 from mlxstack.host.descriptors import REQUIRED, require_limit
@@ -47,7 +48,6 @@ from mlxstack.host.services import owner, read_json, write_json
 from mlxstack.models import model_files
 from mlxstack.models.model_files import vision_files, why_text_only
 from mlxstack.planner.candidate import excerpts, of_preset
-from mlxstack.text.images.families import has_pillow
 
 REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
 MAX_S = 60.0

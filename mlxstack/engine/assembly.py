@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.interfaces import EngineStores
-from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.engine import device
@@ -16,12 +15,8 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
 from mlxstack.engine.decode.proposer import NO_PROPOSALS
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
-from mlxstack.engine.decode.row_stack import RowStacker, stack_fully
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
-from mlxstack.engine.draft_loading import LoadedDrafts, load_drafts
-from mlxstack.engine.draft_prefill import DraftPrefill
-from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.idle_wait import idle_wait
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps
@@ -33,12 +28,18 @@ from mlxstack.engine.model.length_rope import exact_ropes, keyed_by_length
 from mlxstack.engine.model.runner import ModelRunner, kv_bytes_per_token
 from mlxstack.engine.parts import EngineParts
 from mlxstack.engine.slot_actions import SlotActionRunner
-from mlxstack.engine.slots.remote_prefill import RemotePrefill
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.thread import EngineThread, LoadedEngine
+from mlxstack.features.drafts.engine.draft_loading import LoadedDrafts, load_drafts
+from mlxstack.features.drafts.engine.draft_prefill import DraftPrefill
+from mlxstack.features.early_turns.engine import EarlyPrefill
+from mlxstack.features.remote_kv.remote_prefill import RemotePrefill
+from mlxstack.features.remote_kv.values import RemoteKV
+from mlxstack.features.row_stacks.engine import RowStacker, stack_fully
+from mlxstack.features.vision.towers.encoder import with_images
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.policy.attention_kernels import PrefillAttention
-from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
+from mlxstack.policy.pass_layout import UNMEASURED, WidthCosts
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,8 @@ class EngineAssembly:
         preset = self._preset
         progress = thread.load_progress
         loaded = self._parts.load(preset, progress)
+        if self._parts.can_embed:
+            loaded = with_images(loaded, preset.kv)
         n_fixed_rope = exact_ropes(loaded.model)
         loader.check_context(loaded.facts, preset.slots.n_ctx)
         factory = CacheFactory(loaded.model, preset.kv)

@@ -12,18 +12,18 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.errors import InvalidSlot
 from mlxstack.core.interfaces import EngineStores, Manifest
-from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.preset import Preset
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.assembly import EngineAssembly
 from mlxstack.engine.device_memory import DeviceMemory
-from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.loop import Deliver
 from mlxstack.engine.parts import EngineParts
-from mlxstack.engine.slots.kv_transfer import KVExchange
 from mlxstack.engine.thread import EngineThread
+from mlxstack.features.early_turns.engine import EarlyPrefill
+from mlxstack.features.remote_kv.exchange import KVExchange
+from mlxstack.features.remote_kv.values import RemoteKV
 from mlxstack.host.hardware import memory_of, this_memory
 
 

@@ -35,6 +35,8 @@ class EngineParts:
     """Seconds after which no further step of the self-check begins."""
     has_hidden_states = True
     """Whether passes can return hidden states."""
+    can_embed = True
+    """Whether prompts may have inputs beside tokens."""
     can_group = True
     """Whether rows may be grouped in common arrays."""
     is_alone = True
@@ -51,7 +53,7 @@ class EngineParts:
 
     def load(self, preset: Preset, progress: LoadProgress) -> LoadedModel:
         """Load the model. Raises SetupError."""
-        loaded = loader.load(preset.model, preset.kv, progress=progress)
+        loaded = loader.load(preset.model, preset.kv, progress)
         if not device.has_gpu():
             pad_linear_layers(loaded.model)
         return loaded

@@ -15,6 +15,14 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.core.preset import ModelSpec, VisionSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.features.vision.images.checkpoint import TOWER, VisionFiles
+from mlxstack.features.vision.images.families import (
+    FAMILIES,
+    PLAIN_BITS,
+    family_of,
+    has_pillow,
+    why_not_served,
+)
 from mlxstack.models.bounded_json import (
     CONTEXT_KEYS,
     MAX_FILE_BYTES,
@@ -28,14 +36,6 @@ from mlxstack.models.bounded_json import (
 )
 from mlxstack.models.mtp_layouts import HeadTensors, head_tensors
 from mlxstack.policy.memory.capacity import Weights
-from mlxstack.text.images.checkpoint import TOWER, VisionFiles
-from mlxstack.text.images.families import (
-    FAMILIES,
-    PLAIN_BITS,
-    family_of,
-    has_pillow,
-    why_not_served,
-)
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -169,6 +169,12 @@ def _head_weights(folder: Path, head: HeadTensors) -> Weights:
 def weight_files(folder: Path, beginning: str = "") -> list[Path]:
     """Weight files whose names begin so, without macOS's `._NAME`."""
     return sorted(folder.glob(f"{beginning or '[!.]'}*.safetensors"))
+
+
+def identifying_files(folder: Path) -> list[Path]:
+    """Weight files on which the KV of a model depends: its own, an MTP head, a vision tower."""
+    files = {*weight_files(folder, "model"), *weight_files(folder, "mtp"), *folder.glob(TOWER)}
+    return sorted(files)
 
 
 def measured(folder: Path, head: HeadTensors | None = None) -> Weights | None:

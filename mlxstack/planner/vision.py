@@ -3,10 +3,15 @@
 from msgspec import Struct
 
 from mlxstack.core.preset import Preset, ServiceKind
+from mlxstack.features.vision.images.checkpoint import VisionFiles
+from mlxstack.features.vision.images.families import (
+    FAMILIES,
+    family_of,
+    n_tower_parameters,
+    why_not_served,
+)
 from mlxstack.models.model_files import ModelFiles, tower_weights, vision_files
 from mlxstack.policy.memory.capacity import Weights
-from mlxstack.text.images.checkpoint import VisionFiles
-from mlxstack.text.images.families import FAMILIES, family_of, n_tower_parameters, why_not_served
 
 
 class VisionPlan(Struct, frozen=True):

@@ -1,6 +1,9 @@
-"""Layouts of the rows of a forward pass."""
+"""Forward passes of several tokens: layouts of their rows, and seconds by their width."""
 
+from bisect import bisect_right
 from enum import Enum, auto
+
+from msgspec import Struct
 
 
 class PassLayout(Enum):
@@ -14,3 +17,24 @@ class PassLayout(Enum):
     """Rows of one token in one pass, each other row in its own."""
     ALONE = auto()
     """Each row in a pass of its own."""
+
+
+class WidthCosts(Struct, frozen=True):
+    """Seconds of a forward pass by its width in tokens, ascending widths."""
+
+    widths: tuple[int, ...] = (1,)
+    seconds: tuple[float, ...] = (1.0,)
+
+    def seconds_at(self, width: int) -> float:
+        """Interpolate between known widths; beyond them the last slope goes on."""
+        widths = self.widths
+        seconds = self.seconds
+        if len(widths) == 1 or width <= widths[0]:
+            return seconds[0]
+        i = min(bisect_right(widths, width), len(widths) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
+        return max(seconds[i - 1] + slope * (width - widths[i - 1]), seconds[0])
+
+
+UNMEASURED = WidthCosts()
+"""All widths cost the same."""

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from mlxstack.core.preset import Preset
-from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.features.early_turns.service import EarlyTurns
+from mlxstack.features.ranks.group import RankGroup
+from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.parts.agent_store import AgentStore
-from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.neighbors import Neighbors
-from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.parts.service_feature import ServiceFeature
 from mlxstack.service.parts.stored_messages import MessageReader

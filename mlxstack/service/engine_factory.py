@@ -18,12 +18,13 @@ from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import device
 from mlxstack.engine.chat_engine import ChatEngine
-from mlxstack.engine.distributed.group import RankGroup
-from mlxstack.engine.distributed.parts import RankedParts
-from mlxstack.engine.draft_loading import locate_drafts
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.loading import loader
 from mlxstack.engine.template_check import check_template
+from mlxstack.features.drafts.engine.draft_loading import locate_drafts
+from mlxstack.features.ranks.group import RankGroup
+from mlxstack.features.ranks.parts import RankedParts
+from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import read_config
@@ -32,7 +33,6 @@ from mlxstack.planner.candidate import of_files
 from mlxstack.planner.fit import refuse_if_too_big
 from mlxstack.planner.memory_room import room_in
 from mlxstack.service.parts.agent_store import AgentStore
-from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders

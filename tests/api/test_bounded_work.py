@@ -11,8 +11,8 @@ import httpx
 import pytest
 from PIL import Image
 
+from mlxstack.features.vision import image_checks
 from mlxstack.service import service as service_module
-from mlxstack.service.parts import image_checks
 from mlxstack.text import limited_process
 from mlxstack.text.grammar import client_grammars
 from tests import vision_models

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mlxstack.cli.main import app
 from mlxstack.core.preset import Anticipation, ModelSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.service.parts import early_turns
+from mlxstack.features.early_turns import service as early_turns
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.patience import PATIENCE_S, wait_until

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from mlxstack.cli.main import app
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError, StackError
-from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.preset import (
     ApiKey,
     ModelSpec,
@@ -32,10 +31,11 @@ from mlxstack.core.preset import (
     SlotSpec,
 )
 from mlxstack.core.prompt_tokens import PromptTokens
+from mlxstack.features.remote_kv import peers
+from mlxstack.features.remote_kv import policy as remote_prefill
+from mlxstack.features.remote_kv.service import peers_of
+from mlxstack.features.remote_kv.values import PeerView
 from mlxstack.host.home import Home
-from mlxstack.policy import remote_prefill
-from mlxstack.service.calls.kv_transfer import peer_views, peers_of
-from mlxstack.service.parts import peers
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_serve import process, wait_for
 from tests.endurance.tally import read_counters
@@ -70,7 +70,7 @@ class Pair:
         self.there = httpx.Client(base_url=helper, timeout=PATIENCE_S, headers=HEADERS)
 
     def view(self) -> PeerView:
-        return peer_views(self.here.service)[0]
+        return peers_of(self.here.service).views()[0]
 
     def ask(self, tokens: list[int], http: httpx.Client | None = None, **more: Any) -> Any:
         body = {"prompt": tokens, "n_predict": 8, "temperature": 0, "return_tokens": True, **more}

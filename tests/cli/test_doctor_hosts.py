@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mlxstack.cli.doctor import CheckLevel, CheckResult
-from mlxstack.cli.doctor_hosts import compare_files, examine_hosts, sums_s
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.host.rank_probe import FilesDigest, LinkSpeed, digest_files
+from mlxstack.features.ranks.doctor import compare_files, examine_hosts, sums_s
+from mlxstack.features.ranks.probe import FilesDigest, LinkSpeed, digest_files
 from tests.cli import terminal
 
 pytestmark = pytest.mark.net

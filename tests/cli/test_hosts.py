@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from mlxstack.host.ranks import MODULE
+from mlxstack.features.ranks.hosts import MODULE
 from tests import models
 from tests.cli.terminal import Shell
 from tests.patience import PATIENCE_S, wait_until

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("PIL")
 
 from mlxstack.cli.doctor import CheckLevel, images
+from mlxstack.features.vision.images import families
 from mlxstack.host.home import Home, make_folder
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.model_files import vision_weights
-from mlxstack.text.images import families
 from tests import models, vision_models
 from tests.cli.test_words import run
 

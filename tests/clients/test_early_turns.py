@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.features.early_turns.history import MIN_TOKENS
 from mlxstack.policy.kv.prefix_index import common_prefix
-from mlxstack.policy.scheduling.early_history import MIN_TOKENS
 from mlxstack.text.prompt.splicer import NAMELESS, SampledAnswer
 from tests.clients.tapes import Tape, tapes
 from tests.clients.test_recorded import conversation

@@ -7,8 +7,8 @@ cost would leave early turns unused.
 import sys
 
 from mlxstack.cli.main import main
-from mlxstack.policy.scheduling import early_history
-from mlxstack.service.parts import early_turns
+from mlxstack.features.early_turns import history as early_history
+from mlxstack.features.early_turns import service as early_turns
 
 PAUSE_S = 0.05
 

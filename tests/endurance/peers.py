@@ -21,9 +21,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
-from mlxstack.policy import remote_prefill
-from mlxstack.service.calls.kv_transfer import peer_views, peers_of
-from mlxstack.service.parts import peers as peers_module
+from mlxstack.features.remote_kv import peers as peers_module
+from mlxstack.features.remote_kv import policy as remote_prefill
+from mlxstack.features.remote_kv.service import peers_of
 from tests.api.running import Running, running
 from tests.api.test_peers import until
 from tests.api.test_serve import process, wait_for
@@ -99,7 +99,7 @@ class Two:
         assert answer["tokens"] == expected["tokens"], about
         again = self.near.post("/completion", json=body).raise_for_status().json()
         assert again["tokens"] == expected["tokens"], f"{about}: the second time"
-        is_failed = bool(peer_views(self.here.service)[0].trouble)
+        is_failed = bool(peers_of(self.here.service).views()[0].trouble)
         is_lie = self.liar.lie is not None and about not in HARMLESS
         assert is_failed or not is_lie, f"{about}: the peer is not left alone"
         self.outcome.n_compared += 2
@@ -171,7 +171,7 @@ def peers(root: Path, seed: int, n_wire: int, lies: Iterable[str] | None = None)
                 pair.move(name)
         pair.begin()
         pair.prompt("sound in the end", is_there=True)
-        assert not peer_views(pair.here.service)[0].trouble
+        assert not peers_of(pair.here.service).views()[0].trouble
         return pair.outcome
 
 

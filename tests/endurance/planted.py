@@ -16,15 +16,16 @@ from mlxstack.cli.verification.probe import EngineProbe, probe
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.request import Caller
-from mlxstack.engine.decode import batch, draft_coordinator
+from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.sampler import Choice
-from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import ContextParker
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreBuffers
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
+from mlxstack.features.drafts.engine import draft_coordinator
+from mlxstack.features.early_turns.engine import EarlyPrefill
 from mlxstack.policy.kv import block_hash
 
 DEMO = Preset(model=ModelSpec(id="demo"), name="demo", slots=SlotSpec(3, 4096))

@@ -8,9 +8,9 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine.decode.row_stack import RowStacker
+from mlxstack.features.row_stacks.engine import RowStacker
+from mlxstack.features.row_stacks.policy import StackingRules
 from mlxstack.policy.kv.prefix_index_check import check_index
-from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_SLOTS = 4

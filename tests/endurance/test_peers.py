@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.service.parts.peers import Peer
+from mlxstack.features.remote_kv.peers import Peer
 from mlxstack.store.files import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from tests.endurance.peers import peers

@@ -24,8 +24,8 @@ def step_ahead() -> Iterator[None]:
 def eager_stacks() -> Iterator[None]:
     """Stack rows after two steps, one layer in each from then on."""
     from mlxstack.engine import assembly
-    from mlxstack.engine.decode.row_stack import RowStacker
-    from mlxstack.policy.scheduling.row_stacking import StackingRules
+    from mlxstack.features.row_stacks.engine import RowStacker
+    from mlxstack.features.row_stacks.policy import StackingRules
 
     rules = StackingRules(repaid_bytes=1 << 60, building_bytes=1, most_padding=10**6)
     with pytest.MonkeyPatch.context() as patch:

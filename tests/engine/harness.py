@@ -26,11 +26,11 @@ from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, SlotSpec, Specul
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens, check_images
 from mlxstack.core.request import Request
 from mlxstack.engine.chat_engine import ChatEngine
-from mlxstack.engine.decode.draft_coordinator import DraftCoordinator
-from mlxstack.engine.distributed.group import RankGroup
-from mlxstack.engine.distributed.parts import RankedParts
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
+from mlxstack.features.drafts.engine.draft_coordinator import DraftCoordinator
+from mlxstack.features.ranks.group import RankGroup
+from mlxstack.features.ranks.parts import RankedParts
+from mlxstack.policy.pass_layout import UNMEASURED, WidthCosts
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders

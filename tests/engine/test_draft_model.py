@@ -14,11 +14,11 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
-from mlxstack.engine.decode.draft_model import MAX_LACKING
-from mlxstack.engine.draft_loading import load_drafts
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.features.drafts.engine.draft_loading import load_drafts
+from mlxstack.features.drafts.engine.draft_model import MAX_LACKING
 from mlxstack.host.load_progress import LoadProgress
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running

@@ -20,8 +20,6 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine import loop as engine_loop
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
-from mlxstack.engine.decode.draft_coordinator import DraftCoordinator
-from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
@@ -29,8 +27,9 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.stats import EngineStats
-from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
-from mlxstack.policy.pass_layout import PassLayout
+from mlxstack.features.drafts.engine.draft_coordinator import DraftCoordinator
+from mlxstack.features.drafts.engine.mtp_drafter import MTPDrafter
+from mlxstack.policy.pass_layout import UNMEASURED, PassLayout, WidthCosts
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf

@@ -13,11 +13,11 @@ from mlxstack.core.preset import DiskSpec, KVSpec, PrefillSpec, PrefixCacheSpec,
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
-from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.loop import EngineLoop
+from mlxstack.features.early_turns.engine import EarlyPrefill
+from mlxstack.features.early_turns.policy import REST_STEPS
 from mlxstack.policy.kv import eviction
 from mlxstack.policy.kv.eviction import MemoryPressure
-from mlxstack.policy.scheduling.early_turns import REST_STEPS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.engine.test_every_kind import PRECISIONS

@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from mlxstack.core.commands import EraseSlot
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec, Speculation
-from mlxstack.engine import draft_loading
-from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.mtp_head import load_head, parts_of
+from mlxstack.features.drafts.engine import draft_loading
+from mlxstack.features.drafts.engine.mtp_drafter import NAME, MTPContext
+from mlxstack.features.drafts.engine.mtp_head import load_head, parts_of
 from mlxstack.models.model_files import measured, read_config
 from mlxstack.planner.candidate import Candidate, of_files
 from mlxstack.policy.memory.capacity import Weights
@@ -423,7 +423,7 @@ def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
     code = (
         "import mlxstack.engine\n"
         "from mlxstack.core.preset import ModelSpec\n"
-        "from mlxstack.engine.draft_loading import locate_head\n"
+        "from mlxstack.features.drafts.engine.draft_loading import locate_head\n"
         f"print(locate_head(ModelSpec(id='demo', mtp={MODEL!r})))\n"
     )
     with serving(files_of(folder)) as hub:

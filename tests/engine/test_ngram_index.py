@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.engine.decode.ngram_index import MAX_MATCH, N_CANDIDATES, ORDER, NgramIndex
+from mlxstack.features.drafts.engine.ngram_index import MAX_MATCH, N_CANDIDATES, ORDER, NgramIndex
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 

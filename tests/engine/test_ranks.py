@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Event
@@ -27,15 +28,16 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine import assembly
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.device_memory import MemoryPlan
-from mlxstack.engine.distributed import wire
-from mlxstack.engine.distributed.disk import RankDisk
-from mlxstack.engine.distributed.follower import Replica
-from mlxstack.engine.distributed.group import RankGroup, least_memory, rank_of
-from mlxstack.engine.distributed.passes import digest_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.features.ranks import wire
+from mlxstack.features.ranks.disk import RankDisk
+from mlxstack.features.ranks.follower import Replica
+from mlxstack.features.ranks.group import RankGroup, least_memory, rank_of
+from mlxstack.features.ranks.passes import digest_of
+from mlxstack.features.ranks.sharding import divide
 from mlxstack.host.home import Home
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.text.grammar.compiler import GrammarCompiler
@@ -234,12 +236,13 @@ def test_models_that_cannot_be_divided_are_refused(
 ) -> None:
     folder = write(tmp_path / "model", config)
     with pytest.raises(SetupError, match=why):
-        loader.load(ModelSpec(id=str(folder)), KVSpec(), TwoRanks())
+        loader.load(ModelSpec(id=str(folder)), KVSpec(), divide=partial(divide, TwoRanks(), "x"))
 
 
 def test_a_stage_holds_its_own_layers_only(tmp_path: Path) -> None:
     spec = ModelSpec(id=str(write(tmp_path / "model", CONFIGS["qwen3_next"])))
-    whole, stage = (loader.load(spec, KVSpec(), group) for group in (None, TwoRanks()))
+    whole = loader.load(spec, KVSpec())
+    stage = loader.load(spec, KVSpec(), divide=partial(divide, TwoRanks(), spec.id))
     kinds = [type(one) for one in CacheFactory(whole.model, KVSpec()).make()]
     assert [type(one) for one in CacheFactory(stage.model, KVSpec()).make()] == kinds[2:]
     others = [layer.parameters() for layer in whole.model.layers[:2]]

@@ -18,20 +18,20 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.decode.row_grouper import RowGrouper
-from mlxstack.engine.decode.row_stack import (
-    MIN_ROOM,
-    RowStack,
-    RowStacker,
-    StackedKVCache,
-    stack_fully,
-)
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.scheduling.row_stacking import StackingRules
+from mlxstack.features.row_stacks.engine import (
+    MIN_ROOM,
+    RowStack,
+    RowStacker,
+    StackedKVCache,
+    stack_fully,
+)
+from mlxstack.features.row_stacks.policy import StackingRules
 from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import VOCAB

@@ -88,7 +88,7 @@ EngineProbe(Preset(model=ModelSpec(id="none")), Path("."))
 """
 PROGRAMS = {
     "verify": VERIFY,
-    "rank": "import mlxstack.engine.distributed.follower",
+    "rank": "import mlxstack.features.ranks.follower",
     "device": "import mlxstack.engine.device",
     "service": "from mlxstack.engine.chat_engine import ChatEngine",
 }

@@ -18,10 +18,10 @@ from mlxstack.core.errors import DeviceError
 from mlxstack.core.preset import KVSpec, SlotSpec, Speculation
 from mlxstack.engine import assembly, parts
 from mlxstack.engine.decode import batching_check
-from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.model import compiled_experts
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.compiled_experts import MAX_S, MIN_GAIN, compile_experts, expert_blocks
+from mlxstack.features.ranks.group import RankGroup
 from tests import ring
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, draft_freely, preset_of, prompt, running

@@ -9,11 +9,12 @@ import pytest
 
 from mlxstack.core.preset import SlotSpec, Speculation
 from mlxstack.engine import assembly
-from mlxstack.engine.decode import batch, row_stack
-from mlxstack.engine.decode.row_stack import RowStacker, StackedKVCache
+from mlxstack.engine.decode import batch
+from mlxstack.features.row_stacks import engine as row_stack
+from mlxstack.features.row_stacks.engine import RowStacker, StackedKVCache
+from mlxstack.features.row_stacks.policy import StackingRules
 from mlxstack.planner.candidate import of_preset
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
-from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, draft_freely, preset_of, prompt, running
 from tests.mac.test_device_budget import have_working_set

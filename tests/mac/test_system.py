@@ -14,13 +14,13 @@ import pytest
 from packaging.requirements import Requirement
 
 from mlxstack.cli.doctor import CheckLevel, macos
-from mlxstack.cli.doctor_hosts import NETWORK, network_remedy
 from mlxstack.core.errors import SetupError
-from mlxstack.engine.distributed import follower, group
-from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.features.ranks import follower, group
+from mlxstack.features.ranks.doctor import NETWORK, network_remedy
+from mlxstack.features.ranks.group import RankGroup
+from mlxstack.features.remote_kv.peers import _broken
 from mlxstack.gateway.upstream import MemberLost, Upstream
 from mlxstack.host.macos import LOCAL_NETWORK, SystemVersion, gpu_panics, is_local_network_refused
-from mlxstack.service.parts.peers import _broken
 
 
 @pytest.mark.parametrize(

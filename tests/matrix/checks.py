@@ -15,18 +15,18 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import BatchingCheck
-from mlxstack.engine.decode.draft_coordinator import DraftCoordinator
-from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.row_grouper import NO_GROUPS
-from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.drafts.ngram_draft_governor import DraftOffer
-from mlxstack.policy.scheduling.row_stacking import StackingRules
+from mlxstack.features.drafts.engine.draft_coordinator import DraftCoordinator
+from mlxstack.features.drafts.engine.drafter import Drafter
+from mlxstack.features.drafts.policy.ngram_draft_governor import DraftOffer
+from mlxstack.features.row_stacks.engine import RowStacker
+from mlxstack.features.row_stacks.policy import StackingRules
 from tests.matrix.configs import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)

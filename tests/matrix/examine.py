@@ -8,8 +8,8 @@ from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
 from msgspec import Struct
 
 from mlxstack.engine.decode.batching_check import self_check
-from mlxstack.engine.decode.row_stack import stack_fully
 from mlxstack.engine.model.cache_adapters import CacheFactory, leaves
+from mlxstack.features.row_stacks.engine import stack_fully
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
 from tests.matrix.configs import VOCAB

@@ -8,9 +8,9 @@ import pytest
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batching_check import CheckSteps, self_check
-from mlxstack.engine.decode.row_stack import stack_fully
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.features.row_stacks.engine import stack_fully
 from mlxstack.host.load_progress import LoadProgress
 from tests.matrix import checks
 from tests.matrix.builder import build

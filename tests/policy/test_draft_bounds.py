@@ -4,16 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.drafts.draft_model_governor import DraftModelRecord, DraftPlan, plan_drafts
-from mlxstack.policy.drafts.ngram_draft_governor import (
+from mlxstack.features.drafts.policy.draft_model_governor import (
+    DraftModelRecord,
+    DraftPlan,
+    plan_drafts,
+)
+from mlxstack.features.drafts.policy.ngram_draft_governor import (
     DraftOffer,
     StepBounds,
-    WidthCosts,
     lead_after,
     step_seconds,
     widths,
 )
-from mlxstack.policy.pass_layout import PassLayout
+from mlxstack.policy.pass_layout import PassLayout, WidthCosts
 from mlxstack.policy.scheduling.chunked_prefill import (
     DRAFT_SHARE,
     HEADROOM,

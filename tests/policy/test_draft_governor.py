@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.drafts.ngram_draft_governor import (
+from mlxstack.features.drafts.policy.ngram_draft_governor import (
     MAX_DRAFTED,
     MAX_RATE,
     N_CONFIRMATIONS,
@@ -16,7 +16,6 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
     DraftOffer,
     DraftRecord,
     StepBounds,
-    WidthCosts,
     compared,
     lead_after,
     observe_passes,
@@ -26,7 +25,7 @@ from mlxstack.policy.drafts.ngram_draft_governor import (
     verified,
     widths,
 )
-from mlxstack.policy.pass_layout import PassLayout
+from mlxstack.policy.pass_layout import PassLayout, WidthCosts
 
 Curve = Callable[[int], float]
 

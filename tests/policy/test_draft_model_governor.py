@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mlxstack.policy.drafts.draft_model_governor import (
+from mlxstack.features.drafts.policy.draft_model_governor import (
     MAX_CREDIT,
     DraftModelRecord,
     DraftPlan,
@@ -19,8 +19,8 @@ from mlxstack.policy.drafts.draft_model_governor import (
     tokens_within,
     verified,
 )
-from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts, pass_widths
-from mlxstack.policy.pass_layout import PassLayout
+from mlxstack.features.drafts.policy.ngram_draft_governor import pass_widths
+from mlxstack.policy.pass_layout import PassLayout, WidthCosts
 from tests.policy.test_draft_governor import AT_LOAD, CURVES, Curve
 
 N_STEPS = 1000

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
-from mlxstack.policy.scheduling.early_history import (
+from mlxstack.features.early_turns.history import (
     HOUR_S,
     MAX_TOKENS,
     MAX_WASTED,
@@ -15,7 +14,7 @@ from mlxstack.policy.scheduling.early_history import (
     note_begun,
     note_used,
 )
-from mlxstack.policy.scheduling.early_turns import (
+from mlxstack.features.early_turns.policy import (
     REST_STEPS,
     EarlyChunk,
     EarlyQueue,
@@ -24,6 +23,7 @@ from mlxstack.policy.scheduling.early_turns import (
     begin,
     next_chunk,
 )
+from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunk
 from mlxstack.policy.scheduling.scheduler_state import (
     SchedulerState,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.remote_prefill import (
+from mlxstack.features.remote_kv.policy import (
     CLEARLY,
     MIN_TOKENS,
     STALL_WEIGHT,

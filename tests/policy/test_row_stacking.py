@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.scheduling.row_stacking import StackingRules
+from mlxstack.features.row_stacks.policy import StackingRules
 
 RULES = StackingRules()
 LENGTHS = st.lists(st.integers(1, 5000), min_size=2, max_size=8)

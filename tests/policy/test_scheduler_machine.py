@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Caller, Priority, Request
-from mlxstack.policy.scheduling import early_turns
+from mlxstack.features.early_turns import policy as early_turns
+from mlxstack.features.early_turns.policy import REST_STEPS, EarlyQueue, EarlyTurn
 from mlxstack.policy.scheduling import scheduler_state as desks
 from mlxstack.policy.scheduling.chunked_prefill import (
     FINEST,
@@ -24,7 +25,6 @@ from mlxstack.policy.scheduling.chunked_prefill import (
     observe_prefill,
     prefill_s,
 )
-from mlxstack.policy.scheduling.early_turns import REST_STEPS, EarlyQueue, EarlyTurn
 from mlxstack.policy.scheduling.scheduler import (
     Action,
     AssignSlot,

@@ -9,9 +9,9 @@ import pytest
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.engine.model.model_shape import shape_of_config
+from mlxstack.features.vision.images.families import n_tower_parameters
 from mlxstack.models.model_files import measured, vision_weights
 from mlxstack.policy.memory.capacity import Weights
-from mlxstack.text.images.families import n_tower_parameters
 from tests import vision_models
 from tests.conftest import ModelOf
 

@@ -39,10 +39,10 @@ from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.loop import EngineLoop
+from mlxstack.features.early_turns.service import EarlyTurns
+from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.parts.agent_store import AgentStore
-from mlxstack.service.parts.early_turns import EarlyTurns
-from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from mlxstack.store.agent_history import AgentFolders

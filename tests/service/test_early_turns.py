@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.demo import MODEL_DIR
+from mlxstack.features.early_turns import service as early_turns
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.calls.generation import stream_response
-from mlxstack.service.parts import early_turns
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 from tests.callers import with_caller

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from mlxstack.core.errors import Damaged, NotFound, StackError
 from mlxstack.core.interfaces import KVFile
-from mlxstack.store import kv_transfer
+from mlxstack.features.remote_kv import store as kv_transfer
+from mlxstack.features.remote_kv.store import IncomingKVFile
 from mlxstack.store.kv_store import DiskKVStore
-from mlxstack.store.kv_transfer import IncomingKVFile
 from tests.store.bad_disks import FullDisk
 from tests.store.blobs import BLOBS, IDENTITY, KEY, small_blob
 

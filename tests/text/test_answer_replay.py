@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
+from mlxstack.features.replay.answer_replay import AnswerReplay
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.assembly import assemble_text
-from mlxstack.text.prompt.answer_replay import AnswerReplay
 from mlxstack.text.prompt.splicer import NAMELESS, SampledAnswer, Scope
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded

@@ -41,7 +41,7 @@ RULED = ("calls",)
 
 def on_real_text(plan: DraftsPlan) -> DraftsPlan:
     """Plan for prose, an edit of code, and calls."""
-    code = (CHECKOUT / "mlxstack/policy/scheduling/row_stacking.py").read_text("utf-8")
+    code = (CHECKOUT / "mlxstack/features/row_stacks/policy.py").read_text("utf-8")
     asked = {
         "prose": "Write a long story about a dragon who counts the stones of a river.",
         "edit": f"Write this code again, with `rows` renamed to `agents`:\n\n```python\n{code}```",

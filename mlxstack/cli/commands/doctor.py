@@ -41,8 +41,8 @@ def doctor(model: ModelArgument = None, hosts: HostsOption = None) -> VerbResult
 
 def _others(model: str | None, hosts: str | None, home: "Home") -> "Iterator[CheckResult]":
     """Checks of other machines, not run yet. Raises Misuse, SetupError."""
-    from mlxstack.cli.doctor_hosts import examine_hosts
     from mlxstack.config.preset_checks import HOST
+    from mlxstack.features.ranks.doctor import examine_hosts
     from mlxstack.host.hardware import this_memory
     from mlxstack.planner.derived_preset import candidate_for
 

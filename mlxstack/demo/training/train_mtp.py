@@ -1,8 +1,9 @@
 """Train an MTP head for the demo model.
 
 The weights of the model stay as they are. The head is a decoder layer like the model's, in the
-layout that `engine.model.mtp_head` reads: from the last hidden state of a token and the next token
-it predicts the token after that one. It learns to go on from its own states too, as drafting does.
+layout that `features.drafts.engine.mtp_head` reads: from the last hidden state of a token and the
+next token it predicts the token after that one. It learns to go on from its own states too, as
+drafting does.
 """
 
 import argparse

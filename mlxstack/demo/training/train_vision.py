@@ -1,8 +1,9 @@
 """Train a vision tower for the demo model.
 
 The weights of the text model stay as they are. The tower is a small one of Pixtral's kind with the
-projector of Mistral 3, in the layout that `engine.vision.pixtral` reads. It learns through the text
-model: its features stand in place of embeddings, and the answer names color and letter.
+projector of Mistral 3, in the layout that `features.vision.towers.pixtral` reads. It learns
+through the text model: its features stand in place of embeddings, and the answer names color and
+letter.
 """
 
 import argparse
@@ -40,7 +41,7 @@ from mlxstack.demo.training.train import (
     states_of,
     two_optimizers,
 )
-from mlxstack.text.images.pixtral import PLACEHOLDER, PixtralProcessor, PixtralSettings
+from mlxstack.features.vision.images.pixtral import PLACEHOLDER, PixtralProcessor, PixtralSettings
 
 FILE = "vision.safetensors"
 PREPROCESSOR = {

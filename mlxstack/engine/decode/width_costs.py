@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
+from mlxstack.policy.pass_layout import WidthCosts
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 N_PASSES = 3

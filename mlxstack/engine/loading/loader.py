@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,13 @@ from mlxstack.engine.loading.load_errors import why_not_loaded
 from mlxstack.engine.loading.tokenizer_folder import check_rows, tokenizer_of
 from mlxstack.engine.loading.tokenizer_folder import refusal as tokenizer_refusal
 from mlxstack.engine.model.model_shape import has_scaled_rope
-from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
-from mlxstack.engine.vision.encoder import image_encoder
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.folder_check import check_adapter, check_folder
 from mlxstack.models.generation_config import sampling_defaults
-from mlxstack.models.model_files import n_trained_in, vision_weights, weight_files
+from mlxstack.models.model_files import identifying_files, n_trained_in, weight_files
 from mlxstack.models.rope_config import not_scaled, scaled_config
-from mlxstack.policy.memory.capacity import PLAIN_BITS
 from mlxstack.store import kv_file_format
-from mlxstack.text.images.checkpoint import TOWER
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +45,6 @@ READ_AT_ONCE = 1 << 30
 
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SystemExit)
 BLOB = re.compile(r"[0-9a-f]{64}")
-IMAGE_KV_VERSION = "2"
-"""Moves with the names of images in block keys, and with faults in their KV."""
-
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
 
@@ -66,11 +60,15 @@ class LoadedModel(Struct, frozen=True):
 
 
 def load(
-    spec: ModelSpec, kv: KVSpec, group: Any = None, progress: LoadProgress | None = None
+    spec: ModelSpec,
+    kv: KVSpec,
+    progress: LoadProgress | None = None,
+    *,
+    divide: Callable[[Any], None] | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer on the calling thread. Raises SetupError.
 
-    With a `group` of MLX only the part of this rank is read.
+    `divide` leaves a part of the model, whose weights alone are read then.
 
     On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
     half-precision matrices on a CPU an order of magnitude slower.
@@ -84,7 +82,7 @@ def load(
     progress.report(f"loading {spec.id}, {size(n_bytes)} of weights")
     try:
         model, config = _model_of(spec, path)
-        if group is None:
+        if divide is None:
             read_weights(model, progress)
     # Some model files end the program when a package of theirs is missing.
     except LOAD_ERRORS as error:
@@ -102,19 +100,13 @@ def load(
         raise SetupError(not_scaled(str(config.get("model_type", ""))))
     if spec.adapter is not None:
         model = with_adapter(model, spec)
-    if group is not None:
-        divide(model, group, spec.id)
+    if divide is not None:
+        divide(model)
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     facts = _facts(spec, kv, path, config, model, tokenizer, tables, progress)
-    images = image_encoder(model, path, config) if group is None else None
-    # KV is quantized from a position on that may be in the middle of an image.
-    if images is not None and images.image_model.is_bidirectional and kv.bits < PLAIN_BITS:
-        images = None
-    if images is None:
-        return LoadedModel(model, tokenizer, facts)
-    return LoadedModel(model, tokenizer, _with_images(facts, path), images)
+    return LoadedModel(model, tokenizer, facts)
 
 
 def _model_of(spec: ModelSpec, path: Path) -> tuple[Any, dict[str, Any]]:
@@ -126,18 +118,6 @@ def _model_of(spec: ModelSpec, path: Path) -> tuple[Any, dict[str, Any]]:
     if not has_gpu():
         model.set_dtype(mx.float32)
     return model, config
-
-
-def _with_images(facts: ModelFacts, path: Path) -> ModelFacts:
-    """Facts of a model that takes images."""
-    n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
-    kv_format = f"{facts.identity.kv_format} images {IMAGE_KV_VERSION}"
-    return replace(
-        facts,
-        identity=replace(facts.identity, kv_format=kv_format),
-        accepts_images=True,
-        n_bytes=facts.n_bytes + n_bytes,
-    )
 
 
 def read_weights(model: Any, progress: LoadProgress) -> None:
@@ -201,9 +181,7 @@ def weights_digest(path: Path, progress: LoadProgress | None = None) -> str:
     """Digest of all weight files, from hub blob names if any."""
     digest = xxhash.xxh3_128()
     progress = progress or LoadProgress()
-    for file in sorted(
-        {*weight_files(path, "model"), *weight_files(path, "mtp"), *path.glob(TOWER)}
-    ):
+    for file in identifying_files(path):
         kv_file = file.resolve().name
         digest.update(file.name.encode())
         progress.report_seldom(f"hashing {file.name}")

@@ -15,10 +15,8 @@ from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.image import ImagePart
-from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentView
-from mlxstack.service.calls.kv_transfer import peers_of
 from mlxstack.service.parts.agent_registry import AgentFacts, AgentRecord, facts_about, facts_of
 from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.service.parts.stored_messages import read_stored, write_message
@@ -96,18 +94,18 @@ async def everyone(service: Service) -> tuple[AgentDetails, ...]:
 
 async def one(service: Service, agent: str) -> AgentDetails:
     """One agent. Raises NotFound."""
-    return (await _details(service, (_record(service, agent),)))[0]
+    return (await _details(service, (record_of(service, agent),)))[0]
 
 
 async def create(service: Service, agent: str, past: Conversation) -> AgentDetails:
     """Create an agent with a history. Raises Conflict for a taken id."""
     check_room(service, agent)
     await asyncio.to_thread(check_history, agent, past)
-    async with _editing(service, agent):
+    async with editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
             raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
-        with _recorded(service, agent):
-            await _write(service, agent, past)
+        with recorded(service, agent):
+            await write_history(service, agent, past)
         return await one(service, agent)
 
 
@@ -137,7 +135,7 @@ def _messages(service: Service, agent: str, history: History) -> tuple[Message, 
 
 async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
     """Change priority and pin, from the next request on. Raises NotFound."""
-    record = _record(service, agent)
+    record = record_of(service, agent)
     if changes.priority is not None:
         record.priority = changes.priority
     if changes.is_pinned is not None:
@@ -154,35 +152,37 @@ async def fork(service: Service, agent: str, new_agent: str) -> AgentDetails:
 
     Raises NotFound, or Conflict when there is a `new_agent` or the history is damaged.
     """
-    _record(service, agent)
+    record_of(service, agent)
     await past(service, agent)
     check_room(service, new_agent)
-    async with _editing(service, new_agent):
+    async with editing(service, new_agent):
         await in_thread(service.agent_store.copy, agent, new_agent)
         record = service.agent_registry.record(new_agent, is_explicit=True)
         own = AgentChanges(record.priority, record.is_pinned)
-        await _write(service, new_agent, await past(service, new_agent), own)
+        await write_history(service, new_agent, await past(service, new_agent), own)
         return await one(service, new_agent)
 
 
 async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
     """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
-    async with _editing(service, agent):
+    async with editing(service, agent):
         history = await past(service, agent)
         if not 0 <= n_messages <= len(history.messages):
             raise BadRequest(
                 f"n_messages is {n_messages}; agent {agent} has {len(history.messages)} messages",
                 "n_messages",
             )
-        await _write(service, agent, replace(history, messages=history.messages[:n_messages]))
+        await write_history(
+            service, agent, replace(history, messages=history.messages[:n_messages])
+        )
         return await one(service, agent)
 
 
 async def evict(service: Service, agent: str) -> int:
     """Free an agent's slot and memory, not its disk; tokens evicted."""
     async with service.agent_locks.acting(agent):
-        _record(service, agent)
-        return await _vacate(service, agent, is_kept=True)
+        record_of(service, agent)
+        return await vacate(service, agent, is_kept=True)
 
 
 async def delete(service: Service, agent: str) -> None:
@@ -191,8 +191,8 @@ async def delete(service: Service, agent: str) -> None:
     Raises NotFound, or Conflict when the agent is busy. Its KV files stay until a collection of the
     store finds nothing that names them.
     """
-    async with _editing(service, agent):
-        await _forget(service, _record(service, agent))
+    async with editing(service, agent):
+        await forget_agent(service, record_of(service, agent))
 
 
 async def record_turn(
@@ -210,7 +210,7 @@ async def record_turn(
         messages = messages[:-1]
     past = Conversation((*messages, reply), conversation.tools)
     try:
-        await _write(service, agent, past)
+        await write_history(service, agent, past)
     except StackError as error:
         log.warning("the history of agent %s was not written: %s", agent, error)
         facts = _facts(service, agent, past)
@@ -221,7 +221,7 @@ async def record_turn(
 
 
 @asynccontextmanager
-async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
+async def editing(service: Service, agent: str) -> AsyncIterator[None]:
     """Lock the history against changes. Raises Conflict when busy."""
     async with service.agent_locks.acting(agent):
         with await service.agent_locks.lock_turn_now(agent):
@@ -229,7 +229,7 @@ async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _recorded(service: Service, agent: str) -> Iterator[AgentRecord]:
+def recorded(service: Service, agent: str) -> Iterator[AgentRecord]:
     """New record of an agent, dropped when its history is not written."""
     registry = service.agent_registry
     is_new = registry.find(agent) is None
@@ -241,7 +241,7 @@ def _recorded(service: Service, agent: str) -> Iterator[AgentRecord]:
         raise
 
 
-async def _write(
+async def write_history(
     service: Service, agent: str, past: Conversation, changes: AgentChanges = UNCHANGED
 ) -> None:
     """Replace the history, after earlier writes."""
@@ -288,7 +288,7 @@ def _history(past: Conversation, facts: AgentFacts) -> History:
     return History(messages, msgspec.to_builtins(facts), images)
 
 
-def _exported(service: Service, agent: str) -> History:
+def exported(service: Service, agent: str) -> History:
     """History whose messages hold their images, for another service. Raises NotFound, Damaged."""
     history = service.agent_store.read(agent)
     messages = map(write_message, _messages(service, agent, history))
@@ -330,64 +330,7 @@ def _stored(service: Service, agent: str) -> AgentKVLocation:
     return AgentKVLocation(agent)
 
 
-async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:
-    """Send an agent with its KV to the peer `to`.
-
-    It is deleted here unless `is_kept`. Raises NotFound, BadRequest for a URL that is no peer,
-    Conflict when the agent is busy or the peer refuses it; then the agent stays.
-    """
-    peers = peers_of(service)
-    peer = peers.at(to)
-    async with _editing(service, agent):
-        record = _record(service, agent)
-        history = await asyncio.to_thread(_exported, service, agent)
-        await _vacate(service, agent, is_kept=True)
-        await asyncio.wrap_future(service.generator.after_writes())
-        identity = service.facts.identity.key()
-        manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
-        try:
-            moved = MovedAgent(history.messages, history.facts, manifest)
-            n_sent, n_tokens = await peers.push(peer, agent, moved)
-        except StackError as error:
-            raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error
-        if not is_kept:
-            await _forget(service, record)
-    n_bytes = manifest.n_bytes if manifest is not None else 0
-    return AgentMove(agent, to, n_tokens, n_bytes, n_sent, is_kept)
-
-
-async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
-    """Create an agent that another service sent; KV tokens that are here.
-
-    Raises Conflict when the id has another history, BadRequest for a history that cannot be read,
-    Damaged for KV that is not its own.
-    """
-    check_room(service, agent)
-    async with _editing(service, agent):
-        if await asyncio.to_thread(service.agent_store.has, agent):
-            stored = await asyncio.to_thread(_exported, service, agent)
-            # The answer of an earlier move may have been lost.
-            if stored.messages != moved.messages:
-                raise Conflict(f"there is an agent {agent} already; delete it or move another one")
-        history = History(moved.messages, moved.facts)
-        messages = tuple(read_stored(message) for message in moved.messages)
-        facts = facts_of(history)
-        n_tokens = 0
-        if moved.manifest is not None:
-            service.text_processor.check_kept(moved.manifest, "manifest.tokens")
-            n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
-        with _recorded(service, agent) as record:
-            record.priority = facts.priority
-            record.is_pinned = facts.is_pinned
-            record.sums = facts.sums
-            record.used_at = facts.used_at
-            await _write(service, agent, Conversation(messages, facts.tools))
-        if moved.manifest is not None:
-            await in_thread(service.agent_store.put, agent, moved.manifest)
-        return n_tokens
-
-
-async def _forget(service: Service, record: AgentRecord) -> None:
+async def forget_agent(service: Service, record: AgentRecord) -> None:
     """Delete record, history and KV in memory; the caller edits it."""
     # The history first: the agent keeps everything when the disk refuses.
     async with service.agent_locks.writing(record.name):
@@ -395,11 +338,12 @@ async def _forget(service: Service, record: AgentRecord) -> None:
             await in_thread(service.agent_store.remove, record.name)
     record.is_pinned = False
     await _pin(service, record)
-    await _vacate(service, record.name, is_kept=False)
+    await vacate(service, record.name, is_kept=False)
     service.agent_registry.forget(record.name)
 
 
-async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:
+async def vacate(service: Service, agent: str, *, is_kept: bool) -> int:
+    """Take an agent out of its slots, and its KV out of memory unless `is_kept`; tokens."""
     n_tokens = 0
     for slot in service.engine.snapshot().slots:
         if slot.agent == agent:
@@ -417,7 +361,8 @@ async def _pin(service: Service, record: AgentRecord) -> None:
             await service.change_cache(service.cache.unpin(pin_of(record.name)))
 
 
-def _record(service: Service, agent: str) -> AgentRecord:
+def record_of(service: Service, agent: str) -> AgentRecord:
+    """Record of an agent. Raises NotFound."""
     record = service.agent_registry.find(agent)
     if record is None:
         raise NotFound(f"there is no agent {agent}")

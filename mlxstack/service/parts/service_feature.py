@@ -1,8 +1,10 @@
 """Features of a service: what it does beside the answers to requests."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from prometheus_client import Metric
 
 from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.model_info import ModelFacts
@@ -39,6 +41,14 @@ class ServiceFeature:
 
     def on_answer(self, answer: CompleteAnswer) -> None:
         """After a complete answer."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """Families for /metrics."""
+        return ()
+
+    def troubles(self) -> Sequence[str]:
+        """Faults for /props, one text each."""
+        return ()
 
     def before_unload(self) -> None:
         """Before the engine ends."""

@@ -13,7 +13,7 @@ from mlxstack.core.image import MediaText
 from mlxstack.core.interfaces import AnswerFormat
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow, check_images, text_tokens
 from mlxstack.service.parts.answer_constraint import AnswerConstraints
-from mlxstack.service.parts.image_checks import ImageInputs
+from mlxstack.service.parts.request_images import RequestImages
 from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.assembly import ModelText
 from mlxstack.text.images.reader import ImageReader
@@ -61,7 +61,7 @@ class TextProcessor:
         n_ctx: int,
         threads: ThreadGroup,
         constraints: AnswerConstraints,
-        images: ImageInputs,
+        images: RequestImages,
         rowless: RowlessTokens,
     ) -> None:
         self.tokenizer = tokenizer

@@ -13,8 +13,9 @@ from mlxstack.core.image import ImageSize
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.prompt_tokens import ImageSpan, whole_images
 from mlxstack.engine.loading import loader
-from mlxstack.engine.vision.loading import load_tower
-from mlxstack.engine.vision.tower import Encoding
+from mlxstack.features.vision.towers.encoder import with_images
+from mlxstack.features.vision.towers.loading import load_tower
+from mlxstack.features.vision.towers.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import picture
@@ -65,8 +66,8 @@ def test_names_and_layout_of_pytorch_and_steps(folder: Path) -> None:
 
 def test_quantized_kv_takes_no_images(folder: Path) -> None:
     spec = ModelSpec(id=str(folder))
-    assert loader.load(spec, KVSpec()).facts.accepts_images
-    assert not loader.load(spec, KVSpec(bits=8)).facts.accepts_images
+    assert with_images(loader.load(spec, KVSpec()), KVSpec()).facts.accepts_images
+    assert not with_images(loader.load(spec, KVSpec()), KVSpec(bits=8)).facts.accepts_images
 
 
 def test_a_tower_without_its_projector_takes_no_images(folder: Path) -> None:

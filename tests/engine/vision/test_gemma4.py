@@ -14,8 +14,9 @@ from mlxstack.core.image import ImageSize
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.row_views import ExtraPairs
-from mlxstack.engine.vision.loading import load_tower
-from mlxstack.engine.vision.tower import Encoding
+from mlxstack.features.vision.towers.encoder import with_images
+from mlxstack.features.vision.towers.loading import load_tower
+from mlxstack.features.vision.towers.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import picture
@@ -121,8 +122,9 @@ def test_bounds_of_a_tower_that_has_none_are_left_out(tmp_path: Path) -> None:
 def test_quantized_kv_takes_images_of_causal_models_only(tmp_path: Path) -> None:
     for kind, takes in (("gemma4", False), ("gemma4_e4b", True)):
         spec = ModelSpec(id=str(vision_models.build(tmp_path / kind, kind)))
-        assert loader.load(spec, KVSpec()).facts.accepts_images
-        assert loader.load(spec, KVSpec(bits=8)).facts.accepts_images == takes
+        assert with_images(loader.load(spec, KVSpec()), KVSpec()).facts.accepts_images
+        kv = KVSpec(bits=8)
+        assert with_images(loader.load(spec, kv), kv).facts.accepts_images == takes
 
 
 def test_a_tower_without_its_projector_takes_no_images(tmp_path: Path) -> None:

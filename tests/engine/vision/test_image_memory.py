@@ -11,7 +11,7 @@ pytest.importorskip("PIL")
 
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.engine.loop import EngineLoop
-from mlxstack.engine.vision.encoder import ImageEncoder
+from mlxstack.features.vision.towers.encoder import ImageEncoder
 from mlxstack.models.model_files import vision_weights
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
@@ -86,7 +86,7 @@ def test_images_of_one_chunk_are_encoded_once_beyond_the_bound(
     engine: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Pictures(folder)(prompt(9), png(1), prompt(3, 1), png(2), prompt(9, 2))
-    monkeypatch.setattr("mlxstack.engine.vision.encoder.MAX_BYTES", 1)
+    monkeypatch.setattr("mlxstack.features.vision.towers.encoder.MAX_BYTES", 1)
     assert len(engine.answer(**scene)) > 0
     assert counts(engine)[0] == 2
 

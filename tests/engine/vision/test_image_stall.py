@@ -11,9 +11,9 @@ pytest.importorskip("PIL")
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.vision import tower
-from mlxstack.engine.vision.blocks import VisionBlock
-from mlxstack.engine.vision.encoder import ImageEncoder
+from mlxstack.features.vision.towers import tower
+from mlxstack.features.vision.towers.blocks import VisionBlock
+from mlxstack.features.vision.towers.encoder import ImageEncoder
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 from tests.engine.vision.test_image_memory import done

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.preset import Speculation
-from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.model.runner import SlotTokens
+from mlxstack.features.drafts.engine.mtp_drafter import MTPDrafter
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 from tests.engine.mtp_models import add_head

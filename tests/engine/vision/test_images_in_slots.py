@@ -22,9 +22,9 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import PrefillSpec, Speculation
 from mlxstack.core.prompt_tokens import ImageSpan
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.vision.seam import ImageRope
+from mlxstack.features.vision.images.spans import digest, virtual_ids
+from mlxstack.features.vision.towers.seam import ImageRope
 from mlxstack.models.model_files import processor_of
-from mlxstack.text.images.spans import digest, virtual_ids
 from tests import vision_models
 from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
 from tests.repetition import in_soak

@@ -10,8 +10,8 @@ import pytest
 
 from mlxstack.core.image import ImageSize
 from mlxstack.core.interfaces import ImageProcessor
-from mlxstack.engine.vision.loading import load_tower
-from mlxstack.engine.vision.tower import Encoding
+from mlxstack.features.vision.towers.loading import load_tower
+from mlxstack.features.vision.towers.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import PIXTRAL, picture

@@ -13,9 +13,9 @@ from mlx.utils import tree_flatten
 from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageSize
 from mlxstack.core.prompt_tokens import ImageSpan
-from mlxstack.engine.vision import mrope, tower
-from mlxstack.engine.vision.loading import load_tower
-from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
+from mlxstack.features.vision.towers import mrope, tower
+from mlxstack.features.vision.towers.loading import load_tower
+from mlxstack.features.vision.towers.tower import Encoding, Features, VisionTower
 from mlxstack.models.model_files import processor_of, vision_files
 from tests import vision_models
 from tests.engine.vision.oracle import PROMPT, QWEN, picture

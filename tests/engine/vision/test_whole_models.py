@@ -19,11 +19,11 @@ from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.engine.vision.encoder import ImageEncoder
-from mlxstack.engine.vision.loading import load_tower
-from mlxstack.engine.vision.tower import Encoding, VisionTower
+from mlxstack.features.vision.images.spans import digest, virtual_ids
+from mlxstack.features.vision.towers.encoder import ImageEncoder, with_images
+from mlxstack.features.vision.towers.loading import load_tower
+from mlxstack.features.vision.towers.tower import Encoding, VisionTower
 from mlxstack.models.model_files import processor_of
-from mlxstack.text.images.spans import digest, virtual_ids
 from tests import vision_models
 from tests.engine.harness import preset_of, running
 from tests.engine.vision.oracle import N_LOGITS, PICTURE, picture, scene
@@ -61,7 +61,7 @@ def asked(folder: Path) -> dict[str, Any]:
 
 def logits(folder: Path, kind: str) -> mx.array:
     """Logits of the last token of the prompt and of the first tokens of the answer."""
-    loaded = loader.load(ModelSpec(id=str(folder)), KVSpec())
+    loaded = with_images(loader.load(ModelSpec(id=str(folder)), KVSpec()), KVSpec())
     encoder = loaded.inputs
     assert isinstance(encoder, ImageEncoder)
     prompt = asked(folder)

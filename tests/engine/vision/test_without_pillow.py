@@ -27,8 +27,9 @@ ANSWER = """
 from pathlib import Path
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.loading.loader import load
+from mlxstack.features.vision.towers.encoder import with_images
 from mlxstack.models.model_files import why_text_only
-loaded = load(ModelSpec(id=sys.argv[1]), KVSpec())
+loaded = with_images(load(ModelSpec(id=sys.argv[1]), KVSpec()), KVSpec())
 facts = loaded.facts
 print(type(loaded.inputs).__name__, facts.accepts_images, why_text_only(Path(facts.path)))
 print("PIL" in sys.modules)

@@ -9,8 +9,8 @@ import pytest
 from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageSize
 from mlxstack.core.interfaces import ImageProcessor
+from mlxstack.features.vision.images.spans import digest
 from mlxstack.models.model_files import processor_of, why_text_only
-from mlxstack.text.images.spans import digest
 from tests import models, vision_models
 
 pytestmark = pytest.mark.mlx

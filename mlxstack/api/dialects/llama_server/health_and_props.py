@@ -14,7 +14,6 @@ from mlxstack.api.web_page import page_or
 from mlxstack.core.errors import Loading, StackError, Unsupported
 from mlxstack.core.image import MEDIA_MARKER
 from mlxstack.host.command_buffers import buffer_limits
-from mlxstack.service.calls.kv_transfer import peer_views
 from mlxstack.service.service import Service, ServiceHealth
 
 
@@ -108,9 +107,10 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "why_not_preventing_sleep": service.sleep.why_not or None,
         "warm_passes": snapshot.counters.n_warm_passes,
         "peer_troubles": [
-            f"{peer.url}: {peer.trouble}"
-            for peer in peer_views(service)
-            if peer.trouble and is_unscoped(request)
+            trouble
+            for feature in service.features
+            for trouble in feature.troubles()
+            if is_unscoped(request)
         ],
         "mlx_active_bytes": snapshot.active_bytes,
         "kv_budget_bytes": snapshot.kv_budget_bytes,

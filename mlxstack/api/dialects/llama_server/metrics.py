@@ -12,9 +12,7 @@ from prometheus_client.registry import Collector
 from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.kv_transfer import PeerView
 from mlxstack.engine.stats import DECODE_STEP_TIMES
-from mlxstack.service.calls.kv_transfer import peer_views
 from mlxstack.service.parts.stats import decode_speed, n_processing, prefill_speed
 from mlxstack.service.service import Service
 from mlxstack.text.rendering.renderers import RENDERERS
@@ -71,12 +69,6 @@ MISS_COUNTERS: Table = (
     ("cache_lost_tokens", "Tokens computed again after a miss", "n_lost"),
     ("cache_lost_seconds", "Prefill time of those tokens", "lost_s"),
 )
-PEER_COUNTERS: Table = (
-    ("peer_fetched_tokens", "Prompt tokens fetched from a peer", "n_fetched_tokens"),
-    ("peer_fetched_bytes", "Bytes of KV files fetched from a peer", "n_fetched_bytes"),
-    ("peer_prefills", "Prompts that a peer was asked to compute", "n_prefills"),
-    ("peer_failures", "Calls of a peer that failed or took too long", "n_failures"),
-)
 
 
 def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
@@ -115,14 +107,6 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
     )
 
 
-def peer_gauge(peers: tuple[PeerView, ...]) -> Metric:
-    """Whether each peer answers."""
-    gauge = GaugeMetricFamily("mlxstack_peer_up", "0 after a failure", labels=("peer",))
-    for peer in peers:
-        gauge.add_metric((peer.url,), not peer.trouble)
-    return gauge
-
-
 class Metrics(Collector):
     """Collector that reads the engine's counters at each scrape."""
 
@@ -144,9 +128,8 @@ class Metrics(Collector):
             yield from times.collect()
         losses = {loss.reason: loss for loss in requests.losses}
         yield from _labelled("reason", MISS_COUNTERS, losses)
-        if peers := peer_views(self._service):
-            yield from _labelled("peer", PEER_COUNTERS, {peer.url: peer for peer in peers})
-            yield peer_gauge(peers)
+        for feature in self._service.features:
+            yield from feature.metrics()
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
 
 

@@ -14,12 +14,12 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.row_grouper import NO_GROUPS
-from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.features.row_stacks.engine import RowStacker
 
 FIRST = 5
 """The token that every row is fed first; which one does not matter."""

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.demo import MODEL_DIR
-from mlxstack.engine.vision.pixtral import PixtralTower, PixtralVision
-from mlxstack.text.images.checkpoint import TOWER
-from mlxstack.text.images.pixtral import PLACEHOLDER
+from mlxstack.features.vision.images.checkpoint import TOWER
+from mlxstack.features.vision.images.pixtral import PLACEHOLDER
+from mlxstack.features.vision.towers.pixtral import PixtralTower, PixtralVision
 
 HEAD_DIM = 64
 DIGITS = frozenset("0123456789")

@@ -1,1 +1,0 @@
-"""Vision towers, which turn pixels into features of a text model."""

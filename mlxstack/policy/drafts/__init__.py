@@ -1,1 +1,0 @@
-"""Governors of draft lengths."""
