@@ -50,13 +50,17 @@ MODULES = (
     "mlxstack.engine.embedding_engine",
     "mlxstack.gateway.__main__",
     "mlxstack.control.supervisor",
-    "mlxstack.text.grammar.grammar_worker",
+    "mlxstack.features.formats.grammar.grammar_worker",
     "anyio._backends._asyncio",
     "typer._adapters",
 )
 """Modules beside those of the commands; the last two are imported late."""
 SHAPES = str(ROOT / "mlxstack" / "engine" / "model" / "model_shape.py")
-WITHOUT_HUB = {SHAPES, "mlxstack.text.rendering.worker", "mlxstack.text.grammar.grammar_worker"}
+WITHOUT_HUB = {
+    SHAPES,
+    "mlxstack.text.rendering.worker",
+    "mlxstack.features.formats.grammar.grammar_worker",
+}
 """Programs that use no client of the hub."""
 AT_START = ("GLIBC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that are read when a process starts; `LATER` are obeyed in a forked one too."""

@@ -23,6 +23,7 @@ from rich.table import Table
 
 PACKAGE = "mlxstack"
 ROOT = Path(__file__).parent.parent / PACKAGE
+FEATURES = f"{PACKAGE}.features"
 NOT_IN_THE_WHEEL = ("bench/dev", "demo/training")
 """Folders that `exclude` of pyproject.toml leaves out of the wheel."""
 
@@ -333,7 +334,12 @@ def _circles(graph: dict[str, set[str]]) -> Iterator[str]:
 
 
 def _room(folder: str, module: str) -> str | None:
-    """The file or folder of `folder` that holds a module."""
+    """The file or folder of `folder` that holds a module; none for features.
+
+    Those stand beside the floors: assemblies register them, as contracts of import-linter say.
+    """
+    if module.startswith(FEATURES) and not folder.startswith(FEATURES):
+        return None
     inside = module.removeprefix(f"{folder}.")
     return inside.partition(".")[0] if inside != module else None
 

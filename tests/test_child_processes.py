@@ -30,7 +30,9 @@ STARTS = {
     # It also tells a gateway by this module.
     "mlxstack.host.services": {"mlxstack.control.supervisor", "mlxstack.gateway"},
     "mlxstack.planner.model_shapes": {"mlxstack.engine.model.model_shape"},
-    "mlxstack.text.grammar.client_grammars": {"mlxstack.text.grammar.grammar_worker"},
+    "mlxstack.features.formats.grammar.client_grammars": {
+        "mlxstack.features.formats.grammar.grammar_worker"
+    },
     "mlxstack.text.images.bounds": {"mlxstack.text.images.image_worker"},
     "mlxstack.text.rendering.renderers": {"mlxstack.text.rendering.worker"},
 }

@@ -8,9 +8,9 @@ import pytest
 
 from mlxstack.config import presets
 from mlxstack.core.status import RequestView
+from mlxstack.features.formats import families
+from mlxstack.features.formats.answer_reader import read_answer
 from mlxstack.host.home import Home
-from mlxstack.text.formats import families
-from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import requests
 from mlxstack.tui.views.table_data import GAP, Column, DrawContext, tabulated

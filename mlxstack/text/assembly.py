@@ -6,10 +6,10 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.core.interfaces import ImageProcessor
+from mlxstack.features.formats.answer_format import ModelAnswerFormat
+from mlxstack.features.formats.turn_ends import turn_ends
 from mlxstack.features.replay.replay import ReplaySplicer
 from mlxstack.features.vision.images.image_splicer import ImageMarks, ImageSplicer
-from mlxstack.text.answer_format import ModelAnswerFormat
-from mlxstack.text.formats.turn_ends import turn_ends
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.report import TemplateReport, report
 from mlxstack.text.template.chat_template import ChatTemplate

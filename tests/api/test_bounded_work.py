@@ -11,10 +11,10 @@ import httpx
 import pytest
 from PIL import Image
 
+from mlxstack.features.formats.grammar import client_grammars
 from mlxstack.features.vision import image_checks
 from mlxstack.service import service as service_module
 from mlxstack.text import limited_process
-from mlxstack.text.grammar import client_grammars
 from tests import vision_models
 from tests.api.running import Running, running, tiny_preset
 from tests.patience import PATIENCE_S, wait_until

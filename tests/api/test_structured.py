@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 
-from mlxstack.text.grammar import client_grammars
+from mlxstack.features.formats.grammar import client_grammars
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks
 from tests.repetition import in_soak

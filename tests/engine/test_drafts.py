@@ -29,9 +29,9 @@ from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.stats import EngineStats
 from mlxstack.features.drafts.engine.draft_coordinator import DraftCoordinator
 from mlxstack.features.drafts.engine.mtp_drafter import MTPDrafter
+from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
 from mlxstack.policy.pass_layout import UNMEASURED, PassLayout, WidthCosts
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, check_context, draft_freely, preset_of, prompt, running
 from tests.engine.mtp_models import add_head

@@ -32,6 +32,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
 from mlxstack.features.ranks import wire
 from mlxstack.features.ranks.disk import RankDisk
 from mlxstack.features.ranks.follower import Replica
@@ -41,7 +42,6 @@ from mlxstack.features.ranks.sharding import divide
 from mlxstack.host.home import Home
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests import ring
 from tests.engine.gated_disk import Gate
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running

@@ -14,10 +14,10 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.response_parts import AnswerPart, ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.demo import MODEL_DIR
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, read_answer
-from mlxstack.text.formats.checked_calls import Parser, parse_calls, tool_schemas
-from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import OutputParser
+from mlxstack.features.formats.answer_reader import AnswerReader, Calls, read_answer
+from mlxstack.features.formats.checked_calls import Parser, parse_calls, tool_schemas
+from mlxstack.features.formats.output_format import OutputFormat
+from mlxstack.features.formats.output_parser import OutputParser
 from tests.fuzz.dice import Dice
 from tests.text.syntaxes import FORMATS
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, normalizers
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.features.formats.answer_format import ModelAnswerFormat
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.tokens.special_tokens import special_tokens_of

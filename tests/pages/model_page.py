@@ -13,9 +13,9 @@ from typing import Any
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.response_parts import ArgumentsPart
+from mlxstack.features.formats.answer_reader import AnswerReader
+from mlxstack.features.formats.output_format import OutputFormat
 from mlxstack.text.assembly import assemble_text, template_report
-from mlxstack.text.formats.answer_reader import AnswerReader
-from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.report import TemplateReport
 from mlxstack.text.tokens.cached_tokenizer import common_length

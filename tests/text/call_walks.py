@@ -9,13 +9,17 @@ import jsonschema
 from llguidance import LLMatcher
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.families import FAMILIES, Family
-from mlxstack.text.formats.syntax import ParsedMessage, is_mark, pieces
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.families import FAMILIES, Family
+from mlxstack.features.formats.grammar.constraint import (
+    ConstraintLayout,
+    GrammarConstraint,
+    GrammarState,
+)
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.features.formats.output_format import OutputFormat, named_opening
+from mlxstack.features.formats.syntax import ParsedMessage, is_mark, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, GrammarState
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
-from mlxstack.text.output_format import OutputFormat, named_opening
 from tests.text.formats import FORMATS, SKELETON, Format, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
 from tests.text.test_forced import parameters, tokens_in

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.syntax import (
     CallSyntax,
     DerivedFormat,
     JsonBody,

@@ -1,7 +1,7 @@
 """Descriptions of call syntaxes, as published templates write them."""
 
-from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.families import FAMILIES
+from mlxstack.features.formats.syntax import (
     ARGUMENTS,
     ID,
     NAME,

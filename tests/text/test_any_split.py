@@ -21,12 +21,12 @@ from mlxstack.core.response_parts import (
     ReasoningPart,
     ToolCallPart,
 )
-from mlxstack.text.formats.answer_reader import AnswerReader, Spoken
-from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.syntax import DerivedFormat, pieces
+from mlxstack.features.formats.answer_reader import AnswerReader, Spoken
+from mlxstack.features.formats.families import FAMILIES
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.features.formats.output_parser import OutputParser
+from mlxstack.features.formats.syntax import DerivedFormat, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
-from mlxstack.text.output_parser import OutputParser
 from mlxstack.text.tokens.special_tokens import nameless
 from tests.text import syntaxes
 from tests.text.call_walks import ALL, walker_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.features.formats.answer_format import ModelAnswerFormat
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt import checkpoint_positions
 from mlxstack.text.prompt.checkpoint_positions import turn_ends

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.text.assembly import assemble_text
-from mlxstack.text.formats import derivation
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, read_answer
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats import derivation
+from mlxstack.features.formats.answer_reader import AnswerReader, Calls, read_answer
+from mlxstack.features.formats.derivation import derive_format
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.features.formats.output_format import OutputFormat
+from mlxstack.features.formats.syntax import (
     DerivedFormat,
     FormatSource,
     ReasoningMarks,
     call_marks,
     pieces,
 )
+from mlxstack.text.assembly import assemble_text
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
-from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.rendering import asker
 from mlxstack.text.rendering.renderers import render_chat
 from tests.environment import option

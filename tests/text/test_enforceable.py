@@ -9,11 +9,11 @@ import pytest
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.features.formats.argument_values import argument_value
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls
 from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
-from mlxstack.text.formats.argument_values import argument_value
 from mlxstack.text.grammar.enforceable import enforceable
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.schema_types import properties, schema_types
 

@@ -12,11 +12,15 @@ from llguidance import LLMatcher
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.checked_calls import tool_schemas
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.checked_calls import tool_schemas
+from mlxstack.features.formats.grammar.forced_tool_call import (
+    CallDelimiters,
+    ForcedCalls,
+    call_grammar,
+)
+from mlxstack.features.formats.output_format import forced_opening
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammar
-from mlxstack.text.output_format import forced_opening
 from mlxstack.text.tokens.special_tokens import nameless
 from tests.repetition import in_soak
 from tests.text.syntaxes import FORMATS

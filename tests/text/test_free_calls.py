@@ -8,12 +8,12 @@ from msgspec import structs
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.preset import ModelSpec, Preset, StructuredOutputSpec
+from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.features.formats.syntax import first_mark
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.text_assembly import assemble_text_processor
-from mlxstack.text.formats.syntax import first_mark
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from tests.text.call_walks import (
     ALL,
     EVERY,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar import client_grammars
+from mlxstack.features.formats.grammar import client_grammars
+from mlxstack.features.formats.grammar.client_grammars import ClientGrammars
 from mlxstack.text.grammar import compiler as grammar_compiler
-from mlxstack.text.grammar.client_grammars import ClientGrammars
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.grammar.response_format import grammar_of as grammars_of

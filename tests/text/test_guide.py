@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
-from mlxstack.text.output_format import OutputFormat
+from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
+from mlxstack.features.formats.output_format import OutputFormat
 
 
 def allowed(mask: bytes | None, token: int) -> bool:

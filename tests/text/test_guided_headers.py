@@ -6,11 +6,11 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.features.formats.families import HARMONY
+from mlxstack.features.formats.grammar.constraint import GrammarConstraint
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
-from mlxstack.text.formats.families import HARMONY
-from mlxstack.text.grammar.constraint import GrammarConstraint
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from tests.patience import wait_until
 

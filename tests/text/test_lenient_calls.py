@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.response_parts import ContentPart
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Cut, Unparsed, read_answer
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.syntax import DerivedFormat
+from mlxstack.features.formats.answer_reader import AnswerReader, Calls, Cut, Unparsed, read_answer
+from mlxstack.features.formats.derivation import derive_format
+from mlxstack.features.formats.families import FAMILIES
+from mlxstack.features.formats.syntax import DerivedFormat
 from tests.text.formats import EACH, Format, made_tokenizer, tokenizer_of
 from tests.text.invented import INVENTED
 from tests.text.test_derived_formats import said

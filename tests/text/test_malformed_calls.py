@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.response_parts import ContentPart, ReasoningPart
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Unparsed, read_answer
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.syntax import DerivedFormat
+from mlxstack.features.formats.answer_reader import AnswerReader, Calls, Unparsed, read_answer
+from mlxstack.features.formats.derivation import derive_format
+from mlxstack.features.formats.syntax import DerivedFormat
 from tests.text import syntaxes
 from tests.text.formats import made_tokenizer, tokenizer_of
 from tests.text.siblings import SIBLINGS

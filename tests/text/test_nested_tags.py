@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.syntax import FormatSource, TaggedBody
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.derivation import derive_format
+from mlxstack.features.formats.syntax import FormatSource, TaggedBody
 from tests.text.formats import made_tokenizer
 from tests.text.invented import NESTED
 from tests.text.test_derived_formats import said

@@ -11,8 +11,8 @@ from mlx_lm import tool_parsers
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.response_parts import ContentPart
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Unparsed, read_answer
-from mlxstack.text.formats.checked_calls import parse_calls, tool_schemas
+from mlxstack.features.formats.answer_reader import AnswerReader, Calls, Unparsed, read_answer
+from mlxstack.features.formats.checked_calls import parse_calls, tool_schemas
 from tests.text import syntaxes
 
 STRING = {"type": "string"}

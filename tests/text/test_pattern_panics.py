@@ -7,9 +7,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.features.formats.output_format import OutputFormat
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.grammar.vocabulary import text_encoder
-from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import TokenizeOptions
 from tests.text.formats import Format, made_tokenizer
 

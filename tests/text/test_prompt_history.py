@@ -21,9 +21,9 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
+from mlxstack.features.formats.answer_format import ModelAnswerFormat
 from mlxstack.service.calls.generation import Generation, assistant_message
 from mlxstack.service.parts.generation_options import GenerationOptions
-from mlxstack.text.answer_format import ModelAnswerFormat
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded

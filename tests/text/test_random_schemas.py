@@ -12,10 +12,10 @@ from llguidance import LLMatcher
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls
 from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.grammar.compile_messages import warned_keywords
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import LarkBuilder
 from mlxstack.text.grammar.response_format import ResponseConstraint, schema_grammar

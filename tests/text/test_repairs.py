@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats import answer_reader, call_reader, json_calls, repairs
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.derivation import derive_format
+from mlxstack.features.formats import answer_reader, call_reader, json_calls, repairs
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.derivation import derive_format
 from tests.text.formats import tokenizer_of
 
 TOOLS = (Tool("bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}),)

@@ -13,10 +13,10 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Caller, Request
 from mlxstack.core.response_parts import CallBlock, ContentPart, ReasoningPart, ToolCallPart
+from mlxstack.features.formats.answer_format import ModelAnswerFormat
 from mlxstack.features.replay.answer_replay import CALL_BYTES, ToolCallReplay
 from mlxstack.service.calls.generation import Generation, assistant_message
 from mlxstack.service.parts.generation_options import GenerationOptions
-from mlxstack.text.answer_format import ModelAnswerFormat
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.splicer import NAMELESS, Scope
 from mlxstack.text.tokens.cached_tokenizer import Prompt

@@ -8,8 +8,12 @@ import pytest
 from llguidance import LLMatcher
 
 from mlxstack.demo import MODEL_DIR
+from mlxstack.features.formats.grammar.constraint import (
+    ConstraintLayout,
+    GrammarConstraint,
+    GrammarState,
+)
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, GrammarState
 from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import LarkBuilder
 from tests.text.test_forced import tokens_in

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats.argument_values import ANY, ArgumentTypes
-from mlxstack.text.formats.checked_calls import tool_schemas
+from mlxstack.features.formats.argument_values import ANY, ArgumentTypes
+from mlxstack.features.formats.checked_calls import tool_schemas
 from mlxstack.text.schema_types import argument_types, properties
 from mlxstack.text.template.adaptation import TemplateCapabilities
 from mlxstack.text.template.tool_definitions import MAX_EXPANDED, completed_tools

@@ -3,8 +3,8 @@
 import pytest
 
 from mlxstack.core.conversation import Message, Role, ToolCall
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.derivation import derive_format
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.derivation import derive_format
 from tests.text.formats import FORMATS, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
 from tests.text.siblings import FIRST, SECOND, SIBLINGS, answers

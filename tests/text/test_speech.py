@@ -17,8 +17,8 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
     ToolCallStarted,
 )
-from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import OutputParser
+from mlxstack.features.formats.output_format import OutputFormat
+from mlxstack.features.formats.output_parser import OutputParser
 from tests.text.tokenizer_kinds import kind_of
 
 TOOLS = (Tool("read_file"), Tool("bash"))

@@ -8,7 +8,7 @@ import pytest
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.response_parts import AnswerPart, ArgumentsPart, ToolCallPart, ToolCallStarted
-from mlxstack.text.output_parser import OutputParser
+from mlxstack.features.formats.output_parser import OutputParser
 from tests.text.call_walks import ALL, walker_of
 from tests.text.test_derived_formats import TOOLS, said
 

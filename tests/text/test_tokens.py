@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxstack.text.answer_format import ModelAnswerFormat
+from mlxstack.features.formats.answer_format import ModelAnswerFormat
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, SpecialTokenEscaper, unescape
 from mlxstack.text.tokens.special_tokens import special_tokens_of

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import InputGrammar, Tool
+from mlxstack.features.formats.grammar.tool_inputs import pattern_of, with_patterns
 from mlxstack.text.grammar.lark_pattern import NoPattern, lark_pattern
-from mlxstack.text.grammar.tool_inputs import pattern_of, with_patterns
 from tests.text.call_walks import walker_of
 from tests.text.test_json_rules import is_value, rules_of
 

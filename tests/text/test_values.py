@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats.argument_values import ArgumentTypes
-from mlxstack.text.formats.notations import (
+from mlxstack.features.formats.argument_values import ArgumentTypes
+from mlxstack.features.formats.notations import (
     JSON,
     PYTHON,
     GemmaArguments,
     PythonArguments,
     gemma_notation,
 )
-from mlxstack.text.formats.syntax import PythonBody
-from mlxstack.text.formats.values import ValueCopier
+from mlxstack.features.formats.syntax import PythonBody
+from mlxstack.features.formats.values import ValueCopier
 
 STRING = {"type": "string"}
 TOOL = Tool(

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.features.formats import derivation
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.call_derivation import MIN_PROSE
+from mlxstack.features.formats.derivation import derive_format
+from mlxstack.features.formats.probe_renderings import common_start, opened_length, tokens
+from mlxstack.features.formats.syntax import DerivedFormat
 from mlxstack.text.assembly import assemble_text
-from mlxstack.text.formats import derivation
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.call_derivation import MIN_PROSE
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.probe_renderings import common_start, opened_length, tokens
-from mlxstack.text.formats.syntax import DerivedFormat
 from tests.text.test_derived_formats import CODE
 from tests.text.test_published_templates import TEMPLATES, tokenizer_of
 

@@ -7,9 +7,9 @@ from mlxstack.core.errors import SetupError, TemplateOverrun
 from mlxstack.core.interfaces import ImageProcessor
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset, ServiceKind
+from mlxstack.features.formats.format_constraints import FormatConstraints
 from mlxstack.features.vision.image_checks import ImageInputs
 from mlxstack.models.model_files import processor_of
-from mlxstack.service.parts.format_constraints import FormatConstraints
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.assembly import assemble_text

@@ -7,6 +7,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxstack.api.dialects.openai_responses.encrypted_reasoning import (
+    decode_reasoning,
+    encode_reasoning,
+)
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import (
     ADDED,
@@ -14,8 +18,6 @@ from mlxstack.api.dialects.openai_responses.to_conversation import (
     QUESTION_PARTS,
     READERS,
     conversation,
-    decode_reasoning,
-    encode_reasoning,
     toolbox,
 )
 from mlxstack.api.tool_choice import tool_choice_mode

@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, json, structs
 
 from mlxstack.api.block_renderer import BlockRenderer, BlockStart, StreamEvent
 from mlxstack.api.custom_tools import InputDecoder
+from mlxstack.api.dialects.openai_responses.encrypted_reasoning import encode_reasoning
 from mlxstack.api.dialects.openai_responses.response_schema import (
     CustomCallItem,
     Failure,
@@ -27,12 +28,7 @@ from mlxstack.api.dialects.openai_responses.response_schema import (
     Status,
     SummaryText,
 )
-from mlxstack.api.dialects.openai_responses.to_conversation import (
-    ClientTool,
-    ToolKind,
-    ToolNames,
-    encode_reasoning,
-)
+from mlxstack.api.dialects.openai_responses.to_conversation import ClientTool, ToolKind, ToolNames
 from mlxstack.api.error_bodies import openai_message
 from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings

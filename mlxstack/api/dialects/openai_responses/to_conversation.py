@@ -1,6 +1,5 @@
 """Converts a Responses API body to a conversation and generation options."""
 
-import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -21,6 +20,7 @@ from mlxstack.api.dialects.openai_chat.messages import (
     with_marks,
 )
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
+from mlxstack.api.dialects.openai_responses.encrypted_reasoning import decode_reasoning
 from mlxstack.api.dialects.openai_responses.request_schema import (
     InputItem,
     Item,
@@ -586,24 +586,3 @@ def _joined(parts: Sequence[Message]) -> Message:
 
 SHOWING = frozenset({"function_call_output", "custom_tool_call_output", "computer_call_output"})
 """Items whose `output` may hold images."""
-
-SEAL = "mlx-stack:"
-
-
-def encode_reasoning(thoughts: str) -> str:
-    """Encode reasoning for `encrypted_content`: not secret, only opaque.
-
-    Clients that keep no server-side state return this field but drop readable reasoning, which a
-    model needs between the calls of one task.
-    """
-    return SEAL + base64.urlsafe_b64encode(thoughts.encode()).decode()
-
-
-def decode_reasoning(content: str | None) -> str:
-    """Reasoning of an `encrypted_content`; "" for none and for foreign ones."""
-    if content is None or not content.startswith(SEAL):
-        return ""
-    try:
-        return base64.urlsafe_b64decode(content.removeprefix(SEAL)).decode()
-    except ValueError:
-        return ""

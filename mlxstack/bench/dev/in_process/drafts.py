@@ -23,10 +23,10 @@ from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Caller, Request, SamplingParams
 from mlxstack.engine.chat_engine import ChatEngine
+from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 
 N_VOCAB = 1000
 SIDES = ("off", "on")

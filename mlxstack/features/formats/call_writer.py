@@ -8,10 +8,10 @@ import msgspec
 
 from mlxstack.core.conversation import ToolCall
 from mlxstack.core.response_parts import ArgumentsPart, ToolCallPart, ToolCallStarted
-from mlxstack.text.formats.argument_values import ArgumentTypes
-from mlxstack.text.formats.checked_calls import plain
-from mlxstack.text.formats.text_feed import MarkSet, TextFeed
-from mlxstack.text.formats.values import DECIDING, ValueCopier, escaped
+from mlxstack.features.formats.argument_values import ArgumentTypes
+from mlxstack.features.formats.checked_calls import plain
+from mlxstack.features.formats.text_feed import MarkSet, TextFeed
+from mlxstack.features.formats.values import DECIDING, ValueCopier, escaped
 
 CallEvent = ToolCallStarted | ArgumentsPart | ToolCallPart
 """Part of a call; its id is the model's own or ""."""

@@ -13,14 +13,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.features.formats.grammar.loose_tools import ToolLoosener, anywhere, not_objects
+from mlxstack.features.formats.grammar.tool_inputs import with_patterns
 from mlxstack.text.grammar.compile_messages import error_reason, warned_keywords
 from mlxstack.text.grammar.enforceable import enforceable
 from mlxstack.text.grammar.enforced_schema import without_grammar
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.grammar.grammar_check import is_bounded
-from mlxstack.text.grammar.loose_tools import ToolLoosener, anywhere, not_objects
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
-from mlxstack.text.grammar.tool_inputs import with_patterns
 
 N_BYTES = 256
 

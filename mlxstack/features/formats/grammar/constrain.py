@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.syntax import (
     ARGUMENTS,
     KEY,
     NAME,

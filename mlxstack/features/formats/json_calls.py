@@ -9,14 +9,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import ToolCall
-from mlxstack.text.formats.call_bodies import SEPARATORS, BodyReader, CallContext, ReadCalls
-from mlxstack.text.formats.call_writer import CallWriter
-from mlxstack.text.formats.checked_calls import UNREADABLE, checked_call
-from mlxstack.text.formats.notations import JSON
-from mlxstack.text.formats.repairs import ARGUMENT_KEYS, LIST_KEY, NAME_KEYS
-from mlxstack.text.formats.syntax import CallSyntax, JsonBody
-from mlxstack.text.formats.text_feed import FENCE, Reading
-from mlxstack.text.formats.values import Path, ValueCopier
+from mlxstack.features.formats.call_bodies import SEPARATORS, BodyReader, CallContext, ReadCalls
+from mlxstack.features.formats.call_writer import CallWriter
+from mlxstack.features.formats.checked_calls import UNREADABLE, checked_call
+from mlxstack.features.formats.notations import JSON
+from mlxstack.features.formats.repairs import ARGUMENT_KEYS, LIST_KEY, NAME_KEYS
+from mlxstack.features.formats.syntax import CallSyntax, JsonBody
+from mlxstack.features.formats.text_feed import FENCE, Reading
+from mlxstack.features.formats.values import Path, ValueCopier
 
 FUNCTION = "function"
 ARGUMENT_PATHS = tuple(

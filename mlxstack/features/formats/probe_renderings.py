@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from mlxstack.text.formats.syntax import pieces
+from mlxstack.features.formats.syntax import pieces
 from mlxstack.text.rendering.asker import USER_TURN, TemplateAsker, Turn
 
 NAMES = ("probe_alpha", "probe_beta")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.probe_renderings import (
+from mlxstack.features.formats.families import FAMILIES
+from mlxstack.features.formats.probe_renderings import (
     CONTENT,
     NAMES,
     THOUGHT,
@@ -13,7 +13,7 @@ from mlxstack.text.formats.probe_renderings import (
     USER,
     TemplateProbes,
 )
-from mlxstack.text.formats.syntax import first_mark, is_mark
+from mlxstack.features.formats.syntax import first_mark, is_mark
 
 NEXT_USER = {"role": "user", "content": "Next question."}
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.grammar.enforceable import Enforceable, enforceable
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.schema_types import Schema
 

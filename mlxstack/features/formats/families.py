@@ -8,7 +8,7 @@ from collections.abc import Collection
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.syntax import (
     ARGUMENTS,
     FALLBACK_CALLS,
     ID,

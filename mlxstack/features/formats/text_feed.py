@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from mlxstack.text.formats.syntax import COUNT, pieces
+from mlxstack.features.formats.syntax import COUNT, pieces
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]

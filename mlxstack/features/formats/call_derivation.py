@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.text.formats.argument_values import object_of
-from mlxstack.text.formats.probe_renderings import (
+from mlxstack.features.formats.argument_values import object_of
+from mlxstack.features.formats.probe_renderings import (
     CONTENT,
     IDS,
     KEYS,
@@ -24,8 +24,8 @@ from mlxstack.text.formats.probe_renderings import (
     shared_start,
     tokens,
 )
-from mlxstack.text.formats.reasoning_derivation import TurnMarks
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.reasoning_derivation import TurnMarks
+from mlxstack.features.formats.syntax import (
     ARGUMENTS,
     COUNT,
     ID,

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.formats.argument_values import (
+from mlxstack.features.formats.argument_values import (
     BOOLEANS,
     CONSTANTS_OF_JSON,
     NULLS,
@@ -15,8 +15,8 @@ from mlxstack.text.formats.argument_values import (
     decoded,
     type_names,
 )
-from mlxstack.text.formats.checked_calls import plain
-from mlxstack.text.formats.syntax import PythonBody
+from mlxstack.features.formats.checked_calls import plain
+from mlxstack.features.formats.syntax import PythonBody
 from mlxstack.text.schema_types import SchemaTypes
 
 CONTAINERS = frozenset({"object", "array"})

@@ -7,8 +7,8 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.text.formats.argument_values import ArgumentTypes
-from mlxstack.text.formats.call_bodies import (
+from mlxstack.features.formats.argument_values import ArgumentTypes
+from mlxstack.features.formats.call_bodies import (
     MAX_HEAD,
     SEPARATORS,
     SLOT,
@@ -20,11 +20,11 @@ from mlxstack.text.formats.call_bodies import (
     PythonReader,
     ReadCalls,
 )
-from mlxstack.text.formats.call_writer import CallEvent, CallWriter
-from mlxstack.text.formats.checked_calls import UNREADABLE
-from mlxstack.text.formats.json_calls import JsonReader
-from mlxstack.text.formats.repairs import ELEMENTS, OBJECT, SYNTAXES
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.call_writer import CallEvent, CallWriter
+from mlxstack.features.formats.checked_calls import UNREADABLE
+from mlxstack.features.formats.json_calls import JsonReader
+from mlxstack.features.formats.repairs import ELEMENTS, OBJECT, SYNTAXES
+from mlxstack.features.formats.syntax import (
     CallBody,
     CallSyntax,
     GemmaBody,
@@ -37,8 +37,8 @@ from mlxstack.text.formats.syntax import (
     is_mark,
     pieces,
 )
-from mlxstack.text.formats.tagged_calls import TaggedReader
-from mlxstack.text.formats.text_feed import FENCE, Reading, TextFeed
+from mlxstack.features.formats.tagged_calls import TaggedReader
+from mlxstack.features.formats.text_feed import FENCE, Reading, TextFeed
 
 READERS: dict[type[CallBody], type[BodyReader]] = {
     JsonBody: JsonReader,

@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, Busy
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls
-from mlxstack.text.grammar.grammar_text import GrammarJob, GrammarText, RefusedGrammar
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls
+from mlxstack.features.formats.grammar.grammar_text import GrammarJob, GrammarText, RefusedGrammar
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.limited_pool import LimitedPool, PoolLimits
 from mlxstack.text.limited_process import Overrun, Stalled
@@ -25,7 +25,7 @@ MAX_KNOWN = 256
 MAX_BYTES = 32 * 1024 * 1024
 """Bytes of the texts that are remembered."""
 PROCESSES = LimitedPool(
-    "mlxstack.text.grammar.grammar_worker",
+    "mlxstack.features.formats.grammar.grammar_worker",
     PoolLimits(
         max_bytes=1024**3,
         quick_s=0.5,

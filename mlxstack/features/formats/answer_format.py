@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.interfaces import FormatReport
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.syntax import ParsedMessage, call_marks, is_mark, pieces
-from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import OutputParser
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.output_format import OutputFormat
+from mlxstack.features.formats.output_parser import OutputParser
+from mlxstack.features.formats.syntax import ParsedMessage, call_marks, is_mark, pieces
 
 
 class ModelAnswerFormat(OutputFormat):

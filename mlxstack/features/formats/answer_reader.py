@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallStarted
-from mlxstack.text.formats.call_bodies import ReadCalls
-from mlxstack.text.formats.call_reader import CallReader
-from mlxstack.text.formats.call_writer import CallEvent
-from mlxstack.text.formats.repairs import ELEMENTS, MARKS
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.call_bodies import ReadCalls
+from mlxstack.features.formats.call_reader import CallReader
+from mlxstack.features.formats.call_writer import CallEvent
+from mlxstack.features.formats.repairs import ELEMENTS, MARKS
+from mlxstack.features.formats.syntax import (
     Channels,
     DerivedFormat,
     ParsedMessage,
@@ -21,7 +21,7 @@ from mlxstack.text.formats.syntax import (
     first_mark,
     is_mark,
 )
-from mlxstack.text.formats.text_feed import (
+from mlxstack.features.formats.text_feed import (
     FENCE,
     FoundMark,
     MarkSet,

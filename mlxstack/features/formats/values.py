@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from mlxstack.text.formats.argument_values import argument_value, is_surely_text
-from mlxstack.text.formats.checked_calls import UNREADABLE, plain
-from mlxstack.text.formats.notations import JSON, Notation, TypedArguments
-from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
+from mlxstack.features.formats.argument_values import argument_value, is_surely_text
+from mlxstack.features.formats.checked_calls import UNREADABLE, plain
+from mlxstack.features.formats.notations import JSON, Notation, TypedArguments
+from mlxstack.features.formats.text_feed import MarkSet, Reading, TextFeed
 from mlxstack.text.normalize_messages import writable
 
 MAX_DEPTH = 100

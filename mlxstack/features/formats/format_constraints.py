@@ -12,16 +12,16 @@ from msgspec import structs
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.core.request import SamplingParams
+from mlxstack.features.formats.answer_format import ModelAnswerFormat
+from mlxstack.features.formats.grammar.client_grammars import ClientGrammars
+from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
+from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls
+from mlxstack.features.formats.grammar.lazy_calls import CallTrigger
+from mlxstack.features.formats.grammar.loose_tools import LooseSchemas
 from mlxstack.service.parts.answer_constraint import FREE, AnswerConstraint, callable_tools
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.work_threads import ThreadGroup
-from mlxstack.text.answer_format import ModelAnswerFormat
-from mlxstack.text.grammar.client_grammars import ClientGrammars
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls
-from mlxstack.text.grammar.lazy_calls import CallTrigger
-from mlxstack.text.grammar.loose_tools import LooseSchemas
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from mlxstack.text.tokens.rowless_tokens import RowlessTokens

@@ -1,7 +1,7 @@
 """Tree that describes a model's answers: marks, calls and their arguments.
 
 The nodes hold what a template writes. `call_reader` reads an answer along them, and
-`text.grammar.constrain` writes the grammar of a call from the same nodes.
+`features.formats.grammar.constrain` writes the grammar of a call from the same nodes.
 """
 
 import json

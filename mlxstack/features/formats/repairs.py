@@ -5,7 +5,7 @@ A row is read as if the template had it; one that no answer needs has no place h
 
 from msgspec import Struct
 
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.syntax import (
     ID,
     NAME,
     CallSyntax,

@@ -19,11 +19,18 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
     ToolCallStarted,
 )
-from mlxstack.text.formats.answer_reader import AnswerReader, Break, Calls, Cut, Spoken, Unparsed
-from mlxstack.text.formats.call_writer import CallEvent
-from mlxstack.text.formats.syntax import DerivedFormat
-from mlxstack.text.formats.text_feed import WhitespaceTrimmer
-from mlxstack.text.output_format import OutputFormat
+from mlxstack.features.formats.answer_reader import (
+    AnswerReader,
+    Break,
+    Calls,
+    Cut,
+    Spoken,
+    Unparsed,
+)
+from mlxstack.features.formats.call_writer import CallEvent
+from mlxstack.features.formats.output_format import OutputFormat
+from mlxstack.features.formats.syntax import DerivedFormat
+from mlxstack.features.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 
 log = logging.getLogger(__name__)

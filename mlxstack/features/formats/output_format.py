@@ -8,8 +8,10 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.interfaces import CallMarkers
-from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.derivation import derive_format
+from mlxstack.features.formats.grammar.forced_tool_call import CallDelimiters
+from mlxstack.features.formats.grammar.lazy_calls import CallOpening, CallTrigger
+from mlxstack.features.formats.syntax import (
     NAME,
     CallSyntax,
     DerivedFormat,
@@ -17,8 +19,6 @@ from mlxstack.text.formats.syntax import (
     is_mark,
     pieces,
 )
-from mlxstack.text.grammar.forced_tool_call import CallDelimiters
-from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
 from mlxstack.text.tokens.pattern_panics import refuse_panic
 from mlxstack.text.tokens.special_tokens import nameless
 from mlxstack.text.tokens.token_decoder import TokenDecoder

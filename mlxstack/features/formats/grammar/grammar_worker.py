@@ -7,7 +7,12 @@ import sys
 import msgspec
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.grammar_text import GrammarJob, GrammarText, RefusedGrammar, grammar_text
+from mlxstack.features.formats.grammar.grammar_text import (
+    GrammarJob,
+    GrammarText,
+    RefusedGrammar,
+    grammar_text,
+)
 from mlxstack.text.limited_process import NICENESS, limit_memory, serve, to_parent
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.text.formats.argument_values import (
+from mlxstack.features.formats.argument_values import (
     ANY,
     UNDECODABLE,
     argument_value,
@@ -14,12 +14,12 @@ from mlxstack.text.formats.argument_values import (
     object_of,
     type_names,
 )
-from mlxstack.text.formats.call_bodies import MAX_HEAD, SLOT, BodyReader, CallContext, ReadCalls
-from mlxstack.text.formats.call_writer import Copier, TextCopier
-from mlxstack.text.formats.checked_calls import UNREADABLE
-from mlxstack.text.formats.notations import CONTAINERS
-from mlxstack.text.formats.syntax import KEY, TYPE, CallSyntax, TaggedBody, first_mark, pieces
-from mlxstack.text.formats.text_feed import (
+from mlxstack.features.formats.call_bodies import MAX_HEAD, SLOT, BodyReader, CallContext, ReadCalls
+from mlxstack.features.formats.call_writer import Copier, TextCopier
+from mlxstack.features.formats.checked_calls import UNREADABLE
+from mlxstack.features.formats.notations import CONTAINERS
+from mlxstack.features.formats.syntax import KEY, TYPE, CallSyntax, TaggedBody, first_mark, pieces
+from mlxstack.features.formats.text_feed import (
     FENCE,
     FoundMark,
     MarkSet,
@@ -27,7 +27,7 @@ from mlxstack.text.formats.text_feed import (
     TextFeed,
     quoted_otherwise,
 )
-from mlxstack.text.formats.values import ValueCopier
+from mlxstack.features.formats.values import ValueCopier
 from mlxstack.text.schema_types import Schema, SchemaTypes, joined_types, schema_types
 
 MIN_MARK = 3

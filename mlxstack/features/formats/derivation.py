@@ -6,12 +6,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats.answer_reader import read_answer
-from mlxstack.text.formats.call_derivation import derive_calls
-from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.probe_renderings import NAMES, TWO, TYPED, TemplateProbes
-from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.answer_reader import read_answer
+from mlxstack.features.formats.call_derivation import derive_calls
+from mlxstack.features.formats.families import FAMILIES
+from mlxstack.features.formats.probe_renderings import NAMES, TWO, TYPED, TemplateProbes
+from mlxstack.features.formats.reasoning_derivation import derive_reasoning, derive_turn
+from mlxstack.features.formats.syntax import (
     FALLBACK_CALLS,
     CallSyntax,
     DerivedFormat,

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.syntax import CallSyntax
-from mlxstack.text.grammar.constrain import call_rule
+from mlxstack.features.formats.grammar.constrain import call_rule
+from mlxstack.features.formats.syntax import CallSyntax
 from mlxstack.text.grammar.lark_builder import LarkBuilder
 from mlxstack.text.grammar.response_format import bound
 

@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.features.formats.grammar.lazy_calls import CallPosition, CallState, CallTrigger
 from mlxstack.text.grammar.compile_messages import error_reason
-from mlxstack.text.grammar.lazy_calls import CallPosition, CallState, CallTrigger
 
 
 class ConstraintLayout(Struct, frozen=True):

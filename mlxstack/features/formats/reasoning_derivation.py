@@ -4,7 +4,7 @@ import re
 
 from msgspec import Struct
 
-from mlxstack.text.formats.probe_renderings import (
+from mlxstack.features.formats.probe_renderings import (
     CONTENT,
     THOUGHT,
     THOUGHT_FIELDS,
@@ -14,7 +14,7 @@ from mlxstack.text.formats.probe_renderings import (
     common_start,
     tokens,
 )
-from mlxstack.text.formats.syntax import ReasoningMarks, first_mark, is_mark, pieces
+from mlxstack.features.formats.syntax import ReasoningMarks, first_mark, is_mark, pieces
 
 _NAME = r"[\w:.▁ -]*(?:think|thought|reason)[\w:.▁ -]*"
 _PAIRS = (

@@ -9,10 +9,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.text.formats.argument_values import ArgumentTypes, object_of
-from mlxstack.text.formats.call_writer import CallWriter, Copier
-from mlxstack.text.formats.checked_calls import UNREADABLE, checked_call, parse_calls, tool_schemas
-from mlxstack.text.formats.notations import (
+from mlxstack.features.formats.argument_values import ArgumentTypes, object_of
+from mlxstack.features.formats.call_writer import CallWriter, Copier
+from mlxstack.features.formats.checked_calls import (
+    UNREADABLE,
+    checked_call,
+    parse_calls,
+    tool_schemas,
+)
+from mlxstack.features.formats.notations import (
     JSON,
     PYTHON,
     GemmaArguments,
@@ -21,7 +26,7 @@ from mlxstack.text.formats.notations import (
     TypedArguments,
     gemma_notation,
 )
-from mlxstack.text.formats.syntax import (
+from mlxstack.features.formats.syntax import (
     ARGUMENTS,
     ID,
     INDEX,
@@ -34,8 +39,8 @@ from mlxstack.text.formats.syntax import (
     is_mark,
     pieces,
 )
-from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading, TextFeed, quoted_otherwise
-from mlxstack.text.formats.values import ValueCopier
+from mlxstack.features.formats.text_feed import FENCE, MarkSet, Reading, TextFeed, quoted_otherwise
+from mlxstack.features.formats.values import ValueCopier
 
 MAX_HEAD = 300
 """The most characters between the mark of a call and its arguments."""
