@@ -16,7 +16,7 @@ from mlxstack.tui.views import requests
 from mlxstack.tui.views.table_data import GAP, Column, DrawContext, tabulated
 from tests.host.test_preset_reading import SOURCES
 from tests.policy.test_weights import estimate
-from tests.text.test_parsers import TOOLS
+from tests.text.test_argument_values import TOOLS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")

@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from mlxstack.api.streaming import interleaved
 from mlxstack.core.errors import Broken
 from mlxstack.core.response_parts import ContentPart, ResponsePart
+from tests.api.requests import chat, chat_body, chunks, prompt_of
 from tests.api.running import Running
-from tests.api.speaking import chat, chat_body, chunks, prompt_of
-from tests.api.test_streams import n_busy, until
+from tests.api.test_concurrent_streams import n_busy, until
 
 CHAT = "/v1/chat/completions"
 LEGACY = "/v1/completions"

@@ -12,9 +12,9 @@ import pytest
 
 from mlxstack.api import connection_limits
 from mlxstack.core.preset import ServerSpec
+from tests.api.requests import chat_body
 from tests.api.running import Running, tiny_preset
-from tests.api.speaking import chat_body
-from tests.gateway.in_front import WAYS, running_behind
+from tests.gateway.gateway_thread import WAYS, running_behind
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

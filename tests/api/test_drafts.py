@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from mlxstack.client.types import PropsResponse
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Speculation
 from mlxstack.policy.pass_layout import UNMEASURED
+from tests.api.requests import chat, chat_body, chunks
 from tests.api.running import running, tiny_preset
-from tests.api.speaking import chat, chat_body, chunks
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 
 from tests import models
+from tests.api.requests import PLAIN, chat, chat_body, chunks
 from tests.api.running import TINY, running, tiny_preset
-from tests.api.speaking import PLAIN, chat, chat_body, chunks
 from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 from tests.text.formats import EACH, FORMATS, PAIRS, Format, template_of

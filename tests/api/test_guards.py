@@ -17,7 +17,7 @@ from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey, ServerSpec, Tier
 from mlxstack.core.request import Priority
 from tests.api.running import Running, running, serving, standing, tiny_preset
-from tests.gateway.in_front import WAYS, running_behind, standing_behind
+from tests.gateway.gateway_thread import WAYS, running_behind, standing_behind
 from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net

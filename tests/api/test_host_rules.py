@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
-from tests.gateway.in_front import WAYS, standing_behind
+from tests.gateway.gateway_thread import WAYS, standing_behind
 from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 

@@ -29,8 +29,8 @@ from mlxstack.service.engine_factory import CheckedModel
 from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.service import Service, ServiceHealth
 from tests import models
+from tests.api.requests import chat_body
 from tests.api.running import TINY, Running, running, tiny_preset
-from tests.api.speaking import chat_body
 from tests.api.test_agents import RULES, answer_of, cold, history, said, turn, user
 from tests.api.test_serve import process, wait_for
 from tests.api.test_swap import until

@@ -21,7 +21,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, running, tiny_preset
-from tests.gateway.in_front import WAYS, standing_behind
+from tests.gateway.gateway_thread import WAYS, standing_behind
 from tests.patience import PATIENCE_S, wait_until
 from tests.service.standin import StandIn
 

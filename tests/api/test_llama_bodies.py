@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.speaking import chunks
+from tests.api.requests import chunks
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

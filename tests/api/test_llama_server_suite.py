@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from mlxstack.core.preset import SamplingSpec, ServerSpec
+from tests.api.requests import chunks
 from tests.api.running import serving, standing
-from tests.api.speaking import chunks
 from tests.service.standin import FACTS
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

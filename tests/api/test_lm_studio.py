@@ -9,8 +9,8 @@ import pytest
 from mlxstack.api.dialects.lm_studio.response_schema import quantization
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from tests.api.running import Running
-from tests.gateway.in_front import WAYS, running_behind
-from tests.gateway.site import Site, serving, write_presets
+from tests.gateway.gateway_thread import WAYS, running_behind
+from tests.gateway.real_members import Site, serving, write_presets
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

@@ -22,8 +22,8 @@ from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.core.status import StatusFrame
 from mlxstack.host.heap import trim_heap
 from mlxstack.service.calls.status_feed import StatusFeed
+from tests.api.requests import chat_body
 from tests.api.running import standing, tiny_preset
-from tests.api.speaking import chat_body
 from tests.api.test_serve import wait_for
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port

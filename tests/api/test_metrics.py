@@ -13,8 +13,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.core.preset import ServerSpec
+from tests.api.requests import chat
 from tests.api.running import running, tiny_preset
-from tests.api.speaking import chat
 from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 

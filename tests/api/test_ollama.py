@@ -21,8 +21,8 @@ from mlxstack.api.dialects.openai_chat.messages import FunctionParam, ToolCallPa
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from mlxstack.text.normalize_messages import pair_results
 from tests.api.running import Running
-from tests.api.test_demo_walk import WEATHER
-from tests.gateway.in_front import WAYS, running_behind
+from tests.api.test_demo import WEATHER
+from tests.gateway.gateway_thread import WAYS, running_behind
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

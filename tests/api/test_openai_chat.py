@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.api.speaking import PLAIN, chat, chat_body, chunks, contents, frames, prompt_of
+from tests.api.requests import PLAIN, chat, chat_body, chunks, contents, frames, prompt_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

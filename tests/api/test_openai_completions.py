@@ -4,7 +4,7 @@ import httpx
 import pytest
 from openai.types import Completion
 
-from tests.api.speaking import chunks
+from tests.api.requests import chunks
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

@@ -11,7 +11,7 @@ from mlxstack.api.error_bodies import ollama_error
 from mlxstack.core.errors import TooLong
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from tests.api.running import Running
-from tests.gateway.in_front import WAYS, running_behind, standing_behind
+from tests.gateway.gateway_thread import WAYS, running_behind, standing_behind
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

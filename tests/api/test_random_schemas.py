@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.speaking import chat_body
+from tests.api.requests import chat_body
 from tests.repetition import in_soak
 from tests.text.random_schemas import SchemaMaker
 

@@ -12,7 +12,7 @@ import pytest
 
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running
-from tests.gateway.in_front import standing_behind
+from tests.gateway.gateway_thread import standing_behind
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net

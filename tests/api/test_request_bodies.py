@@ -27,10 +27,10 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.errors import Broken, OutOfMemory
 from mlxstack.core.preset import ServerSpec
+from tests.api.requests import chat_body
 from tests.api.running import Running, tiny_preset
-from tests.api.speaking import chat_body
 from tests.api.test_connection_limits import until
-from tests.gateway.in_front import WAYS, running_behind, standing_behind
+from tests.gateway.gateway_thread import WAYS, running_behind, standing_behind
 from tests.patience import PATIENCE_S
 from tests.service.standin import StandIn
 

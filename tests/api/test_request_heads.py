@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from mlxstack.api import connection_limits
 from mlxstack.api.connection_limits import canonical_path
 from mlxstack.core.preset import ServerSpec
+from tests.api.requests import chat_body
 from tests.api.running import Running, tiny_preset
-from tests.api.speaking import chat_body
 from tests.api.test_connection_limits import answer_of, until
-from tests.gateway.in_front import WAYS, running_behind
+from tests.gateway.gateway_thread import WAYS, running_behind
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

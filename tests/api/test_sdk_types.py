@@ -13,8 +13,8 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 from pydantic import BaseModel
 
 from mlxstack.core.preset import ServerSpec
+from tests.api.requests import chat_body, chunks
 from tests.api.running import Running, serving, standing
-from tests.api.speaking import chat_body, chunks
 from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 

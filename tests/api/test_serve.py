@@ -14,8 +14,8 @@ import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from tests.api import serve_process
+from tests.api.requests import chat_body
 from tests.api.running import tiny_preset
-from tests.api.speaking import chat_body
 from tests.forked import ROOT
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port

@@ -15,9 +15,9 @@ from uvicorn.server import ServerState
 from mlxstack.api import connection_limits
 from mlxstack.api.listener import uvicorn_config
 from mlxstack.core.preset import ServerSpec
+from tests.api.requests import chat_body
 from tests.api.running import Running, tiny_preset
-from tests.api.speaking import chat_body
-from tests.gateway.in_front import WAYS, running_behind
+from tests.gateway.gateway_thread import WAYS, running_behind
 from tests.patience import PATIENCE_S, until, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

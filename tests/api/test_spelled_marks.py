@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.speaking import chat_body
+from tests.api.requests import chat_body
 from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from mlxstack.core.preset import ServerSpec
+from tests.api.requests import chat_body
 from tests.api.running import running, tiny_preset
-from tests.api.speaking import chat_body
 from tests.cli import terminal as command
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port

@@ -13,7 +13,7 @@ from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights, temp
 from mlxstack.config import presets
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host.home import Home
-from tests.cli.test_words import run
+from tests.cli.test_messages import run
 
 
 def found(home: Path, **env: str) -> list[dict[str, str]]:

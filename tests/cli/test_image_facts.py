@@ -13,7 +13,7 @@ from mlxstack.host.home import Home, make_folder
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.model_files import vision_weights
 from tests import models, vision_models
-from tests.cli.test_words import run
+from tests.cli.test_messages import run
 
 
 @pytest.fixture(scope="module")

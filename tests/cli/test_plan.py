@@ -15,7 +15,7 @@ from mlxstack.host.hardware import MemoryBudget, memory_limit
 from mlxstack.host.home import Home
 from mlxstack.policy.memory.capacity import MARGIN_BYTES, ShapeReply
 from tests import models
-from tests.cli.test_words import run
+from tests.cli.test_messages import run
 from tests.conftest import ModelOf
 from tests.patience import PATIENCE_S
 from tests.repetition import in_soak

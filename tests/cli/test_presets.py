@@ -17,7 +17,7 @@ from mlxstack.core.preset import AUTO
 from mlxstack.host.home import Home
 from mlxstack.planner.candidate import of_many
 from mlxstack.policy.memory.capacity import kv_budget, need
-from tests.cli.test_words import run
+from tests.cli.test_messages import run
 from tests.pages.preset_page import files_of, smallest_mac
 
 COMPLETE = "from mlxstack.cli.main import app; app(prog_name='mlx-stack')"

@@ -17,7 +17,7 @@ import pytest
 
 from tests import hub
 from tests.cli.terminal import CLI
-from tests.cli.test_words import run
+from tests.cli.test_messages import run
 from tests.models import LLAMA
 from tests.patience import PATIENCE_S, wait_until
 

@@ -11,8 +11,8 @@ from typing import Any
 from PIL import Image
 
 from tests.api.anthropic import shapes
+from tests.api.requests import prompt_of
 from tests.api.responses import codex
-from tests.api.speaking import prompt_of
 from tests.clients.tapes import Request, Tape
 
 AND_NOW = "and now?"

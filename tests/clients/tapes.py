@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from tests.api.speaking import prompt_of
 
 from tests.api.anthropic import shapes
 from tests.api.responses import codex
-from tests.api.speaking import prompt_of
 from tests.environment import option
 
 FOLDER = option("CAPTURES")

@@ -19,7 +19,7 @@ import httpx
 from msgspec import Struct
 
 from mlxstack.host.services import owner
-from tests.gateway.site import Site, serving, write_presets
+from tests.gateway.real_members import Site, serving, write_presets
 
 MEMORY = "260MB"
 """Room for any two of the three members."""

@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from mlxstack.core.preset import ServerSpec
 from tests import models
+from tests.api.requests import chat_body
 from tests.api.running import Running, tiny_preset
-from tests.api.speaking import chat_body
-from tests.gateway.in_front import running_behind
+from tests.gateway.gateway_thread import running_behind
 from tests.patience import PATIENCE_S, wait_until
 
 CHAT = "/v1/chat/completions"

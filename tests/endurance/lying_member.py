@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from mlxstack.core.preset import ServerSpec
 from tests import models
+from tests.api.requests import chat_body
 from tests.api.running import running, tiny_preset
-from tests.api.speaking import chat_body
 from tests.endurance.bad_wire import Liar, Lie
 from tests.endurance.lies import answers, body, fields, flood
-from tests.gateway.in_front import behind, in_front
+from tests.gateway.gateway_thread import behind, in_front
 from tests.patience import PATIENCE_S, wait_until
 
 CHAT = "POST /v1/chat/completions"

@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from mlxstack.host.home import Home
 from tests import models
-from tests.gateway.any_site import run
-from tests.gateway.site import kill_all, own_processes
+from tests.gateway.any_model_site import run
+from tests.gateway.real_members import kill_all, own_processes
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 

@@ -10,7 +10,7 @@ from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.kv_store import DiskKVStore
 from tests.endurance.clock import DAY_S, clock
-from tests.store.blobs import small_blob
+from tests.store.kv_files import small_blob
 
 MONTH = CollectGarbage(max_age_s=30 * DAY_S)
 

@@ -22,7 +22,7 @@ import yaml
 from msgspec import Struct
 
 from tests import models
-from tests.gateway.site import Site, serving
+from tests.gateway.real_members import Site, serving
 from tests.patience import PATIENCE_S
 
 CONFIGS = {"llama": models.LLAMA, "sliding": models.SLIDING, "hybrid": models.HYBRID}

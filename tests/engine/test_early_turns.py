@@ -20,7 +20,7 @@ from mlxstack.policy.kv import eviction
 from mlxstack.policy.kv.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
-from tests.engine.test_every_kind import PRECISIONS
+from tests.engine.test_reuse_of_every_cache import PRECISIONS
 from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 

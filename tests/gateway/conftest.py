@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.gateway.site import Site, serving, write_presets
+from tests.gateway.real_members import Site, serving, write_presets
 from tests.patience import PATIENCE_S
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from mlxstack.demo import MODEL_DIR
 from mlxstack.models.chat_capabilities import capabilities
-from tests.gateway.any_site import AnySite, Talker, any_site, n_loads, n_reserved
-from tests.gateway.site import cards, n_workers, until
+from tests.gateway.any_model_site import AnySite, Talker, any_site, n_loads, n_reserved
+from tests.gateway.real_members import cards, n_workers, until
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.site import Site, serving, until, write_presets
+from tests.gateway.real_members import Site, serving, until, write_presets
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]

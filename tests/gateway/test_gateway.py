@@ -14,7 +14,7 @@ import pytest
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.registry import DIALECTS
 from mlxstack.api.registry import dialect_of as routed_dialect_of
-from tests.gateway.site import Site, n_workers, until
+from tests.gateway.real_members import Site, n_workers, until
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]

@@ -17,8 +17,8 @@ from mlxstack.gateway.members import MemberPhase
 from mlxstack.service.calls import idle_unload
 from mlxstack.service.service import ServiceHealth
 from tests.api.running import Running, running, tiny_preset
-from tests.gateway.in_front import behind, in_front
-from tests.gateway.site import until
+from tests.gateway.gateway_thread import behind, in_front
+from tests.gateway.real_members import until
 from tests.gateway.test_loading import SAID, STREAMS
 from tests.patience import PATIENCE_S
 

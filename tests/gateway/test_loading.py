@@ -12,7 +12,7 @@ from mlxstack.api.listener import bind
 from mlxstack.core.preset import ServerSpec
 from tests import patience
 from tests.api.running import serving, standing
-from tests.gateway.in_front import behind, in_front
+from tests.gateway.gateway_thread import behind, in_front
 from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 

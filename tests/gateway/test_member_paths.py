@@ -13,7 +13,7 @@ from mlxstack.core.errors import NotFound, WrongMethod
 from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.gateway.member_paths import BY_PATH, CHANGES, require_forwarded
 from tests.api.running import Running, standing
-from tests.gateway.in_front import standing_behind
+from tests.gateway.gateway_thread import standing_behind
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net

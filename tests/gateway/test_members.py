@@ -18,7 +18,7 @@ from mlxstack.gateway.spec import GatewayMember, GatewaySpec, names_of
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.restart_policy import RestartPolicy
 from mlxstack.host.services import ServiceSpec, write_json
-from tests.gateway.site import until
+from tests.gateway.real_members import until
 from tests.ports import unused_port
 
 pytestmark = pytest.mark.net

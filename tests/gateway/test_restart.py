@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.site import Site, serving, write_presets
+from tests.gateway.real_members import Site, serving, write_presets
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]

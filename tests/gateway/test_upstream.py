@@ -16,8 +16,8 @@ from msgspec import Struct
 from mlxstack.api import connection_limits
 from mlxstack.core.preset import ServerSpec
 from mlxstack.gateway.upstream import MAX_HELD_BYTES, MemberConnection, Upstream
-from tests.gateway.in_front import Front, in_front
-from tests.gateway.site import until
+from tests.gateway.gateway_thread import Front, in_front
+from tests.gateway.real_members import until
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net

@@ -16,8 +16,8 @@ from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import kill
 from mlxstack.host.restart_policy import RestartPolicy
 from mlxstack.host.services import Phase, ServiceSpec, ServiceState, read_state, write_json
+from tests.api.requests import chat_body
 from tests.api.running import tiny_preset
-from tests.api.speaking import chat_body
 from tests.api.test_agents import history, turn, user
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port

@@ -18,7 +18,7 @@ from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 from tests.patience import PATIENCE_S
-from tests.store.blobs import manifest, small_blob
+from tests.store.kv_files import manifest, small_blob
 
 FULL = 51
 BARRIER = 85

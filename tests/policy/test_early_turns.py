@@ -34,8 +34,8 @@ from mlxstack.policy.scheduling.scheduler_state import (
     set_context,
 )
 from mlxstack.policy.scheduling.scheduler_state import advance as prefilled
-from tests.policy.desk_states import desk_of, ticket, turn, used
-from tests.policy.desk_states import given as seated
+from tests.policy.scheduler_states import desk_of, ticket, turn, used
+from tests.policy.scheduler_states import given as seated
 
 PACE = SchedulerLimits().prefill
 SPEED = ThroughputModel(1000.0)

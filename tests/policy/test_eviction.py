@@ -15,7 +15,7 @@ from mlxstack.policy.kv.eviction import (
 from mlxstack.policy.kv.prefix_index import StorageTier
 from mlxstack.policy.kv.prefix_index_check import check_index, n_entries
 from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
-from tests.policy.memory import Memory
+from tests.policy.index_memory import Memory
 
 LRU = EvictionPolicy.LRU
 FREQUENCY = EvictionPolicy.LRU_FREQUENCY

@@ -27,7 +27,7 @@ from mlxstack.policy.scheduling.scheduler_state import (
     release_slot,
     start_loading,
 )
-from tests.policy.desk_states import (
+from tests.policy.scheduler_states import (
     HIGH,
     LOW,
     NORMAL,

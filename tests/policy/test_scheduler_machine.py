@@ -43,7 +43,7 @@ from mlxstack.policy.scheduling.scheduler_state import (
     SlotAction,
     SlotState,
 )
-from tests.policy.desk_states import heads_for, is_agents_turn, open_seats, put
+from tests.policy.scheduler_states import heads_for, is_agents_turn, open_seats, put
 
 AGING = 0.1
 TPS = 1000.0

@@ -12,7 +12,7 @@ from mlxstack.features.remote_kv import store as kv_transfer
 from mlxstack.features.remote_kv.store import IncomingKVFile
 from mlxstack.store.kv_store import DiskKVStore
 from tests.store.bad_disks import FullDisk
-from tests.store.blobs import BLOBS, IDENTITY, KEY, small_blob
+from tests.store.kv_files import BLOBS, IDENTITY, KEY, small_blob
 
 
 def bytes_of(root: Path, blob: KVFile) -> bytes:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from mlxstack.core.commands import CollectGarbage, GCScope
 from mlxstack.core.errors import Conflict, UnknownVersion
 from mlxstack.store.kv_store import DiskKVStore
-from tests.store.blobs import IDENTITY, KEY, small_blob
-from tests.store.test_bounded import NOBODY, House
+from tests.store.kv_files import IDENTITY, KEY, small_blob
+from tests.store.test_disk_quota import NOBODY, House
 
 OTHER = "fedcba9876543210" * 2
 

@@ -22,7 +22,7 @@ from mlxstack.store.files import TEMPORARY, Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.repetition import in_soak
-from tests.store.blobs import IDENTITY, manifest, small_blob
+from tests.store.kv_files import IDENTITY, manifest, small_blob
 from tests.store.power import (
     Medium,
     Op,

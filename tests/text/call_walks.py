@@ -22,7 +22,7 @@ from mlxstack.features.formats.syntax import ParsedMessage, is_mark, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from tests.text.formats import FORMATS, SKELETON, Format, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
-from tests.text.test_forced import parameters, tokens_in
+from tests.text.test_forced_tool_call import parameters, tokens_in
 
 ALL = {**FORMATS, **INVENTED, **NESTED}
 REGISTERED = {one.format.name: one for one in FAMILIES}

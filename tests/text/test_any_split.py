@@ -32,7 +32,7 @@ from tests.text import syntaxes
 from tests.text.call_walks import ALL, walker_of
 from tests.text.formats import respelled
 from tests.text.test_derived_formats import ANSWERS, TOOLS, message, said
-from tests.text.test_forced import PERSON, marks_of, written
+from tests.text.test_forced_tool_call import PERSON, marks_of, written
 
 REGISTERED = syntaxes.FORMATS | {one.format.name: one.format for one in FAMILIES}
 GREET = (Tool("greet", "", PERSON),)

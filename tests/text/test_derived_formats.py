@@ -29,7 +29,7 @@ from mlxstack.text.rendering.renderers import render_chat
 from tests.environment import option
 from tests.text.formats import EACH, FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
-from tests.text.test_forced import PERSON, assert_valid, written
+from tests.text.test_forced_tool_call import PERSON, assert_valid, written
 
 TEXT_TYPE = {"type": "string"}
 SCHEMA = {

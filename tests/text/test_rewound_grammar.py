@@ -16,7 +16,7 @@ from mlxstack.features.formats.grammar.constraint import (
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import LarkBuilder
-from tests.text.test_forced import tokens_in
+from tests.text.test_forced_tool_call import tokens_in
 
 pytestmark = pytest.mark.slow
 SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9},

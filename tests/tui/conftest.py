@@ -16,7 +16,7 @@ from mlxstack.tui.feed import News
 from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.theme import HOUSE, ThemeChoice
 from tests.patience import PATIENCE_S
-from tests.tui.clerk import Clerk
+from tests.tui.slot_service import Clerk
 
 PICTURES_BY = (3, 11)
 

@@ -20,8 +20,8 @@ from mlxstack.tui.state import Link, LinkState
 from mlxstack.tui.theme import ThemeChoice
 from tests.repetition import in_soak
 from tests.tui import scenes
-from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, settled
+from tests.tui.slot_service import Clerk
 
 pytestmark = pytest.mark.slow
 

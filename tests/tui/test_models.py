@@ -14,7 +14,7 @@ from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.text_pages import page
 from mlxstack.tui.theme import ThemeChoice
 from mlxstack.tui.widgets.table import PatchedTable
-from tests.gateway.site import Site, serving, write_presets
+from tests.gateway.real_members import Site, serving, write_presets
 from tests.patience import until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]

@@ -8,7 +8,7 @@ import pytest
 from mlxstack.core.errors import BadRequest
 from mlxstack.tui.actions import action_of
 from mlxstack.tui.actions.action import ActionContext, Aim
-from tests.tui.clerk import Clerk
+from tests.tui.slot_service import Clerk
 
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "a\0b", "x" * 300, "~", ".json"])

@@ -21,8 +21,8 @@ from mlxstack.tui.screens.dialogs import TextDialog
 from mlxstack.tui.theme import ThemeChoice
 from tests.patience import PATIENCE_S, until
 from tests.tui import scenes, shots
-from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
+from tests.tui.slot_service import Clerk
 
 pytestmark = pytest.mark.slow
 

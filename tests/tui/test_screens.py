@@ -14,8 +14,8 @@ from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.theme import HOUSE, LIGHT, ThemeChoice
 from mlxstack.tui.widgets.tabs import MODES
 from tests.tui import scenes
-from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
+from tests.tui.slot_service import Clerk
 
 pytestmark = pytest.mark.slow
 

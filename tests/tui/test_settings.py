@@ -11,8 +11,8 @@ from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.settings import FILE, keymap, read_settings, theme_choice
 from tests.tui import shots
-from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
+from tests.tui.slot_service import Clerk
 from tests.tui.test_questions import text
 
 OWN = """

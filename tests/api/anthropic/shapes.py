@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from tests.api.speaking import prompt_of
+from tests.api.requests import prompt_of
 
 Body = dict[str, Any]
 

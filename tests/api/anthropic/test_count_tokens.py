@@ -9,9 +9,9 @@ import pytest
 
 from tests.api.anthropic.shapes import tools
 from tests.api.anthropic.speaking import PATH, ask, body, n_prompt
+from tests.api.requests import prompt_of
 from tests.api.running import Running, single_steps
-from tests.api.speaking import prompt_of
-from tests.api.test_streams import n_busy
+from tests.api.test_concurrent_streams import n_busy
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

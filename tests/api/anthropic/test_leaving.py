@@ -7,7 +7,7 @@ import pytest
 
 from tests.api.anthropic.speaking import PATH, ask, body, events, in_order, n_prompt
 from tests.api.running import Running, busy_engine, unanswered
-from tests.api.test_streams import held, n_busy, until
+from tests.api.test_concurrent_streams import held, n_busy, until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

@@ -19,8 +19,8 @@ from tests.api.anthropic.speaking import (
     nothing_unknown,
     stream,
 )
+from tests.api.requests import prompt_of
 from tests.api.running import Running
-from tests.api.speaking import prompt_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

@@ -10,7 +10,7 @@ from anthropic.types.thread_unsupported_request_error import ThreadUnsupportedRe
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.running import Running
-from tests.gateway.in_front import WAYS, running_behind
+from tests.gateway.gateway_thread import WAYS, running_behind
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

@@ -13,7 +13,7 @@ from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import ImageReader
 from tests.api.responses.conftest import Scripted
 from tests.api.test_served_images import png
-from tests.gateway.in_front import WAYS, standing_behind
+from tests.gateway.gateway_thread import WAYS, standing_behind
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.speaking import PLAIN, chat, chat_body, chunks, prompt_of
+from tests.api.requests import PLAIN, chat, chat_body, chunks, prompt_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

@@ -29,7 +29,7 @@ from mlxstack.policy.scheduling.scheduler_state import (
     advance,
     begin_answer,
 )
-from tests.policy.desk_states import desk_of, ticket, turn
+from tests.policy.scheduler_states import desk_of, ticket, turn
 
 TPS = 200.0
 SLOW = ThroughputModel(TPS, decode_s=0.09)

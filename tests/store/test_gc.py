@@ -27,7 +27,7 @@ from mlxstack.store.gc import (
 from mlxstack.store.kv_store import DiskKVStore, KVFileEntry
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import UnreadableDisk
-from tests.store.blobs import IDENTITY, manifest, small_blob
+from tests.store.kv_files import IDENTITY, manifest, small_blob
 
 NOW = 10_000.0
 TIMES = st.floats(0, NOW)

@@ -24,7 +24,7 @@ from mlxstack.policy.scheduling.scheduler_state import (
     release_slot,
     skip,
 )
-from tests.policy.desk_states import desk_of, ticket, turn
+from tests.policy.scheduler_states import desk_of, ticket, turn
 
 TPS = 1000.0
 

@@ -17,7 +17,7 @@ from mlxstack.policy.kv.prefix_index import (
 )
 from mlxstack.policy.kv.prefix_index_check import bytes_in, check_index
 from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
-from tests.policy.memory import SIZE, Memory
+from tests.policy.index_memory import SIZE, Memory
 
 HEAD = [1] * 10
 

@@ -18,7 +18,7 @@ from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.home import Home
 from mlxstack.host.services import read_json
 from tests import forked, named_models
-from tests.gateway.site import cards, kill_all
+from tests.gateway.real_members import cards, kill_all
 from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.core.preset import MetricsSpec, PrefixCacheSpec
 from mlxstack.host.log_lines import JSONFormatter, for_people, read
+from tests.api.requests import PLAIN, chat, chat_body, chunks, frames, prompt_of
 from tests.api.running import Running, running, tiny_preset
-from tests.api.speaking import PLAIN, chat, chat_body, chunks, frames, prompt_of
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

@@ -15,7 +15,7 @@ from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
-from tests.store.blobs import IDENTITY, small_blob
+from tests.store.kv_files import IDENTITY, small_blob
 
 HOUR = 3600.0
 NOBODY: frozenset[tuple[str, str]] = frozenset()

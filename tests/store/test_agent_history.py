@@ -23,7 +23,7 @@ from mlxstack.store.agent_history import (
 )
 from mlxstack.store.manifest_file import from_json, to_json
 from tests.store.bad_disks import FullDisk
-from tests.store.blobs import MANIFESTS, manifest
+from tests.store.kv_files import MANIFESTS, manifest
 
 AGENTS = st.from_regex(r"[A-Za-z0-9._:-]{1,128}", fullmatch=True)
 MODEL = "feed" * 8

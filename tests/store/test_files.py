@@ -20,7 +20,7 @@ from mlxstack.store.files import TEMPORARY, Disk, write_atomic
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import FullDisk
-from tests.store.blobs import IDENTITY, manifest, small_blob
+from tests.store.kv_files import IDENTITY, manifest, small_blob
 
 N_TOKENS = 50_000
 NOBODY = 65534

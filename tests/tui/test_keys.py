@@ -29,8 +29,8 @@ from mlxstack.tui.theme import HOUSE, ThemeChoice, look_from
 from mlxstack.tui.widgets.table import PatchedTable
 from tests.patience import PATIENCE_S
 from tests.tui import scenes
-from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, on_tape, settled
+from tests.tui.slot_service import Clerk
 
 pytestmark = pytest.mark.slow
 

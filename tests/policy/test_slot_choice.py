@@ -16,7 +16,7 @@ from mlxstack.policy.scheduling.scheduler_state import (
     reset_slot,
     start_loading,
 )
-from tests.policy.desk_states import NOTHING, desk_of, ticket, used
+from tests.policy.scheduler_states import NOTHING, desk_of, ticket, used
 
 NONE: frozenset[int] = frozenset()
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from mlxstack.core.engine_snapshot import Snapshot
+from tests.api.requests import chat, chat_body, prompt_of
 from tests.api.running import Running, busy_engine, single_steps, unanswered
-from tests.api.speaking import chat, chat_body, prompt_of
 from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak
 

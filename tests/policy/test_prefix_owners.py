@@ -3,7 +3,7 @@
 from mlxstack.policy.kv.prefix_index import StorageTier
 from mlxstack.policy.kv.prefix_index_check import check_index
 from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
-from tests.policy.memory import Memory
+from tests.policy.index_memory import Memory
 
 HEAD = [1] * 8
 

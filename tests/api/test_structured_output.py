@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from mlxstack.features.formats.grammar import client_grammars
+from tests.api.requests import chat, chat_body, chunks
 from tests.api.running import Running
-from tests.api.speaking import chat, chat_body, chunks
 from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

@@ -11,7 +11,7 @@ import pytest
 from mlxstack.api.connection_limits import MAX_HEAD_BYTES
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running
-from tests.gateway.in_front import WAYS, standing_behind
+from tests.gateway.gateway_thread import WAYS, standing_behind
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net

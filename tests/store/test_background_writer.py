@@ -13,7 +13,7 @@ from mlxstack.store.background_writer import BackgroundWriter
 from mlxstack.store.kv_store import DiskKVStore
 from tests.patience import PATIENCE_S
 from tests.store.bad_disks import FullDisk
-from tests.store.blobs import IDENTITY, KEY, small_blob
+from tests.store.kv_files import IDENTITY, KEY, small_blob
 
 
 @pytest.fixture

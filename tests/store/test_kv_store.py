@@ -15,7 +15,7 @@ from mlxstack.core.errors import Damaged, NotFound, SetupError, StackError
 from mlxstack.core.interfaces import KVFile, KVStore
 from mlxstack.store.kv_store import DiskKVStore
 from tests.store.bad_disks import FullDisk, StutteringDisk, UnreadableDisk, UnsyncableDisk
-from tests.store.blobs import BLOBS, IDENTITY, KEY, small_blob
+from tests.store.kv_files import BLOBS, IDENTITY, KEY, small_blob
 
 
 @pytest.fixture

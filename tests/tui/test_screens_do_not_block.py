@@ -13,9 +13,9 @@ from mlxstack.tui.state import reduce
 from mlxstack.tui.theme import ThemeChoice
 from mlxstack.tui.widgets.table import PatchedTable
 from tests.repetition import in_soak
-from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
-from tests.tui.test_behaviour import on_screen, told
+from tests.tui.slot_service import Clerk
+from tests.tui.test_keys import on_screen, told
 
 pytestmark = pytest.mark.slow
 

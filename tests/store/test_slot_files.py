@@ -21,7 +21,7 @@ from mlxstack.core.interfaces import Manifest, SlotFileStore
 from mlxstack.store.manifest_file import pack, unpack
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import FullDisk, UnsyncableDisk
-from tests.store.blobs import MANIFESTS, manifest
+from tests.store.kv_files import MANIFESTS, manifest
 
 BAD_NAMES = [
     "", ".", "..", "../a", "a/b", "/etc/passwd", "a\\b", "a:b", "a*", "a?", 'a"', "a<", "a>",

@@ -13,7 +13,7 @@ from mlxstack.policy.scheduling.scheduler import (
     sort_queue,
 )
 from mlxstack.policy.scheduling.scheduler_state import assign_slot, release_slot
-from tests.policy.desk_states import HIGH, LOW, NORMAL, desk_of, serve_one_by_one, ticket
+from tests.policy.scheduler_states import HIGH, LOW, NORMAL, desk_of, serve_one_by_one, ticket
 
 
 def test_e6_priorities_go_first() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlxstack.core.errors import Damaged, UnknownVersion
 from mlxstack.core.interfaces import KVFile, TensorBytes
 from mlxstack.store.kv_file_format import HEAD, ITEM_BYTES, VERSION, decode, encode
-from tests.store.blobs import BLOBS, small_blob
+from tests.store.kv_files import BLOBS, small_blob
 
 
 def file_of(blob: KVFile) -> bytes:
