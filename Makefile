@@ -93,7 +93,7 @@ oracle: setup ## Write the fixtures of vision towers anew with mlx-vlm, in an en
 	@test -x $(VENV)/oracle/bin/python || $(BIN)/python -m venv $(VENV)/oracle
 	@$(VENV)/oracle/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vision]' requests
 	@$(VENV)/oracle/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mlx-vlm==0.7.10
-	@$(FAST) $(VENV)/oracle/bin/python -m tests.engine.vision.oracle
+	@$(FAST) $(VENV)/oracle/bin/python -m tests.features.vision.oracle
 
 clients: programs ## The tests of real clients; NEWEST=1 with the newest version of each
 	@$(BIN)/python -m tests.clients.summary --forget
@@ -128,7 +128,7 @@ test: ## Everything that CI runs; says at its end how long each phase took
 fast: setup ## The tests of policy and text alone: 1 to 2 minutes on two cores
 	@$(call step,"tests of policy and text: 1 to 2 minutes on two cores")
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
-		-m 'not mlx and not slow and not net' tests/policy tests/text
+		-m 'not mlx and not slow and not net' tests/policy tests/text tests/features/formats tests/features/replay
 
 $(VENV)/real/lib/ready: tests/real/requirements.txt | $(BIN)/activate
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(@D) -r $< && touch $@

@@ -14,9 +14,9 @@ from mlxstack.host.home import Home
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import requests
 from mlxstack.tui.views.table_data import GAP, Column, DrawContext, tabulated
+from tests.features.formats.test_argument_values import TOOLS
 from tests.host.test_preset_reading import SOURCES
 from tests.policy.test_weights import estimate
-from tests.text.test_argument_values import TOOLS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")

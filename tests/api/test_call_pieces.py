@@ -15,8 +15,8 @@ from mlxstack.demo import MODEL_DIR
 from tests.api.running import Running, running, single_steps
 from tests.clients.scripted import HORIZON, OPENING, call
 from tests.clients.stage import model, playing_model
+from tests.features.formats.formats import FORMATS, template_of
 from tests.patience import PATIENCE_S
-from tests.text.formats import FORMATS, template_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

@@ -15,9 +15,9 @@ from msgspec import structs
 from tests import models
 from tests.api.requests import PLAIN, chat, chat_body, chunks
 from tests.api.running import TINY, running, tiny_preset
+from tests.features.formats.formats import EACH, FORMATS, PAIRS, Format, template_of
 from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
-from tests.text.formats import EACH, FORMATS, PAIRS, Format, template_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 

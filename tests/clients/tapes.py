@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from tests.api.speaking import prompt_of
+from tests.api.requests import prompt_of
 
 from tests.api.anthropic import shapes
 from tests.api.responses import codex

@@ -18,9 +18,9 @@ from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.text.prompt.splicer import NAMELESS, SampledAnswer
 from tests.clients.tapes import Tape, tapes
 from tests.clients.test_recorded import conversation
+from tests.features.replay.test_answer_replay import Model
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.stripping import STRIPPING
-from tests.text.test_answer_replay import Model
 
 THOUGHT = "I have to look at the file before I can say what is wrong with it. " * 20
 MIN_USED = 0.8

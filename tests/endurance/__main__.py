@@ -27,8 +27,8 @@ from tests.endurance.siege import Force, siege
 from tests.endurance.soak import soak
 from tests.endurance.thrash import thrash
 from tests.endurance.two_homes import two_homes
+from tests.features.formats.call_walks import check_all
 from tests.models import build
-from tests.text.call_walks import check_all
 
 MINUTE_S = 60.0
 

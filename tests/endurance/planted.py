@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
     "rows of a batch mixed up": (_mixed_rows, "batch"),
     "an early turn off by one": (
         lambda patch: shifted_after(
-            patch, EarlyPrefill, "compute", lambda _, self, slot, *__: self._slot_kv.slots[slot]
+            patch, EarlyPrefill, "_compute", lambda _, self, slot, *__: self._loop.slots[slot]
         ),
         "early_turn",
     ),

@@ -18,8 +18,8 @@ from mlxstack.features.formats.answer_reader import AnswerReader, Calls, read_an
 from mlxstack.features.formats.checked_calls import Parser, parse_calls, tool_schemas
 from mlxstack.features.formats.output_format import OutputFormat
 from mlxstack.features.formats.output_parser import OutputParser
+from tests.features.formats.syntaxes import FORMATS
 from tests.fuzz.dice import Dice
-from tests.text.syntaxes import FORMATS
 
 TOOL = Tool(
     "weather",

@@ -20,10 +20,10 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.report import TemplateReport
 from mlxstack.text.tokens.cached_tokenizer import common_length
 from tests.environment import option
+from tests.features.formats.formats import FORMATS, made_tokenizer
+from tests.features.formats.invented import INVENTED, NESTED
+from tests.features.formats.test_derived_formats import ANSWERS, TOOLS, message
 from tests.matrix.table import with_products
-from tests.text.formats import FORMATS, made_tokenizer
-from tests.text.invented import INVENTED, NESTED
-from tests.text.test_derived_formats import ANSWERS, TOOLS, message
 from tests.text.test_published_templates import tokenizer_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.text.prompt.prompt import UNKNOWN, PromptMaker
+from tests.features.replay.test_answer_replay import ACT, ASK, CALL, Model, result
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.stripping import STRIPPING
-from tests.text.test_answer_replay import ACT, ASK, CALL, Model, result
 
 Load = Callable[[str], Model]
 N_CLOSE = 8

@@ -11,7 +11,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import LarkBuilder
-from tests.text.call_walks import EVERY, walker_of
+from tests.features.formats.call_walks import EVERY, walker_of
 
 BYTES = LLTokenizer("byte")
 A = '"a": 1'

@@ -11,7 +11,7 @@ from mlxstack.features.formats.output_format import OutputFormat
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.grammar.vocabulary import text_encoder
 from mlxstack.text.prompt.prompt import TokenizeOptions
-from tests.text.formats import Format, made_tokenizer
+from tests.features.formats.formats import Format, made_tokenizer
 
 ENDLESS = {"Regex": r"(a*)*(a*)*(a*)*\1b|."}
 LONG = "a" * 300 + "!"

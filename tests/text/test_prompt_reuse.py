@@ -8,9 +8,9 @@ import pytest
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.text.assembly import assemble_text, template_report
 from mlxstack.text.prompt.report import READ
-from tests.text.formats import FORMATS, made_tokenizer
-from tests.text.invented import INVENTED, NESTED
-from tests.text.siblings import SIBLINGS
+from tests.features.formats.formats import FORMATS, made_tokenizer
+from tests.features.formats.invented import INVENTED, NESTED
+from tests.features.formats.siblings import SIBLINGS
 from tests.text.test_published_templates import EACH, tokenizer_of
 
 OWN = {**FORMATS, **INVENTED, **NESTED, **SIBLINGS}

@@ -22,9 +22,9 @@ from mlxstack.text.rendering.worker import MAX_REASON
 from mlxstack.text.template.adaptation import TemplateCapabilities
 from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
 from tests import forked
+from tests.features.formats.formats import Format, made_tokenizer
 from tests.patience import PATIENCE_S
 from tests.text.conftest import CHATML
-from tests.text.formats import Format, made_tokenizer
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 LATE = "{% if messages|length > 8 %}" + LOOP + "{% endif %}"

@@ -11,8 +11,8 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.assembly import assemble_text
 from mlxstack.text.prompt.prompt import PromptMaker
+from tests.features.formats.formats import EACH, FORMATS, made_tokenizer, template_of
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
-from tests.text.formats import EACH, FORMATS, made_tokenizer, template_of
 
 SYSTEM = Role.SYSTEM
 USER = Role.USER

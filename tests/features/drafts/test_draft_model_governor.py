@@ -1,0 +1,153 @@
+"""A draft model costs passes before it saves any: never two percent, and a gain where it fits."""
+
+from collections.abc import Callable
+from math import inf
+from random import Random
+
+import pytest
+
+from mlxstack.features.drafts.policy.draft_model_governor import (
+    MAX_CREDIT,
+    DraftModelRecord,
+    DraftPlan,
+    charged,
+    plan_drafts,
+    prefill_seconds,
+    settled,
+    step_seconds,
+    stepped,
+    tokens_within,
+    verified,
+)
+from mlxstack.features.drafts.policy.ngram_draft_governor import pass_widths
+from mlxstack.policy.pass_layout import PassLayout, WidthCosts
+from tests.features.drafts.test_draft_governor import AT_LOAD, CURVES, Curve
+
+N_STEPS = 1000
+
+Right = Callable[[Random, int], bool]
+"""Whether a drafted token at this step is right."""
+
+TEXTS: dict[str, Right] = {
+    "wrong": lambda random, at: False,
+    "half": lambda random, at: random.random() < 0.5,
+    "turning": lambda random, at: at // 60 % 2 == 0,
+}
+
+
+def simulated(
+    curve: Curve, right: Right, n_rows: int, pass_s: float, layout: PassLayout, seed: int
+) -> tuple[float, float]:
+    """Tokens per second with a draft model whose pass takes `pass_s`, relative to without.
+
+    And its tokens per step and row.
+    """
+    random = Random(seed)
+
+    def timed(widths: list[int]) -> float:
+        return sum(map(curve, widths)) * random.uniform(0.97, 1.03)
+
+    costs = WidthCosts(AT_LOAD, tuple(curve(width) for width in AT_LOAD))
+    record = DraftModelRecord(WidthCosts(AT_LOAD, tuple(pass_s * curve(w) for w in AT_LOAD)))
+    rates = [record.rate] * n_rows
+    counts = [1] * n_rows
+    seconds = 0.0
+    n_tokens = 0
+    plain_s = 0.0
+    for at in range(N_STEPS):
+        drafted = plan_drafts(record, dict(enumerate(rates)), DraftPlan(counts, costs, layout))
+        brought = [1 + drafted.get(row, 0) for row in range(n_rows)]
+        taken = timed(pass_widths(brought, layout))
+        spent = max(drafted.values(), default=0) * record.costs.seconds_at(max(1, len(drafted)))
+        plain = timed(pass_widths(counts, layout))
+        seconds += taken + spent
+        plain_s += plain
+        record = stepped(record, taken, plain)
+        n_accepted = 0
+        for row, n in drafted.items():
+            rights = (*(right(random, at) for _ in range(n)), False)
+            rates[row] = verified(rates[row], n, rights.index(False))
+            n_accepted += rights.index(False)
+        if drafted:
+            spent += taken - step_seconds(counts, costs, layout)
+            n = sum(drafted.values())
+            record = settled(record, n, n_accepted, spent, plain, n_rows)
+        n_tokens += n_rows + n_accepted
+    return n_tokens / seconds * plain_s / (N_STEPS * n_rows), n_tokens / (N_STEPS * n_rows)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "pass_s", "layout"),
+    [(1, 0.05, PassLayout.RAGGED), (1, 1.0, PassLayout.RAGGED), (4, 0.05, PassLayout.ALONE)],
+)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("curve", CURVES)
+def test_no_draft_model_costs_two_percent(
+    curve: str, text: str, n_rows: int, pass_s: float, layout: PassLayout
+) -> None:
+    gain, _ = simulated(CURVES[curve], TEXTS[text], n_rows, pass_s, layout, seed=1)
+    assert gain >= 0.98
+
+
+@pytest.mark.parametrize("curve", ["M3 Ultra", "M4 Pro", "M5 Max"])
+def test_a_draft_model_that_fits_gains(curve: str) -> None:
+    right: Right = lambda random, at: random.random() < 0.8  # noqa: E731
+    gain, per_step = simulated(CURVES[curve], right, 1, 0.05, PassLayout.RAGGED, seed=2)
+    assert gain >= 1.3
+    assert per_step >= 2
+    assert simulated(CURVES[curve], right, 4, 0.05, PassLayout.RAGGED, seed=2)[0] >= 0.98
+
+
+def test_a_costly_pass_is_worth_fewer_tokens() -> None:
+    costs = WidthCosts((1, 32), (1.0, 2.0))
+    cheap, dear = (DraftModelRecord(WidthCosts((1,), (s,))) for s in (0.01, 0.2))
+    planned = [plan_drafts(one, {0: 0.8}, DraftPlan([1], costs))[0] for one in (cheap, dear)]
+    assert planned[0] > planned[1] > 0
+
+
+def test_the_likelier_rows_are_drafted_for() -> None:
+    costs = WidthCosts((1, 4, 8), (1.0, 1.1, 9.0))
+    record = DraftModelRecord(WidthCosts((1,), (0.01,)))
+    planned = plan_drafts(record, {0: 0.1, 2: 0.9}, DraftPlan([1, 1, 1], costs))
+    assert list(planned) == [2]
+
+
+def test_without_credit_nothing_is_tried_until_steps_have_earned_it() -> None:
+    costs = WidthCosts((1, 32), (1.0, 2.0))
+    record = charged(DraftModelRecord(WidthCosts((1,), (0.1,)), credit=0.05), 0.1)
+    assert plan_drafts(record, {0: 0.9}, DraftPlan([1], costs)) == {}
+    n_steps = 0
+    while not plan_drafts(record, {0: 0.1}, DraftPlan([1], costs)):
+        record = stepped(record, 1.0, 1.0)
+        n_steps = n_steps + 1
+    assert 3 < n_steps < 10
+
+
+def test_a_prefill_is_worth_what_proven_drafts_save() -> None:
+    costs = WidthCosts((1, 32), (1.0, 2.0))
+    new = DraftModelRecord(WidthCosts((1, 2), (0.05, 0.1)), rate=0.8, credit=0.5)
+    proven = settled(settled(new, 60, 60, 60.0, 1.0), 1, 0, 0.1, 1.0)
+    assert prefill_seconds(new, 10, 1000, costs) == pytest.approx(0.5)
+    assert prefill_seconds(proven, 1000, 1000, costs) == inf
+    for n_behind, n_left in ((1000, 20), (9000, 1000)):
+        assert prefill_seconds(proven, n_behind, n_left, costs) < 1
+    wrong = proven
+    for _ in range(200):
+        wrong = settled(wrong, 1, 0, 0.1, 1.0)
+    assert prefill_seconds(wrong, 10, 1000, costs) == 0
+
+
+def test_what_drafts_saved_may_be_lost_again_but_not_all_of_it() -> None:
+    record = DraftModelRecord(WidthCosts((1,), (0.1,)), credit=0.0)
+    for _ in range(100):
+        record = settled(record, 4, 4, 0.5, 1.0)
+    assert record.credit == MAX_CREDIT
+    assert stepped(record, 1.0, 1.0).credit == MAX_CREDIT
+
+
+def test_a_prefill_chunk_stays_within_its_seconds() -> None:
+    costs = WidthCosts((1, 32), (0.01, 0.02))
+    n_tokens = tokens_within(costs, 0.1, 512)
+    assert costs.seconds_at(n_tokens) <= 0.1 < costs.seconds_at(2 * n_tokens)
+    assert tokens_within(costs, 0.0, 512) == 16
+    assert tokens_within(costs, 9.0, 512) == 512
