@@ -125,8 +125,8 @@ test: ## Everything that CI runs; says at its end how long each phase took
 	cat $(VENV)/flaky 2>/dev/null; $(BIN)/python -m tests.clients.summary; exit $$code
 
 # Nothing in them waits: a worker more than cores would only import once more.
-fast: setup ## The tests of policy and text alone: 1 to 2 minutes on two cores
-	@$(call step,"tests of policy and text: 1 to 2 minutes on two cores")
+fast: setup ## The pure tests alone: 1 to 2 minutes on two cores
+	@$(call step,"pure tests: 1 to 2 minutes on two cores")
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		-m 'not mlx and not slow and not net' tests/policy tests/text tests/features/formats tests/features/replay
 

@@ -25,6 +25,7 @@ STATE = {
     "BlockHashes",
     "CacheMiss",
     "ApiKey",
+    "ContextFacts",
     "Counters",
     "KnownConversation",
     "Lookup",

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from mlxstack.cli.main import app
 from mlxstack.core.preset import Anticipation, ModelSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.features.early_turns import service as early_turns
+from mlxstack.features.early_turns.engine import EarlyPrefill
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.patience import PATIENCE_S, wait_until
@@ -172,7 +173,7 @@ def test_it_is_told(live: Running, http: httpx.Client) -> None:
     second = chat(http, [*turns, message(first), {"role": "user", "content": NEXT}])
     found = http.get(f"/requests/{second.json()['id']}").json()
     assert found["n_used_early"] == found["n_begun_early"] == n_early(live) - before
-    learned = live.service.engine.loaded.loop._early._histories
+    learned = live.service.engine.loaded.features[EarlyPrefill]._histories
     assert ("client", "python-httpx") in learned
     why = CliRunner().invoke(app, ["cache", "why", found["id"], "--url", live.url])
     assert f"begun early: {found['n_begun_early']} tokens, used" in why.output

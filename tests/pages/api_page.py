@@ -22,7 +22,11 @@ DOORS = (
     (("mlxstack.api.dialects.anthropic.",), "Anthropic"),
     (("mlxstack.api.dialects.ollama.", "mlxstack.api.dialects.lm_studio."), "Ollama, LM Studio"),
     (
-        ("mlxstack.api.dialects.llama_server.", "mlxstack.api.dialects.native."),
+        (
+            "mlxstack.api.dialects.llama_server.",
+            "mlxstack.api.dialects.native.",
+            "mlxstack.features.",
+        ),
         "llama-server, agents, cache",
     ),
 )

@@ -29,7 +29,7 @@ def test_the_benchmarks_page_shows_three_charts_of_its_own_figures() -> None:
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for bar in (bar for chart in charts(page) for bar in chart.bars):
         name = bar.label.split()[-1] if "mlx" in bar.label else bar.label
-        number, _, unit = bar.shown.partition(" ")
+        number, _, unit = bar.text.partition(" ")
         figures = [f for row in rows if name in row for f in re.findall(r"[\d.]*\d", row)]
         error = 0.0 if unit else 0.5
         assert any(abs(float(figure) - float(number)) <= error for figure in figures), bar

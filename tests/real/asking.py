@@ -89,7 +89,7 @@ class Comparison(Struct, frozen=True):
 
 def texts() -> dict[str, str]:
     """Real texts: code, prose, several scripts."""
-    code = (ROOT / "mlxstack" / "engine" / "step.py").read_text("utf-8")
+    code = (ROOT / "mlxstack" / "engine" / "loop.py").read_text("utf-8")
     prose = (ROOT / "docs" / "reliability.md").read_text("utf-8")
     return {"code": code, "prose": prose, "scripts": SCRIPTS, "list": prose[4000:] + code[:4000]}
 

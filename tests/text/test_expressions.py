@@ -24,7 +24,7 @@ import mlxstack
 N_CHARS = 100_000
 LIMIT_S = 2
 """CPU seconds for one text; a linear expression takes some milliseconds, others many seconds."""
-ROOMS = ("text", "api", "service", "core", "policy", "store", "gateway")
+ROOMS = ("text", "api", "service", "core", "policy", "store", "features", "gateway")
 OTHERS_TEXTS = ("text.template", "text.tokens.byte", "derivation", "probe_renderings", "switches")
 """Modules whose expressions read short texts of a model's author alone, once at the load."""
 MAX_PIECES = 10

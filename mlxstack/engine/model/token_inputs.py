@@ -122,4 +122,4 @@ PLAIN_TOKENS = PlainTokens()
 def _require_rows(tokens: Sequence[int]) -> None:
     """Raise Unsupported for ids for which MLX reads beyond the embedding."""
     if max(tokens, default=0) >= FIRST_VIRTUAL:
-        raise Unsupported("this model takes no images; send text")
+        raise Unsupported("an id of the prompt belongs to an image, which is not there; send text")

@@ -1,11 +1,13 @@
 """A text model needs no Pillow, and without it a vision model is a text model."""
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import mlxstack.features.vision.images
 import mlxstack.text.images
 from tests import vision_models
 
@@ -44,9 +46,12 @@ def printed(code: str, *args: str) -> list[str]:
 
 def test_nothing_of_ours_loads_pillow_or_numpy() -> None:
     """With Pillow installed too: transformers, which mlx-lm brings, loads it then."""
-    folder = Path(mlxstack.text.images.__file__).parent
-    modules = [f"mlxstack.text.images.{file.stem}" for file in folder.glob("[a-z]*.py")]
-    assert len(modules) > 5
+    modules = [
+        f"{package.__name__}.{module.name}"
+        for package in (mlxstack.text.images, mlxstack.features.vision.images)
+        for module in pkgutil.iter_modules(package.__path__)
+    ]
+    assert len(modules) > 10
     found = "print(sorted({'PIL', 'numpy'} & set(sys.modules)))"
     assert printed(f"import sys, {', '.join(modules)}; {found}") == ["[]"]
 
