@@ -41,7 +41,7 @@ SPINE = (
 )  # fmt: skip
 
 FEATURE_FILES = {
-    "features/remote_kv/exchange.py": "remote KV: only the assembly imports it",
+    "features/remote_kv/kv_export.py": "remote KV: only the assembly imports it",
     "features/remote_kv/remote_prefill.py": "remote KV: only the assembly imports it",
     "features/replay/answer_replay.py": "replay: only `replay.py` imports it",
     "features/replay/replay.py": "replay: only the assembly imports it",

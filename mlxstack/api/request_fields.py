@@ -16,7 +16,7 @@ from mlxstack.core.errors import BadRequest, UnknownModel
 from mlxstack.core.request import SamplingParams
 from mlxstack.service.parts.generation_options import MAX_TOP_LOGPROBS, UNLIMITED, GenerationOptions
 from mlxstack.service.service import Service
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 
 SCHEMA_KEYS = {"type", "properties", "anyOf", "$ref"}
 GUIDED = ("json", "regex", "choice", "grammar")

@@ -13,7 +13,7 @@ from msgspec import Struct
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.client.client import Client
 from mlxstack.client.errors import Unreachable
-from mlxstack.config.preset_schema import suggestion
+from mlxstack.config.preset_reflection import suggestion
 from mlxstack.host import services
 from mlxstack.host.home import Home
 from mlxstack.host.services import (

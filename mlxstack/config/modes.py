@@ -6,7 +6,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from mlxstack.config import preset_schema, presets
+from mlxstack.config import preset_reflection as preset_schema
+from mlxstack.config import presets
 from mlxstack.core.errors import SetupError, Taken
 from mlxstack.host.home import Home, make_folder
 from mlxstack.host.services import read_json, write_json, write_private

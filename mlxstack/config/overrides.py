@@ -7,8 +7,8 @@ from typing import Any
 import msgspec.inspect as mi
 from msgspec import Struct
 
-from mlxstack.config import preset_schema as schema
-from mlxstack.config.preset_schema import Keys
+from mlxstack.config import preset_reflection as schema
+from mlxstack.config.preset_reflection import Keys
 from mlxstack.config.yaml_source import SourcedDocument, SourceLocation
 from mlxstack.core.errors import SetupError
 

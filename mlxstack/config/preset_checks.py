@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from mlxstack.config.preset_schema import Keys
+from mlxstack.config.preset_reflection import Keys
 from mlxstack.core.preset import Preset, ServiceKind, Speculation
 
 Violation = tuple[Keys, str]

@@ -10,9 +10,9 @@ import msgspec.inspect as mi
 from msgspec import Struct
 
 from mlxstack.config import preset_checks
-from mlxstack.config import preset_schema as schema
+from mlxstack.config import preset_reflection as schema
 from mlxstack.config.overrides import Override, document_of
-from mlxstack.config.preset_schema import Keys
+from mlxstack.config.preset_reflection import Keys
 from mlxstack.config.yaml_source import (
     SourcedDocument,
     SourceLocation,

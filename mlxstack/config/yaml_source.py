@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from mlxstack.config import preset_schema as schema
-from mlxstack.config.preset_schema import PLAIN, TAG, Keys, PlainYamlLoader
+from mlxstack.config import preset_reflection as schema
+from mlxstack.config.preset_reflection import PLAIN, TAG, Keys, PlainYamlLoader
 from mlxstack.core.errors import SetupError
 
 MAX_VALUES = 100_000

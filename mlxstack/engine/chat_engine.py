@@ -22,7 +22,7 @@ from mlxstack.engine.loop import Deliver
 from mlxstack.engine.parts import EngineParts
 from mlxstack.engine.thread import EngineThread
 from mlxstack.features.early_turns.engine import EarlyPrefill
-from mlxstack.features.remote_kv.exchange import KVExchange
+from mlxstack.features.remote_kv.kv_export import KVExchange
 from mlxstack.features.remote_kv.values import RemoteKV
 from mlxstack.host.hardware import memory_of, this_memory
 

@@ -22,9 +22,9 @@ from mlxstack.models.reference import Reference, resolve
 from mlxstack.planner.candidate import Candidate, alone, files_of, of_files, of_preset
 from mlxstack.planner.fit import SIZES, as_sets, fits_with, sized
 from mlxstack.planner.memory_room import MemoryRoom, room_in
+from mlxstack.policy.default_sampling import default_sampling, described, is_chosen
 from mlxstack.policy.memory.capacity import LayerKind, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
-from mlxstack.policy.sampling import default_sampling, described, is_chosen
 
 NOT_LOADED = {
     "model_type": "; a newer mlx-lm may have the type, and docs/models.md lists those of this one",

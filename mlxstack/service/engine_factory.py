@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.config import modes, preset_schema, presets
+from mlxstack.config import modes, presets
+from mlxstack.config import preset_reflection as preset_schema
 from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.interfaces import EngineStores

@@ -26,7 +26,7 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset, ServiceKind
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.policy.sampling import default_sampling
+from mlxstack.policy.default_sampling import default_sampling
 from mlxstack.service.parts.agent_registry import restore_agents
 from mlxstack.service.parts.agent_store import AgentLocks, in_thread
 from mlxstack.service.parts.gate import SwapGate

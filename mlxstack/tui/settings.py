@@ -8,7 +8,7 @@ from textual.color import Color, ColorParseError
 from textual.keys import Keys, key_to_character
 from textual.theme import BUILTIN_THEMES, Theme
 
-from mlxstack.config.preset_schema import suggestion
+from mlxstack.config.preset_reflection import suggestion
 from mlxstack.config.presets import read_struct
 from mlxstack.core.errors import SetupError
 from mlxstack.tui.actions import ACTIONS

@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.preset import BatchSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.policy.sampling import SHAPES, described
+from mlxstack.policy.default_sampling import SHAPES, described
 from tests import forked, hub
 from tests.cli.terminal import Shell
 from tests.conftest import ModelOf

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mlxstack.config import modes, overrides, presets
-from mlxstack.config.preset_schema import json_schema, leaves
+from mlxstack.config.preset_reflection import json_schema, leaves
 from mlxstack.config.presets import builtin_folder
 from mlxstack.control.gateway import _with_shares
 from mlxstack.core.preset import AUTO

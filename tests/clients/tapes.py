@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from tests.api.requests import prompt_of
 
 from tests.api.anthropic import shapes
+from tests.api.requests import prompt_of
 from tests.api.responses import codex
 from tests.environment import option
 

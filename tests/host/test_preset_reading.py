@@ -14,7 +14,7 @@ from mlxstack.config.overrides import (
     unread_variables,
     variables,
 )
-from mlxstack.config.preset_schema import leaves
+from mlxstack.config.preset_reflection import leaves
 from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Anticipation, ServiceKind, Speculation

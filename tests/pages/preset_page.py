@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.cli.units import size
 from mlxstack.config import presets
-from mlxstack.config.preset_schema import PRESET, bare, meaning, short_form
+from mlxstack.config.preset_reflection import PRESET, bare, meaning, short_form
 from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import Preset, ServiceKind

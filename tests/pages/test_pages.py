@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mlxstack.config.preset_schema import json_schema
+from mlxstack.config.preset_reflection import json_schema
 from mlxstack.core.preset import ModelSpec, Preset
 from tests.pages.__main__ import DOCS, PAGES
 from tests.pages.benchmark_charts import IMAGES, charts, pictures

@@ -9,7 +9,7 @@ from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.policy.sampling import default_sampling, described
+from mlxstack.policy.default_sampling import default_sampling, described
 from mlxstack.service.calls.admission import check, room
 from mlxstack.service.parts.generation_options import GenerationOptions
 

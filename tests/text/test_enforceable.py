@@ -14,7 +14,7 @@ from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls
 from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.grammar.enforceable import enforceable
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.schema_types import properties, schema_types
 
 CITY = {"type": "string", "enum": ["Paris"]}

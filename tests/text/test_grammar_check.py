@@ -10,8 +10,8 @@ from mlxstack.features.formats.grammar import client_grammars
 from mlxstack.features.formats.grammar.client_grammars import ClientGrammars
 from mlxstack.text.grammar import compiler as grammar_compiler
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.grammar.response_format import grammar_of as grammars_of
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import grammar_of as grammars_of
 
 PRIMES = (7, 11, 13, 17, 19, 23)
 PRODUCT = {"allOf": [{"type": "integer", "multipleOf": p} for p in PRIMES]}

@@ -18,7 +18,7 @@ from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.grammar.compile_messages import warned_keywords
 from mlxstack.text.grammar.json_rules import JsonRules
 from mlxstack.text.grammar.lark_builder import LarkBuilder
-from mlxstack.text.grammar.response_format import ResponseConstraint, schema_grammar
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint, schema_grammar
 from tests.repetition import in_soak
 from tests.text.random_schemas import SchemaMaker
 from tests.text.test_json_rules import BYTES

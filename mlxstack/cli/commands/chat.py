@@ -228,7 +228,7 @@ def _help() -> None:
 
 
 def _unknown(verb: str) -> str:
-    from mlxstack.config.preset_schema import nearest
+    from mlxstack.config.preset_reflection import nearest
 
     for command in COMMANDS:
         name, _, argument = command[1:].partition(" ")

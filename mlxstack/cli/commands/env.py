@@ -113,7 +113,7 @@ def _running_or_started(client: str, service: ServiceOptions, model: str | None)
 
 def _check(client: str) -> None:
     """Raise Misuse for an unknown client, suggesting verbs for a model."""
-    from mlxstack.config.preset_schema import suggestion
+    from mlxstack.config.preset_reflection import suggestion
     from mlxstack.host.coding_clients import CLIENTS
 
     if client in CLIENTS:

@@ -111,7 +111,7 @@ def _named(model: str) -> "LocalModel":
     Raises SetupError with near names for none, Misuse for several.
     """
     from mlxstack.cli.exit_codes import Misuse
-    from mlxstack.config.preset_schema import suggestion
+    from mlxstack.config.preset_reflection import suggestion
     from mlxstack.core.errors import SetupError
     from mlxstack.models.local_models import local_models
 

@@ -34,7 +34,7 @@ def presets(
     """List the presets: your own and the builtin ones."""
     if not schema:
         return list_presets()
-    from mlxstack.config.preset_schema import json_schema
+    from mlxstack.config.preset_reflection import json_schema
 
     document = json_schema()
     return VerbResult(document, lambda: as_json(document))
@@ -137,7 +137,7 @@ def _show(listings: "Sequence[PresetListing]") -> None:
 def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:
     import msgspec
 
-    from mlxstack.config.preset_schema import leaves
+    from mlxstack.config.preset_reflection import leaves
 
     values = msgspec.to_builtins(loaded.preset)
     rows: list[tuple[object, ...]] = []

@@ -22,7 +22,7 @@ from mlxstack.service.parts.answer_constraint import FREE, AnswerConstraint, cal
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 from mlxstack.text.tokens.rowless_tokens import RowlessTokens
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.request import Caller, SamplingParams
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 
 MAX_TOP_LOGPROBS = 20
 UNLIMITED = -1

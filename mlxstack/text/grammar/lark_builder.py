@@ -10,7 +10,7 @@ from msgspec import Struct
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.enforced_schema import LOOKAROUND, with_definitions, without_grammar
 from mlxstack.text.grammar.grammar_check import check_multiples
-from mlxstack.text.grammar.response_format import enforced_json
+from mlxstack.text.grammar.schema_grammar import enforced_json
 from mlxstack.text.schema_types import Schema, named_types
 
 MAX_COUNTED = 63

@@ -11,7 +11,7 @@ from mlxstack.features.formats.grammar.constraint import GrammarConstraint
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.text_assembly import assemble_text_processor
 from mlxstack.service.parts.text_processor import TextProcessor
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from tests.patience import wait_until
 
 CITY = ResponseConstraint(schema={"type": "object", "properties": {"city": {"enum": ["Ulm"]}}})

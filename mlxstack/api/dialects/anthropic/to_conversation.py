@@ -39,7 +39,7 @@ from mlxstack.api.response_format import format_constraint, format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, NoThreads
 from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import (
     Definitions,

@@ -20,7 +20,7 @@ from mlxstack.api.request_fields import refuse
 from mlxstack.api.response_format import format_instruction
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
 DURATION = re.compile(r"(?<![\d.])(\d++(?:\.\d++)?+)(ms|[hms]|\Z)")

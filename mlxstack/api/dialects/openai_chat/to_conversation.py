@@ -14,7 +14,7 @@ from mlxstack.api.response_format import format_constraint, format_instruction
 from mlxstack.api.tool_choice import require_offered
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
 Effort = tuple[bool | None, dict[str, Any]]

@@ -33,7 +33,7 @@ from mlxstack.api.tool_choice import chosen_tool, require_offered
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImagePart
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments

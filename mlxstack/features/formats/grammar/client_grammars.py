@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls
 from mlxstack.features.formats.grammar.grammar_text import GrammarJob, GrammarText, RefusedGrammar
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.limited_pool import LimitedPool, PoolLimits
 from mlxstack.text.limited_process import Overrun, Stalled
 

@@ -11,7 +11,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.features.formats.grammar.constrain import call_rule
 from mlxstack.features.formats.syntax import CallSyntax
 from mlxstack.text.grammar.lark_builder import LarkBuilder
-from mlxstack.text.grammar.response_format import bound
+from mlxstack.text.grammar.schema_grammar import bound
 
 
 class CallDelimiters(Struct, frozen=True):

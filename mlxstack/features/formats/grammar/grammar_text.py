@@ -20,7 +20,7 @@ from mlxstack.text.grammar.compile_messages import error_reason, warned_keywords
 from mlxstack.text.grammar.enforceable import enforceable
 from mlxstack.text.grammar.enforced_schema import without_grammar
 from mlxstack.text.grammar.grammar_check import is_bounded
-from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint, grammar_of, schema_grammar
 
 N_BYTES = 256
 

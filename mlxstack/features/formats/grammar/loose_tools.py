@@ -12,7 +12,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.features.formats.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.grammar.enforceable import Enforceable, enforceable
-from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.schema_types import Schema
 
 log = logging.getLogger("mlxstack.service")
