@@ -39,7 +39,7 @@ SHOWN_BY_TOOL = (
     Message(Role.TOOL, f"b{_IMAGE}", tool_call_id="call00000", name="act"),
 )
 NO_TOOL_IMAGES = "[image omitted: the chat template of this model takes none in tool results]"
-_ANY_MARK = re.compile(f"{MARK_OPENS}[^{MARK_CLOSES}]*{MARK_CLOSES}")
+_ANY_MARK = re.compile(f"{MARK_OPENS}[^{MARK_OPENS}{MARK_CLOSES}]*{MARK_CLOSES}")
 
 
 class ImageMarks:
