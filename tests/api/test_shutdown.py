@@ -100,7 +100,8 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     assert not late
     found = {name: task.result() for name, task in answers.items()}
     stream = found.pop("stream")
-    assert stream.status_code == 200 and '"error"' in stream.text.rsplit("data: ", 1)[1]
+    # Its head may have waited for the first event of the engine still.
+    assert stream.status_code in (200, 503) and '"error"' in stream.text.rsplit("data: ", 1)[-1]
     for name, answer in found.items():
         assert answer.status_code in (503, 529), (name, answer.text)
         assert "retry-after" in answer.headers, name
