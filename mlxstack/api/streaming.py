@@ -31,7 +31,7 @@ FIRST_S = 1.0
 BEAT_S = 10.0
 EARLY_S = 8.0
 """Seconds until a whole answer that is not there begins with white space."""
-LOOKUP_S = 20.0
+LOOKUP_S = 10.0
 """Seconds until the head of an answer is sent without the lookup of its KV, whose figures it lacks.
 
 Proxies close connections that are silent for 30 seconds.
