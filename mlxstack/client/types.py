@@ -39,7 +39,7 @@ class PropsResponse(Struct, frozen=True):
     """Freed buffers that MLX keeps."""
     kv_budget_bytes: int = 0
     template_notes: tuple[str, ...] = ()
-    """What the chat template lacks, as `mlx-stack template` says it; a base model has none."""
+    """Limits of the chat template, as in `mlx-stack template`; none for a base model."""
     is_sleeping: bool = False
     is_base_model: bool = False
     n_ctx_train: int = 0

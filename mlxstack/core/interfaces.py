@@ -168,7 +168,7 @@ class AnswerFormat(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All texts that are structure, not speech."""
+        """All texts that are structure and not content."""
 
     @property
     def marks_of_calls(self) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class ClientSetup(Struct, frozen=True):
     files: dict[str, str] = {}
     """Texts to write, by path."""
     program: str = ""
-    """What `run` starts; empty where the user names it."""
+    """Command that `run` starts; empty where the user names it."""
     options: tuple[str, ...] = ()
     """Options of the program, before the user's own."""
     caution: str | None = None

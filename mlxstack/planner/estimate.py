@@ -139,7 +139,7 @@ class Forecast(Struct, frozen=True):
     memory: MemoryBudget
     workspace_bytes: int
     kv_budget_bytes: int
-    """What the engine gives to KV by `prefix_cache.memory_budget_pct`."""
+    """Bytes for KV by `prefix_cache.memory_budget_pct`."""
     wanted: Fit
     disk_bytes_50k: int
     """A saved agent of 50,000 tokens."""

@@ -56,7 +56,7 @@ class LoadedModel(Struct, frozen=True):
     tokenizer: Any
     facts: ModelFacts
     inputs: TokenInputs = PLAIN_TOKENS
-    """What its prompts have beside tokens."""
+    """Inputs of its prompts beside tokens."""
 
 
 def load(

@@ -30,7 +30,7 @@ class BareText(Struct, frozen=True):
     """Where the text may end."""
 
     after: re.Pattern[str]
-    """What follows its end: another argument, the call's end, or another call."""
+    """Text after its end: another argument, the call's end, or another call."""
 
     begun: re.Pattern[str]
     """Beginnings of `after`, which more text decides."""

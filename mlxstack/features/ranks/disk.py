@@ -31,7 +31,7 @@ class RankDisk:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._lock = Lock()
         self._files: dict[str, list[KVFile]] = {}
-        """What was read and not taken yet: a file for every read, which may overlap."""
+        """Files that were read and not taken yet, one for every read; reads may overlap."""
 
     def keys(self) -> wire.Keys:
         """Keys of all files of this shard."""

@@ -30,7 +30,7 @@ class ServiceStats:
         self.n_unparsed_calls = 0
         """Tool calls that could not be parsed and were returned as text."""
         self.bytes_before_load = 0
-        """What MLX held when the model was loaded."""
+        """Bytes that MLX held when the model was loaded."""
         self.load_began_at = time.monotonic()
         self.samples: deque[ThroughputSample] = deque(maxlen=MAX_SAMPLES)
         self._past = Counters()

@@ -44,7 +44,7 @@ class TemplateFacts(Struct, frozen=True):
     eos: str
     has_thoughts: bool
     notes: tuple[str, ...]
-    """What the template cannot do."""
+    """Limits of the template, one sentence each."""
     is_base: bool = False
     """A base model has no template: it continues text."""
     accepts_images: bool = False

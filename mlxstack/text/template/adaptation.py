@@ -90,7 +90,7 @@ class TemplateCapabilities(Struct, frozen=True):
     takes_references: bool = True
     """Parameters may have references and alternatives."""
     shows_references: bool = True
-    """What they refer to is rendered."""
+    """Whether the schemas that references name are rendered."""
     schema_keys: frozenset[str] = frozenset()
     """Keys that the parameters of a tool must have."""
     property_keys: frozenset[str] = frozenset()

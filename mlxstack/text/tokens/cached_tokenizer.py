@@ -36,7 +36,7 @@ class Prompt(PromptTokens, frozen=True):
     """
 
     marked: str = ""
-    """What was rendered, with guard marks; "" for a prompt that came as tokens."""
+    """The rendering, with guard marks; "" for a prompt that came as tokens."""
     chars: tuple[int, ...] = ()
     """First character of each piece."""
     places: tuple[int, ...] = ()

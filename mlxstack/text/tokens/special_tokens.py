@@ -20,7 +20,7 @@ class SpecialTokens(Struct, frozen=True):
     rivals: frozenset[str]
     """Added tokens that could swallow the beginning of an anchor."""
     normalize: Callable[[str], str] | None = None
-    """What is done to a text before its structure is looked for, if any."""
+    """Normalization of a text before special tokens are searched in it, if any."""
 
 
 def special_tokens_of(tokenizer: Any, answer_format: AnswerFormat) -> SpecialTokens:
