@@ -13,15 +13,16 @@ import uvloop
 
 from mlxstack.bench.dev import prefix_cache_scenarios
 from mlxstack.bench.dev.drafts import TEXTS
+from mlxstack.bench.dev.in_process_trials import measure, with_model
 from mlxstack.bench.dev.registry import SMALL, BenchContext, BenchRequest, report
-from mlxstack.bench.dev.report import BenchReport, ReportTable
-from mlxstack.bench.dev.sandbox import Sandbox, measure, service, with_model
 from mlxstack.bench.dev.serving_scenarios import SCENES, crowds
 from mlxstack.bench.dev.serving_scenarios import SMALL as SERVE
 from mlxstack.bench.dev.taken_path import check_path
-from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient
+from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles, SingleFloor
 from mlxstack.bench.dev.workload import Yardstick
+from mlxstack.bench.report import BenchReport, ReportTable
+from mlxstack.bench.servers import Sandbox, ServerUnderTest, service
 from mlxstack.cli.commands import bench
 from mlxstack.core.errors import BadRequest, Broken
 from mlxstack.core.preset import SlotSpec

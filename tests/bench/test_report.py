@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mlxstack.bench.dev.report import (
+from mlxstack.bench.dev.serving_report import crowd_row, summary, throughput
+from mlxstack.bench.dev.serving_scenarios import ServePlan
+from mlxstack.bench.environment import Conditions
+from mlxstack.bench.report import (
     Bar,
     BarChart,
     BenchReport,
@@ -22,10 +25,7 @@ from mlxstack.bench.dev.report import (
     show,
     table_markdown,
 )
-from mlxstack.bench.dev.serving_report import crowd_row, summary, throughput
-from mlxstack.bench.dev.serving_scenarios import ServePlan
-from mlxstack.bench.dev.svg_chart import write
-from mlxstack.bench.environment import Conditions
+from mlxstack.bench.svg_chart import write
 
 SAID = Conditions("2026-11-20", "a machine", {"mlx": "1.0"}, "a model", "no BLAS", 0.5)
 TABLE = ReportTable(

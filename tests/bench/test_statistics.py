@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.bench.dev.report import at_least, at_most, targets_table
+from mlxstack.bench.report import at_least, at_most, targets_table
 from mlxstack.bench.statistics import lasting, megabytes, percentile, ratio, seconds, spread
 
 FLOATS = st.floats(0, 1e6, allow_nan=False)

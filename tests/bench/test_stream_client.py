@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from mlxstack.bench.dev.stream_client import StreamClient
+from mlxstack.bench.stream_client import StreamClient
 from mlxstack.client.errors import Unreachable
 
 N_PIECES = 3

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from mlxstack.bench.dev.report import Bar, BarChart
-from mlxstack.bench.dev.svg_chart import filename, svg
+from mlxstack.bench.report import Bar, BarChart
+from mlxstack.bench.svg_chart import filename, svg
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 IMAGES = PAGE.parent / "img"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxstack.bench.dev.report import ReportTable, Results, at_most
-from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.bench.report import ReportTable, Results, at_most
+from mlxstack.bench.servers import Sandbox
 from mlxstack.bench.statistics import lasting, ratio, spread, times
 from mlxstack.core.errors import Broken
 

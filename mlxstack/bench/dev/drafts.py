@@ -3,10 +3,11 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
-from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.in_process_trials import measure
 from mlxstack.bench.dev.trials import BenchResult, Drafts
 from mlxstack.bench.dev.workload import CHECKOUT
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
+from mlxstack.bench.servers import Sandbox
 from mlxstack.bench.statistics import lasting, ratio, spread, times
 
 TEXTS = ("copied", "schema", "prose", "adversarial")

@@ -10,12 +10,12 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
-from mlxstack.bench.dev.sandbox import Sandbox, service
 from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Figures
 from mlxstack.bench.dev.steal import TRIES, told, undisturbed
 from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.workload import Body, Yardstick, question, text, tool
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
+from mlxstack.bench.servers import Sandbox, service
 from mlxstack.bench.statistics import lasting, percentile, ratio, spread
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Anticipation, PrefixCacheSpec, SlotSpec

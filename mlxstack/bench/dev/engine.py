@@ -2,9 +2,10 @@
 
 from msgspec import Struct
 
-from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_most
-from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.in_process_trials import measure
 from mlxstack.bench.dev.trials import BenchResult, FullEngine, Joins, Steps
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
+from mlxstack.bench.servers import Sandbox
 from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
 
 SLACK_S = 0.002

@@ -15,10 +15,10 @@ import psutil
 import yaml
 from msgspec import Struct
 
-from mlxstack.bench.dev.report import ReportTable, Results, at_least, at_most
-from mlxstack.bench.dev.sandbox import HOST, Sandbox
 from mlxstack.bench.dev.steal import TRIES, told, undisturbed
-from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient
+from mlxstack.bench.dev.timed_request import TimedClient
+from mlxstack.bench.report import ReportTable, Results, at_least, at_most
+from mlxstack.bench.servers import HOST, Sandbox, ServerUnderTest
 from mlxstack.bench.statistics import lasting, megabytes, percentile, ratio, spread
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Preset

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.bench.servers import Sandbox
 from mlxstack.core.errors import Broken
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main", "tui")

@@ -3,20 +3,14 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
-from mlxstack.bench.dev.sandbox import (
-    Sandbox,
-    find_vllm_mlx,
-    measure,
-    mlx_lm_server,
-    service,
-    vllm_mlx,
-)
+from mlxstack.bench.dev.in_process_trials import measure
 from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
 from mlxstack.bench.dev.serving_scenarios import Figures, ServePlan, play
 from mlxstack.bench.dev.taken_path import check_path
 from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.trials import BatchAnswers, SingleFloor, Steps
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
+from mlxstack.bench.servers import Sandbox, find_vllm_mlx, mlx_lm_server, service, vllm_mlx
 from mlxstack.bench.statistics import ratio, times
 from mlxstack.core.preset import SlotSpec
 

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 
+from mlxstack.bench.dev.in_process_trials import measure
 from mlxstack.bench.dev.prefix_cache_scenarios import (
     BLOCK,
     CachePlan,
@@ -13,10 +14,10 @@ from mlxstack.bench.dev.prefix_cache_scenarios import (
     saves,
     team_starts,
 )
-from mlxstack.bench.dev.report import Bar, BarChart, BenchTarget, ReportTable, Results, at_most
-from mlxstack.bench.dev.sandbox import Sandbox, measure
 from mlxstack.bench.dev.timed_request import TimedRequest
 from mlxstack.bench.dev.trials import BenchResult, SingleFloor
+from mlxstack.bench.report import Bar, BarChart, BenchTarget, ReportTable, Results, at_most
+from mlxstack.bench.servers import Sandbox
 from mlxstack.bench.statistics import lasting, megabytes, percentile, ratio, seconds, spread, times
 
 GAPS: dict[str, Callable[[Sequence[float]], float]] = {

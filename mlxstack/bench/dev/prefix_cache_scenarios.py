@@ -9,10 +9,11 @@ import httpx
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxstack.bench.dev.sandbox import Sandbox, measure, service
-from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient, TimedRequest
+from mlxstack.bench.dev.in_process_trials import measure
+from mlxstack.bench.dev.timed_request import TimedClient, TimedRequest
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles
 from mlxstack.bench.dev.workload import Body, Split, Yardstick, agent, next_turn, question
+from mlxstack.bench.servers import Sandbox, ServerUnderTest, service
 from mlxstack.client.client import Client
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec

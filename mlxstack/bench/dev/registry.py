@@ -23,13 +23,14 @@ from mlxstack.bench.dev import (
     tokenization,
     tui_overhead,
 )
-from mlxstack.bench.dev.report import BenchReport, Results
-from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
+from mlxstack.bench.dev.in_process_trials import with_model
 from mlxstack.bench.dev.simulation import scenario
-from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient
+from mlxstack.bench.dev.timed_request import TimedClient
 from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.bench.dev.workload import RealText, real_text
 from mlxstack.bench.environment import child_env, conditions, ended
+from mlxstack.bench.report import BenchReport, Results
+from mlxstack.bench.servers import Sandbox, ServerUnderTest, service
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 
 SYNTHETIC = frozenset({"random", "demo"})

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from mlxstack.bench.dev.report import Bar, BarChart, BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.dev.serving_scenarios import Figures, ServePlan, played
 from mlxstack.bench.dev.taken_path import path_table
+from mlxstack.bench.report import Bar, BarChart, BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.statistics import lasting, percentile, ratio, seconds, spread, times
 
 ALL = {

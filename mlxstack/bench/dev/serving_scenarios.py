@@ -7,7 +7,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.dev.sandbox import Sandbox
 from mlxstack.bench.dev.taken_path import taken_path
 from mlxstack.bench.dev.timed_request import TimedClient, TimedRequest
 from mlxstack.bench.dev.workload import (
@@ -21,6 +20,7 @@ from mlxstack.bench.dev.workload import (
     question,
     sibling,
 )
+from mlxstack.bench.servers import Sandbox
 from mlxstack.bench.statistics import ratio
 from mlxstack.core.errors import BadRequest, Broken
 

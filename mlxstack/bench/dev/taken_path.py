@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from mlxstack.bench.dev.report import ReportTable
+from mlxstack.bench.report import ReportTable
 from mlxstack.bench.statistics import ratio
 from mlxstack.core.errors import Broken
 

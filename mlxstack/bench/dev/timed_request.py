@@ -14,8 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxstack.bench.dev.stream_client import StreamClient
 from mlxstack.bench.dev.workload import WORDS, Body, Yardstick, question, tool
+from mlxstack.bench.servers import ServerUnderTest
+from mlxstack.bench.stream_client import StreamClient
 from mlxstack.client.types import CallUsage, ChatResponse
 from mlxstack.core.errors import Broken
 
@@ -36,16 +37,6 @@ TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 
 Pieces = Sequence[tuple[float, bytes]]
 """Bytes with their arrival."""
-
-
-class ServerUnderTest(Struct, frozen=True):
-    """Address of a server, model name in requests, process if known."""
-
-    name: str
-    url: str
-    model: str
-    api_key: str | None = None
-    pid: int = 0
 
 
 class TimedRequest(Struct, frozen=True):

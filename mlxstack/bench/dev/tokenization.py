@@ -2,9 +2,10 @@
 
 from msgspec import Struct
 
-from mlxstack.bench.dev.report import ReportTable, Results, at_most
-from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.in_process_trials import measure
 from mlxstack.bench.dev.trials import BenchResult, FollowUp
+from mlxstack.bench.report import ReportTable, Results, at_most
+from mlxstack.bench.servers import Sandbox
 from mlxstack.bench.statistics import lasting, ratio, spread, times
 
 

@@ -9,11 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.bench.dev.headless_tui import Spectator, cpu_s, spectator
-from mlxstack.bench.dev.report import ReportTable, Results, at_most
-from mlxstack.bench.dev.sandbox import Sandbox, service
 from mlxstack.bench.dev.steal import TRIES, told, undisturbed
-from mlxstack.bench.dev.timed_request import ServerUnderTest, TimedClient, TimedRequest
+from mlxstack.bench.dev.timed_request import TimedClient, TimedRequest
 from mlxstack.bench.dev.workload import question
+from mlxstack.bench.report import ReportTable, Results, at_most
+from mlxstack.bench.servers import Sandbox, ServerUnderTest, service
 from mlxstack.bench.statistics import ratio, spread
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlxstack.bench.dev.registry import BenchRequest
-    from mlxstack.bench.dev.report import BenchReport
-    from mlxstack.bench.dev.timed_request import ServerUnderTest
+    from mlxstack.bench.report import BenchReport
+    from mlxstack.bench.servers import ServerUnderTest
 
 SCENES = ("turns", "crowds", "short", "joining", "picture", "counts", "team", "requests")
 SCENES_HELP = f"Play this one only; again for more. {', '.join(SCENES)}."
@@ -168,7 +168,7 @@ def _key() -> str | None:
 
 
 def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerUnderTest | None":
-    from mlxstack.bench.dev.timed_request import ServerUnderTest
+    from mlxstack.bench.servers import ServerUnderTest
     from mlxstack.cli.target import address
 
     if url is not None:
@@ -177,7 +177,7 @@ def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerU
 
 
 def _draw(report: "BenchReport", folder: Path | None) -> None:
-    from mlxstack.bench.dev.svg_chart import write
+    from mlxstack.bench.svg_chart import write
 
     for file in write(report, folder) if folder is not None else ():
         note(f"wrote {file}")
@@ -186,7 +186,7 @@ def _draw(report: "BenchReport", folder: Path | None) -> None:
 def _print(report: "BenchReport", *, is_markdown: bool) -> None:
     from rich.console import Console
 
-    from mlxstack.bench.dev.report import markdown, show
+    from mlxstack.bench.report import markdown, show
 
     if is_markdown:
         say(markdown(report))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.bench.dev.report import ReportTable, Results
 from mlxstack.bench.dev.simulation.report import Percentiles, SimulationReport
 from mlxstack.bench.dev.simulation.simulate import SimulatedMachine, simulate
 from mlxstack.bench.dev.simulation.workload import Workload, draw_agents
+from mlxstack.bench.report import ReportTable, Results
 from mlxstack.config.presets import read_struct
 from mlxstack.core.errors import SetupError
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits

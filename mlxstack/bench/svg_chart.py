@@ -4,7 +4,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from mlxstack.bench.dev.report import BarChart, BenchReport
+from mlxstack.bench.report import BarChart, BenchReport
 
 OWN = "mlx-stack"
 WIDTH = 720

@@ -1,9 +1,8 @@
-"""Sandbox of a benchmark: scratch folder, environment, model, child processes."""
+"""Servers under test: addresses, and child processes in a sandbox."""
 
 import asyncio
 import contextlib
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,8 +12,6 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from mlxstack.bench.dev.timed_request import ServerUnderTest
-from mlxstack.bench.dev.trials import BenchJob, BenchResult, BuildModel, Trial
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import ModelSpec, PrefixCacheSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host.logs import tail
@@ -29,6 +26,16 @@ PATIENCE_S = 60.0
 """A service that stops still writes the contexts of its slots."""
 
 
+class ServerUnderTest(Struct, frozen=True):
+    """Address of a server, model name in requests, process if known."""
+
+    name: str
+    url: str
+    model: str
+    api_key: str | None = None
+    pid: int = 0
+
+
 class Sandbox(Struct, frozen=True):
     """Sandbox: scratch `folder`, children's `env`, progress function `say`.
 
@@ -39,26 +46,6 @@ class Sandbox(Struct, frozen=True):
     env: dict[str, str]
     model: str
     say: Callable[[str], None]
-
-
-def with_model(stage: Sandbox, name: str, build: BuildModel) -> Sandbox:
-    """Sandbox with the wanted model, built now for `random`."""
-    if name != "random":
-        return msgspec.structs.replace(stage, model=name)
-    stage.say("building the random model")
-    measure(stage, [build])
-    return msgspec.structs.replace(stage, model=build.folder)
-
-
-def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
-    """Run trials in a fresh process. Raises Broken with its log."""
-    job = msgspec.json.encode(BenchJob(stage.model, tuple(trials)))
-    command = [sys.executable, "-m", "mlxstack.bench.dev.in_process"]
-    done = subprocess.run(command, input=job, capture_output=True, env=stage.env, check=False)
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines()[-8:]
-        raise Broken("the in-process measurement failed:\n  " + "\n  ".join(words))
-    return msgspec.json.decode(done.stdout, type=list[BenchResult])
 
 
 @contextlib.asynccontextmanager
