@@ -20,6 +20,7 @@ MAX_STRUCTS_OF_A_REQUEST = 9
 MAX_STRUCTS_OF_A_TOKEN = 7
 
 STATE = {
+    "AgentSettings",
     "AgentTitle",
     "AssignSlot",
     "BlockHashes",
@@ -46,6 +47,10 @@ STATE = {
     "SlotTokens",
     "SlotView",
     "Snapshot",
+    "TemplateThinking",
+    "ThinkingBound",
+    "ThinkingDecision",
+    "ThinkingLayer",
     "ThroughputModel",
     "WidthCosts",
 }

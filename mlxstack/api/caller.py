@@ -23,6 +23,8 @@ MAX_CHARS = 200
 """Characters of a program's name and of a session hint."""
 CODEX = ("thread-id", "session-id")
 OPENCODE = ("x-session-id", "x-session-affinity")
+SUBAGENTS = ("x-claude-code-agent-id", "x-openai-subagent")
+"""Headers of the sub-agents of Claude Code and of Codex."""
 SESSION_MARK = "_session_"
 """Separator of the session in Claude Code's older form of `user_id`."""
 
@@ -55,6 +57,7 @@ def caller_of(body: CallerFields, connection: Connection) -> Caller:
         session_hint=session_hint(connection.headers, body.prompt_cache_key, _user(body)),
         client=client_name(connection.headers),
         salt=salt_of(connection, body.cache_salt or ""),
+        is_subagent=_first_header(connection.headers, SUBAGENTS) != "",
         priority=priority,
         request_id=request_id(connection.scope),
     )

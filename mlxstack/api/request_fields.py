@@ -13,8 +13,8 @@ from mlxstack.api.caller import CallerFields, caller_of
 from mlxstack.api.guards import Connection
 from mlxstack.api.response_format import GUIDED, StructuredOutputs, field_constraint
 from mlxstack.core.errors import BadRequest, UnknownModel
-from mlxstack.core.request import SamplingParams
-from mlxstack.service.parts.generation_options import MAX_TOP_LOGPROBS, UNLIMITED, GenerationOptions
+from mlxstack.core.request import UNLIMITED, SamplingParams
+from mlxstack.service.parts.generation_options import MAX_TOP_LOGPROBS, GenerationOptions
 from mlxstack.service.service import Service
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 
@@ -154,11 +154,11 @@ def limit(body: Fields) -> int | None:
 
 
 def thinking_budget(body: Fields) -> int | None:
-    """Maximum number of reasoning tokens; a negative one removes the limit."""
+    """Maximum number of reasoning tokens, or None; negative ones are UNLIMITED."""
     _, budget = _first_set(body, *BUDGETS)
-    if budget is None or budget < 0:
+    if budget is None:
         return None
-    return cast(int, budget)
+    return max(cast(int, budget), UNLIMITED)
 
 
 def converted(value: Any, kind: type[T], path: str) -> T:

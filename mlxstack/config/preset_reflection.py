@@ -43,7 +43,7 @@ PlainYamlLoader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789
 
 
 PRESET = mi.type_info(Preset)
-TOKEN_KEYS = frozenset({"n_ctx", "chunk_size", "quantized_start", "max_tokens"})
+TOKEN_KEYS = frozenset({"n_ctx", "chunk_size", "quantized_start", "max_tokens", "thinking_budget"})
 """Keys of numbers of tokens."""
 
 
@@ -194,6 +194,9 @@ def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[K
     elif isinstance(values, list) and isinstance(shape, mi.VarTupleType):
         for place, value in enumerate(values):
             yield from unknown(value, shape.item_type, (*keys, place))
+    elif isinstance(values, dict) and isinstance(shape, mi.DictType):
+        for name, value in values.items():
+            yield from unknown(value, shape.value_type, (*keys, name))
 
 
 def endless(values: Any, keys: Keys = ()) -> Iterator[Keys]:
@@ -254,6 +257,8 @@ def meaning(shape: mi.Type | None) -> str:
             return "a list, each item " + meaning(shape.item_type)
         case mi.StructType():
             return "a section with " + ", ".join(children(shape))
+        case mi.DictType(value_type=mi.StructType()):
+            return "names, each with " + meaning(shape.value_type)
         case _:
             return _meaning_of_one(shape)
 
@@ -288,10 +293,19 @@ def normalized(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _shapes_below(shape: mi.Type | None, names: Iterable[str]) -> dict[str, mi.Type]:
+    """Schemas of the keys of a section, or of these names."""
+    if shape is None:
+        return {}
+    if isinstance(shape, mi.DictType):
+        return dict.fromkeys(names, shape.value_type)
+    return children(_section_in(shape))
+
+
 def _expanded(values: Any, shape: mi.Type | None, key: str = "") -> Any:
     """Values in their long form; others stay for a later refusal."""
     if isinstance(values, dict):
-        shapes = children(_section_in(shape)) if shape is not None else {}
+        shapes = _shapes_below(shape, values)
         return {name: _expanded(value, shapes.get(name), name) for name, value in values.items()}
     if values is False and isinstance(shape, mi.EnumType):
         return "off"

@@ -51,7 +51,7 @@ class TooLong(BadRequest):
     """Prompt of `got` tokens in `param`, for a context of `limit`."""
 
     def __init__(self, got: int, limit: int, param: str = "messages") -> None:
-        super().__init__(f"the prompt has {got} tokens, the context of a slot holds {limit}", param)
+        super().__init__(f"the prompt has {got} tokens, its context holds {limit}", param)
         self.got = got
         self.limit = limit
 

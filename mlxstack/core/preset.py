@@ -6,7 +6,10 @@ Strict: unknown keys and impossible values are refused where the file is read.
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
+
+from mlxstack.core.strict import Strict
+from mlxstack.core.thinking import ClientSpec, ThinkingSpec
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
@@ -19,10 +22,6 @@ AUTO: Literal["auto"] = "auto"
 
 PARKING_S = 10.0
 """Seconds after the drain for the last step and parking."""
-
-
-class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Base of every preset section."""
 
 
 class ServiceKind(StrEnum):
@@ -301,7 +300,7 @@ class AgentsSpec(Strict, frozen=True):
     ] = Persist.AFTER_TURN
 
 
-class SamplingSpec(Strict, frozen=True):
+class SamplingSpec(ThinkingSpec, frozen=True):
     """Sampling of requests that set none; None takes the model's generation_config.json.
 
     Where neither sets a temperature, top_p, top_k or min_p, they are llama-server's defaults.
@@ -572,6 +571,16 @@ class Preset(Strict, frozen=True):
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
     agents: AgentsSpec = field(default_factory=AgentsSpec)
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    subagents: Annotated[
+        ThinkingSpec, Meta(description="Thinking of sub-agents, which their clients announce.")
+    ] = field(default_factory=ThinkingSpec)
+    clients: Annotated[
+        dict[str, ClientSpec],
+        Meta(
+            description="Thinking of the requests of a program, by the product in its User-Agent: "
+            "`claude-code`, `codex`, `opencode`, `qwen-code`, or a pattern such as `open*`."
+        ),
+    ] = field(default_factory=dict)
     structured_output: StructuredOutputSpec = field(default_factory=StructuredOutputSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     device: DeviceSpec = field(default_factory=DeviceSpec)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.interfaces import Constraint
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
+from mlxstack.core.thinking import ThinkingBound
 
 
 class Priority(IntEnum):
@@ -18,6 +19,10 @@ class Priority(IntEnum):
     HIGH = 0
     NORMAL = 1
     LOW = 2
+
+
+UNLIMITED = -1
+"""Token limit that means the context alone, as in llama-server."""
 
 
 class SamplingParams(Struct, frozen=True):
@@ -51,6 +56,8 @@ class Caller(Struct, frozen=True):
     """Name of the program."""
     salt: str = ""
     """Separates the KV of tenants."""
+    is_subagent: bool = False
+    """An agent that another one started."""
     priority: Priority = Priority.NORMAL
     request_id: str = ""
     """Id of the HTTP request, for the log."""
@@ -78,6 +85,8 @@ class Request(Struct, frozen=True):
     arrived: float = 0.0
     """Seconds of the monotonic clock, as is `deadline`."""
     deadline: float | None = None
+    thinking: ThinkingBound | None = None
+    """Bound of its reasoning, where the model reasons."""
     is_for_peer: bool = False
     """Another service asked for its KV, so no third one is asked for it."""
 

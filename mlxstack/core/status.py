@@ -9,6 +9,7 @@ from msgspec import Struct
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.request import Priority
+from mlxstack.core.thinking import Effort, ThinkingBound
 
 
 class ServiceFacts(Struct, frozen=True):
@@ -150,6 +151,11 @@ class AgentView(Struct, frozen=True):
     """Its slot while it is live."""
     priority: Priority = Priority.NORMAL
     is_pinned: bool = False
+    thinking_budget: int | None = None
+    """Maximum tokens of its thoughts; -1 has no maximum, None is not set."""
+    effort: Effort | None = None
+    max_context: int | None = None
+    """Maximum tokens of its prompt and answer together."""
     n_tokens: int = 0
     n_bytes: int = 0
     n_requests: int = 0
@@ -198,6 +204,8 @@ class RequestView(Struct, frozen=True):
     n_images: int = 0
     n_images_computed: int = 0
     """Images that had no KV."""
+    thinking: ThinkingBound | None = None
+    """Bound of its reasoning, where the model reasons."""
     others_s: float = 0.0
     restore_s: float = 0.0
     beside_s: float = 0.0

@@ -83,7 +83,7 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, fixed: SlotSizes)
         fixed.bits or start.kv.bits,
     )
     description = f"{reference.id}, sized for this machine"
-    preset = replace(sized(start, sizes), description=description)
+    preset = _bounded(replace(sized(start, sizes), description=description))
     candidate = replace(candidate, preset=preset)
     origin = ""
     if base is not None:
@@ -142,11 +142,21 @@ def text_of(derived: DerivedPreset) -> str:
     document["slots"] = {"count": preset.slots.count, "n_ctx": preset.slots.n_ctx}
     if preset.kv.bits != KVSpec().bits:
         document["kv"] = {"bits": preset.kv.bits}
+    document["sampling"] = {"thinking_budget": preset.sampling.thinking_budget}
     return _yaml(document)
 
 
 def _yaml(document: dict[str, Any]) -> str:
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+
+def _bounded(preset: Preset) -> Preset:
+    """The preset with thoughts of at most a quarter of its context."""
+    budget = preset.slots.n_ctx // 4
+    own = preset.sampling.thinking_budget
+    if own is not None and 0 <= own < budget:
+        budget = own
+    return replace(preset, sampling=replace(preset.sampling, thinking_budget=budget))
 
 
 def _listed_for(model: str, home: Home) -> Preset | None:
@@ -217,6 +227,8 @@ def _reasons(
         rows.append(Reason(key, str(value), reason if wish is None else "given"))
     rows.append(_budget(candidate, room, weights))
     rows.append(_sampling(candidate, base))
+    budget = preset.sampling.thinking_budget
+    rows.append(Reason("thinking_budget", str(budget), "if it thinks: a quarter of the context"))
     return tuple(rows)
 
 

@@ -250,7 +250,7 @@ def test_pull_confirms_the_local_model_alone(client: ollama.Client, http: httpx.
     ("body", "status", "said"),
     [
         ({"model": "llama3.2"}, 404, "'llama3.2' is not served here"),
-        ({"messages": HELLO * 900}, 400, "the context of a slot holds 1024"),
+        ({"messages": HELLO * 900}, 400, "its context holds 1024"),
         ({"think": "deeply"}, 400, "think is 'deeply'"),
         ({"format": "xml"}, 400, "format is 'xml'"),
         ({"options": {"top_p": 3}}, 400, "options.top_p: Expected `float` <= 1.0"),

@@ -106,7 +106,7 @@ def files_of(preset: Preset) -> ModelFiles:
 def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, mi.Field]]:
     """Every key with a value: dotted path, allowed values.
 
-    `[]` stands for each item of a list of sections.
+    `[]` stands for each item of a list of sections, `NAME` for each name of a table of them.
     """
     kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
     for section in (kind for kind in kinds if isinstance(kind, mi.StructType)):
@@ -118,6 +118,9 @@ def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, mi
             if isinstance(below, mi.VarTupleType):
                 path = f"{path}[]"
                 below = below.item_type
+            elif isinstance(below, mi.DictType):
+                path = f"{path}.NAME"
+                below = below.value_type
             yield from keys_in(below, f"{path}.")
 
 

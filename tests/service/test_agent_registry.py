@@ -1,7 +1,8 @@
 """Accounts of agents: however many there are, a request that ends is counted."""
 
 from mlxstack.core.status import RequestView
-from mlxstack.service.parts.agent_registry import MAX_AGENTS, AgentRegistry
+from mlxstack.core.thinking import Effort
+from mlxstack.service.parts.agent_registry import MAX_AGENTS, AgentRegistry, AgentSettings
 
 
 def told(agent: str) -> RequestView:
@@ -32,11 +33,12 @@ def test_the_least_recently_used_name_goes_first() -> None:
     assert roster.find("0") is not None
 
 
-def test_who_is_pinned_stays() -> None:
+def test_agents_with_settings_stay() -> None:
     roster = AgentRegistry()
     for i in range(MAX_AGENTS):
-        roster.record(f"{i}", is_explicit=False).is_pinned = i != 1
-    roster.record("new", is_explicit=False).is_pinned = True
+        record = roster.record(f"{i}", is_explicit=False)
+        record.settings = AgentSettings(is_pinned=i != 1)
+    roster.record("new", is_explicit=False).settings = AgentSettings(effort=Effort.LOW)
     assert roster.find("0") is not None
     assert roster.find("1") is None
     roster.record("newer", is_explicit=False)

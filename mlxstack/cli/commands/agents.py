@@ -6,6 +6,7 @@ import typer
 
 from mlxstack.cli.agent_names import AgentDict, groups, id_of, labels_of
 from mlxstack.cli.completion import agent_names
+from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import say, table
 from mlxstack.cli.service_request import ServiceOptions, path_of
 from mlxstack.cli.streams import finishes
@@ -28,12 +29,15 @@ AgentId = Annotated[
 ]
 HEADS = (
     "NAME", "AGENT", "OLDER", "WHERE", "TOKENS", "REQUESTS", "REUSED", "SAVED", "IDLE", "SIZE",
-    "PRIORITY",
+    "PRIORITY", "SETTINGS",
 )  # fmt: skip
 
 All = Annotated[bool, typer.Option("--all", help="Also older agents of the same name.")]
-DROPPED_FIRST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
+DROPPED_FIRST = ("SETTINGS", "PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
 
+NOT_KEPT = (
+    "until the service ends: only agents that the client named are kept (docs/slots-and-agents.md)"
+)
 HAS_HISTORY = "only agents that the client named have one (docs/slots-and-agents.md)"
 
 
@@ -50,7 +54,7 @@ def list_agents(service: ServiceOptions, show_all: All = False) -> VerbResult:
     if show_all:
         conversations = [[agent] for agent in agents]
     rows = [_row(latest, labels[latest["id"]], len(older)) for latest, *older in conversations]
-    return VerbResult({"agents": agents}, lambda: table(HEADS, rows, DROPPED_FIRST))
+    return VerbResult({"agents": agents}, lambda: _table(rows))
 
 
 @app.command()
@@ -163,6 +167,76 @@ def priority(
     return VerbResult(done, f"{agent} has priority {level}")
 
 
+@app.command("set")
+@finishes()
+def set_values(
+    agent: AgentId,
+    service: ServiceOptions,
+    thinking: Annotated[
+        str | None,
+        typer.Option(help="Maximum tokens of its thoughts, such as 2048 or 2k; -1: no maximum."),
+    ] = None,
+    effort: Annotated[
+        str | None,
+        typer.Option(help="Effort of reasoning: none, minimal, low, medium, high, xhigh or max."),
+    ] = None,
+    max_context: Annotated[
+        str | None,
+        typer.Option("--max-context", help="Maximum tokens of prompt and answer, such as 32k."),
+    ] = None,
+    level: Annotated[str | None, typer.Option("--priority", help="high, normal or low.")] = None,
+) -> VerbResult:
+    """Change an agent's settings, from its next request on; `default` clears one.
+
+    They stay with its history, over restarts.
+    """
+    sent = {
+        "thinking_budget": None if thinking is None else _number(thinking),
+        "effort": effort,
+        "max_context": max_context,
+        "priority": level,
+    }
+    body = {name: value for name, value in sent.items() if value is not None}
+    if not body:
+        raise Misuse("nothing to set; give --thinking, --effort, --max-context or --priority")
+    agent, done = _post(agent, "", body, service)
+    text = f"{agent}: {_settings(done) or 'no settings of its own'}"
+    if not done["is_explicit"]:
+        text += f"\n{NOT_KEPT}"
+    return VerbResult(done, text)
+
+
+def _short_settings(agent: AgentDict) -> str:
+    """Settings other than the priority, for a column."""
+    names = {"thinking_budget": "thinking", "effort": "effort", "max_context": "context"}
+    parts = [f"{label} {agent[name]}" for name, label in names.items() if agent[name] is not None]
+    return ", ".join(parts)
+
+
+def _number(text: str) -> int | str:
+    """Number of a text, such as -1; other texts stay."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _settings(agent: AgentDict) -> str:
+    """Settings that an agent has of its own, in words."""
+    parts: list[str] = []
+    budget = agent["thinking_budget"]
+    if budget is not None:
+        limit = f"at most {count(budget)} tokens"
+        parts.append(f"thinking {limit if budget >= 0 else 'without a maximum'}")
+    if agent["effort"]:
+        parts.append(f"effort {agent['effort']}")
+    if agent["max_context"] is not None:
+        parts.append(f"context at most {count(agent['max_context'])} tokens")
+    if agent["priority"] != "normal":
+        parts.append(f"priority {agent['priority']}")
+    return ", ".join(parts)
+
+
 def _request(service: ServiceOptions, question: "Question[AgentDict]") -> AgentDict:
     """Send one request about agents; a gateway knows the member of each."""
     return service.ask(question, is_of_all=True)
@@ -192,9 +266,11 @@ def _path(agent: str, verb: str = "") -> str:
 
 
 def _show(agent: AgentDict) -> None:
-    table(HEADS, [_row(agent, agent["name"] or agent["id"])])
+    _table([_row(agent, agent["name"] or agent["id"])[:-1]])
     n_bytes = agent["bytes"]
     places = ", ".join(f"{size(n_bytes[place])} {place}" for place in ("live", "parked", "disk"))
+    if settings := _settings(agent):
+        say(f"settings: {settings}")
     say(f"KV: {places}{', pinned' if agent['is_pinned'] else ''}")
     if agent["n_drafted"]:
         accepted = count(agent["n_accepted"])
@@ -207,6 +283,13 @@ def _show(agent: AgentDict) -> None:
         say(f"{state['model']}: {details}")
     headings = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
     table(headings, [_turn(turn) for turn in reversed(agent["turns"])])
+
+
+def _table(rows: list[tuple[object, ...]]) -> None:
+    """Table of agents; settings only where one has any."""
+    has_settings = any(row[len(HEADS) - 1 :] not in ((), ("",)) for row in rows)
+    n_columns = len(HEADS) if has_settings else len(HEADS) - 1
+    table(HEADS[:n_columns], [row[:n_columns] for row in rows], DROPPED_FIRST)
 
 
 def _message(message: AgentDict) -> str:
@@ -231,6 +314,7 @@ def _row(agent: AgentDict, label: str, n_older: int = 0) -> tuple[object, ...]:
         age(agent["idle_s"]),
         size(agent["n_bytes"]),
         agent["priority"],
+        _short_settings(agent),
     )
 
 

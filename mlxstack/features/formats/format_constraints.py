@@ -91,7 +91,8 @@ class FormatConstraints:
         elif has_tools:
             offered = callable_tools(options, conversation.tools)
             calls = await self.free_calls(offered, is_single=options.is_one_call)
-        if rules is None and options.thinking_budget is None and not (forbidden or calls):
+        is_bounded = options.thinking_budget is not None and output_format.has_thoughts
+        if rules is None and not (is_bounded or forbidden or calls):
             return FREE
         layout = self._layout(
             options,
@@ -266,6 +267,7 @@ class FormatConstraints:
             closes=output_format.answer_tokens,
             escapes=output_format.call_tokens if has_tools else frozenset(),
             budget=options.thinking_budget,
+            thoughts=output_format.thought_marks if options.thinking_budget is not None else None,
             may_end=has_headers and has_tools and not may_open,
             headers=headers,
             forbidden=forbidden,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Tool
 from mlxstack.core.interfaces import CallMarkers
 from mlxstack.features.formats.derivation import derive_format
+from mlxstack.features.formats.grammar.constraint import ThoughtMarks
 from mlxstack.features.formats.grammar.forced_tool_call import CallDelimiters
 from mlxstack.features.formats.grammar.lazy_calls import CallOpening, CallTrigger
 from mlxstack.features.formats.syntax import (
@@ -53,6 +54,7 @@ class OutputFormat:
         self.answer_tokens = self._tokens(self._answer_opening())
         reasoning = self.description.reasoning
         self.thought_tokens = _single(self._tokens(reasoning.opens if reasoning else ""))
+        self.thought_marks = self._thought_marks()
         self.forced_opening = forced_opening(self.description)
         self.call_opening = self._tokens(self.forced_opening)
         self.call_tokens = _single(self.call_opening)
@@ -79,6 +81,15 @@ class OutputFormat:
         if self.description.reasoning:
             return self.description.reasoning.closes
         return ""
+
+    def _thought_marks(self) -> ThoughtMarks | None:
+        """Marks of thoughts; None for channels, and without any."""
+        reasoning = self.description.reasoning
+        if reasoning is None or self.has_headers:
+            return None
+        opening = "" if self.thought_tokens else reasoning.opens.strip()
+        closing = "" if len(self.answer_tokens) == 1 else reasoning.closes.strip()
+        return ThoughtMarks(self.thought_tokens, opening.encode(), closing.encode(), self.pieces.of)
 
     def _message_opening(self) -> tuple[int, ...]:
         """Tokens between an open message and the next header, if any."""

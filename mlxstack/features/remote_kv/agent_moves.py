@@ -16,7 +16,7 @@ from mlxstack.service.calls.agents import (
     vacate,
     write_history,
 )
-from mlxstack.service.parts.agent_registry import facts_of
+from mlxstack.service.parts.agent_registry import facts_of, settings_of
 from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.service.parts.stored_messages import read_stored
 from mlxstack.service.service import Service
@@ -70,8 +70,7 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
             service.text_processor.check_kept(moved.manifest, "manifest.tokens")
             n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
         with recorded(service, agent) as record:
-            record.priority = facts.priority
-            record.is_pinned = facts.is_pinned
+            record.settings = settings_of(facts)
             record.sums = facts.sums
             record.used_at = facts.used_at
             await write_history(service, agent, Conversation(messages, facts.tools))

@@ -13,17 +13,16 @@ from msgspec import Struct, structs
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest, Busy, Conflict, NotFound, TooLong
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Caller, Priority, Request
+from mlxstack.core.request import UNLIMITED, Caller, Priority, Request
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.calls.predicted_answer import predicted_tokens
 from mlxstack.service.parts.answer_constraint import AnswerConstraint, check_tool_choice
-from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
 from mlxstack.service.service import Service
 from mlxstack.text.prompt.prompt import TokenizeOptions
-from mlxstack.text.prompt.splicer import Scope
 from mlxstack.text.tokens.cached_tokenizer import Prompt
 
 
@@ -45,7 +44,17 @@ async def admit(
     text_processor = service.text_processor
     options = await _resolved(service, text_processor, options)
     check_tool_choice(options, conversation.tools)
-    prompt = await text_processor.prompt(conversation, _scope(service, conversation, options))
+    caller = options.caller
+    name = caller.agent or service.agent_registry.known_name(
+        conversation, caller.session_hint, caller.salt
+    )
+    settings = service.agent_registry.settings(name)
+    options = structs.replace(options, max_context=settings.max_context)
+    for feature in service.features:
+        conversation, options = feature.with_defaults(
+            text_processor, settings, conversation, options
+        )
+    prompt = await text_processor.prompt(conversation, (caller.salt, name or ""))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
     constraint = await text_processor.constraints.of_answer(options, conversation, prompt)
@@ -149,6 +158,8 @@ async def _admit_text(
 ) -> Generation:
     text_processor = service.text_processor
     options = await _resolved(service, text_processor, options)
+    max_context = service.agent_registry.settings(options.caller.agent).max_context
+    options = structs.replace(options, max_context=max_context)
     tokenized = await text_processor.raw(prompt)
     if not tokenized.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
@@ -158,21 +169,19 @@ async def _admit_text(
     return Generation(request, options, tokenized, text_processor)
 
 
-def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
-    """Scope of the answers that a prompt may repeat: this agent or conversation."""
-    caller = options.caller
-    name = caller.agent or service.agent_registry.known_name(
-        conversation, caller.session_hint, caller.salt
-    )
-    return caller.salt, name or ""
-
-
 def _limit(service: Service, options: GenerationOptions) -> int | None:
     """Maximum tokens by the request or the preset; None without one."""
     limit = options.max_tokens
     if limit is None:
         limit = service.preset.sampling.max_tokens
     return None if limit == UNLIMITED else limit
+
+
+def _n_ctx(service: Service, options: GenerationOptions) -> int:
+    """Maximum tokens of prompt and answer, by slots and agent."""
+    if options.max_context is None:
+        return service.n_ctx
+    return min(options.max_context, service.n_ctx)
 
 
 def _request(
@@ -195,7 +204,7 @@ def _request(
         prompt_tokens = prompt.extended(constraint.opening)
     # The engine always samples one token; a prefill does not return it.
     limit = 1 if options.max_tokens == 0 else options.max_tokens
-    max_tokens = room(len(prompt_tokens.tokens), limit, service.n_ctx)
+    max_tokens = room(len(prompt_tokens.tokens), limit, _n_ctx(service, options))
     now = time.monotonic()
     name = caller.agent
     if conversation is not None and name is None:
@@ -216,6 +225,7 @@ def _request(
         use_cache=options.use_cache,
         prediction=prediction,
         constraint=constraint.grammar,
+        thinking=options.thinking,
         arrived=now,
         deadline=now + service.preset.queue.timeout_s,
     )
@@ -241,10 +251,10 @@ async def _resolved(
 
 def _ranked(service: Service, name: str | None, caller: Caller) -> Caller:
     """The caller, by default with the agent's own priority."""
-    record = service.agent_registry.find(name or "")
-    if record is None or caller.priority is not Priority.NORMAL:
+    stored = service.agent_registry.settings(name).priority
+    if stored is None or caller.priority is not Priority.NORMAL:
         return caller
-    return structs.replace(caller, priority=record.priority)
+    return structs.replace(caller, priority=stored)
 
 
 def _refuse_if_full(service: Service) -> None:

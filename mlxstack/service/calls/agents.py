@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict, replace
 
 from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation, Message
@@ -17,7 +17,14 @@ from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackE
 from mlxstack.core.image import ImagePart
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentView
-from mlxstack.service.parts.agent_registry import AgentFacts, AgentRecord, facts_about, facts_of
+from mlxstack.core.thinking import Effort
+from mlxstack.service.parts.agent_registry import (
+    AgentFacts,
+    AgentRecord,
+    facts_about,
+    facts_of,
+    settings_of,
+)
 from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.service.parts.stored_messages import read_stored, write_message
 from mlxstack.service.service import Service
@@ -48,10 +55,18 @@ class AgentDetails(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
-    """Changes of an agent; None keeps a value."""
+    """Changes of an agent's settings; UNSET keeps a value, None clears it."""
 
-    priority: Priority | None = None
-    is_pinned: bool | None = None
+    priority: Priority | UnsetType | None = UNSET
+    is_pinned: bool | UnsetType = UNSET
+    thinking_budget: int | UnsetType | None = UNSET
+    effort: Effort | UnsetType | None = UNSET
+    max_context: int | UnsetType | None = UNSET
+
+    def fields(self) -> dict[str, Any]:
+        """Values of the settings that change."""
+        values = asdict(self)
+        return {name: value for name, value in values.items() if value is not UNSET}
 
 
 UNCHANGED = AgentChanges()
@@ -134,12 +149,10 @@ def _messages(service: Service, agent: str, history: History) -> tuple[Message, 
 
 
 async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
-    """Change priority and pin, from the next request on. Raises NotFound."""
+    """Change an agent's settings, from the next request on. Raises NotFound."""
     record = record_of(service, agent)
-    if changes.priority is not None:
-        record.priority = changes.priority
-    if changes.is_pinned is not None:
-        record.is_pinned = changes.is_pinned
+    record.settings = replace(record.settings, **changes.fields())
+    if changes.is_pinned is not UNSET:
         await _pin(service, record)
     if record.is_explicit:
         async with service.agent_locks.writing(agent):
@@ -158,7 +171,7 @@ async def fork(service: Service, agent: str, new_agent: str) -> AgentDetails:
     async with editing(service, new_agent):
         await in_thread(service.agent_store.copy, agent, new_agent)
         record = service.agent_registry.record(new_agent, is_explicit=True)
-        own = AgentChanges(record.priority, record.is_pinned)
+        own = AgentChanges(**asdict(record.settings))
         await write_history(service, new_agent, await past(service, new_agent), own)
         return await one(service, new_agent)
 
@@ -216,7 +229,7 @@ async def record_turn(
         facts = _facts(service, agent, past)
         service.agent_store.reserve(agent, await in_thread(_history, past, facts))
     record = service.agent_registry.record(agent, is_explicit=True)
-    if record.is_pinned:
+    if record.settings.is_pinned:
         service.generator.cache.pin_agent(agent)
 
 
@@ -250,7 +263,7 @@ async def write_history(
 
 
 async def _replace(service: Service, agent: str, past: Conversation, changes: AgentChanges) -> None:
-    """Replace the history, but for `changes` with the stored priority and pin.
+    """Replace the history, but for `changes` with the stored settings.
 
     Another service of the home may have set them.
     """
@@ -260,11 +273,8 @@ async def _replace(service: Service, agent: str, past: Conversation, changes: Ag
         facts = current
         with suppress(StackError):
             stored = facts_of(service.agent_store.read(agent))
-            facts = replace(facts, priority=stored.priority, is_pinned=stored.is_pinned)
-        if changes.priority is not None:
-            facts = replace(facts, priority=changes.priority)
-        if changes.is_pinned is not None:
-            facts = replace(facts, is_pinned=changes.is_pinned)
+            facts = replace(facts, **asdict(settings_of(stored)))
+        facts = replace(facts, **changes.fields())
         service.agent_store.write(agent, _history(past, facts))
 
     await in_thread(write)
@@ -336,7 +346,7 @@ async def forget_agent(service: Service, record: AgentRecord) -> None:
     async with service.agent_locks.writing(record.name):
         with suppress(NotFound):
             await in_thread(service.agent_store.remove, record.name)
-    record.is_pinned = False
+    record.settings = replace(record.settings, is_pinned=False)
     await _pin(service, record)
     await vacate(service, record.name, is_kept=False)
     service.agent_registry.forget(record.name)
@@ -354,7 +364,7 @@ async def vacate(service: Service, agent: str, *, is_kept: bool) -> int:
 
 
 async def _pin(service: Service, record: AgentRecord) -> None:
-    if record.is_pinned:
+    if record.settings.is_pinned:
         await service.change_cache(service.cache.pin_agent(record.name))
     else:
         with suppress(NotFound):

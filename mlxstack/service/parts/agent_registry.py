@@ -17,6 +17,7 @@ from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.errors import StackError
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
+from mlxstack.core.thinking import Effort
 from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
 from mlxstack.service.parts.agent_store import AgentStore, StoredKV
 from mlxstack.service.parts.stats import BUSY
@@ -116,20 +117,37 @@ SUMMED = ("n_prompt", "n_cached", "n_generated", "saved_s", "n_drafted", "n_acce
 """Fields that are sums over the requests."""
 
 
+class AgentSettings(Struct, frozen=True):
+    """Settings of one agent; None leaves a value open."""
+
+    priority: Priority | None = None
+    is_pinned: bool = False
+    """Its KV stays in memory."""
+    thinking_budget: int | None = None
+    """Maximum number of reasoning tokens of an answer; UNLIMITED has no maximum."""
+    effort: Effort | None = None
+    max_context: int | None = None
+    """Maximum number of tokens of prompt and answer together."""
+
+
 class AgentRecord:
     """Record of one agent."""
 
     def __init__(self, name: str, *, is_explicit: bool) -> None:
         self.name = name
         self.is_explicit = is_explicit
-        self.priority = Priority.NORMAL
-        self.is_pinned = False
+        self.settings = AgentSettings()
         self.sums = AgentSums()
         self.used_at = time.time()
         self.miss: MissView | None = None
         self.missed_at = 0.0
         self.turns: deque[tuple[float, TurnView]] = deque(maxlen=MAX_TURNS)
         """Finished requests, with their time in Unix seconds."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it stays however long it is unused."""
+        return self.is_explicit or self.settings != AgentSettings()
 
     def count(self, view: RequestView, ended_at: float) -> None:
         """Add a finished request."""
@@ -153,7 +171,7 @@ class AgentRecord:
 class AgentRegistry:
     """Agent records, filled on the event loop.
 
-    The least recently used go first, unless they are explicit or pinned.
+    The least recently used go first, unless they are explicit or have settings.
     """
 
     def __init__(self) -> None:
@@ -193,6 +211,11 @@ class AgentRegistry:
     def find(self, name: str) -> AgentRecord | None:
         """Record of an agent, if there is one."""
         return self._records.get(name)
+
+    def settings(self, name: str | None) -> AgentSettings:
+        """Settings of an agent; an unknown one has none."""
+        record = self._records.get(name or "")
+        return AgentSettings() if record is None else record.settings
 
     def forget(self, name: str) -> None:
         """Drop the record of an agent."""
@@ -240,11 +263,11 @@ class AgentRegistry:
     def _make_room(self) -> None:
         """Drop the oldest record before a new one comes.
 
-        A pin without its record could not be found to be removed.
+        A pin without its record could not be found to be removed; settings would be lost.
         """
         if len(self._records) < MAX_AGENTS:
             return
-        leaving = (n for n, r in self._records.items() if not (r.is_explicit or r.is_pinned))
+        leaving = (n for n, r in self._records.items() if not r.is_lasting)
         oldest = next(leaving, None)
         if oldest is not None:
             del self._records[oldest]
@@ -277,12 +300,16 @@ def _view(
     state = next(iter(states), AgentKVView(""))
     sums = asdict(record.sums)
     sums["n_tokens"] = sums["n_tokens"] or state.n_tokens
+    settings = record.settings
     view = AgentView(
         id=record.name,
         place="parked" if state.place == "memory" else state.place,
         slot=None,
-        priority=record.priority,
-        is_pinned=record.is_pinned,
+        priority=Priority.NORMAL if settings.priority is None else settings.priority,
+        is_pinned=settings.is_pinned,
+        thinking_budget=settings.thinking_budget,
+        effort=settings.effort,
+        max_context=settings.max_context,
         n_bytes=state.n_bytes,
         idle_s=age_s(now, record.used_at),
         states=states,
@@ -317,11 +344,9 @@ def _states(
 log = logging.getLogger("mlxstack.agents")
 
 
-class AgentFacts(Struct, frozen=True):
+class AgentFacts(AgentSettings, frozen=True):
     """Fields of history.json other than messages; `used_at` is Unix seconds."""
 
-    priority: Priority = Priority.NORMAL
-    is_pinned: bool = False
     sums: AgentSums = AgentSums()
     used_at: float = 0.0
     tools: tuple[Tool, ...] = ()
@@ -337,15 +362,21 @@ def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> No
         except StackError as error:
             log.warning("%s", error)
             continue
-        record.priority = facts.priority
-        record.is_pinned = facts.is_pinned
+        record.settings = settings_of(facts)
         record.sums = facts.sums
         record.used_at = facts.used_at
 
 
 def facts_about(record: AgentRecord, tools: tuple[Tool, ...]) -> AgentFacts:
     """Facts of a record."""
-    return AgentFacts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
+    return AgentFacts(
+        **asdict(record.settings), sums=record.sums, used_at=record.used_at, tools=tools
+    )
+
+
+def settings_of(facts: AgentFacts) -> AgentSettings:
+    """Settings among the facts of a history."""
+    return AgentSettings(*(getattr(facts, name) for name in AgentSettings.__struct_fields__))
 
 
 def facts_of(history: History) -> AgentFacts:

@@ -5,11 +5,10 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.request import Caller, SamplingParams
+from mlxstack.core.thinking import ThinkingBound
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 
 MAX_TOP_LOGPROBS = 20
-UNLIMITED = -1
-"""Token limit that means the context alone, as in llama-server."""
 
 
 class ToolChoiceMode(StrEnum):
@@ -42,7 +41,11 @@ class GenerationOptions(Struct, frozen=True):
     """The only tools that calls may name; all may if empty."""
     response_format: ResponseConstraint | None = None
     thinking_budget: int | None = None
-    """Maximum number of reasoning tokens."""
+    """Maximum number of reasoning tokens; UNLIMITED has none, None takes a default."""
+    thinking: ThinkingBound | None = None
+    """Bound of reasoning in force, where the model reasons."""
+    max_context: int | None = None
+    """Maximum tokens of prompt and answer together, beside the context of a slot."""
     call_prefix: str = "call_"
     """Beginning of the ids of tool calls."""
     is_one_call: bool = False

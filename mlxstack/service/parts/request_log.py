@@ -163,7 +163,11 @@ def _view(
     request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
 ) -> RequestView:
     view = RequestView(
-        id=request.id, agent=request.display_name, n_prompt=len(request.tokens), ended="failed"
+        id=request.id,
+        agent=request.display_name,
+        n_prompt=len(request.tokens),
+        ended="failed",
+        thinking=request.thinking,
     )
     if slot is not None:
         view = replace(view, slot=slot.slot, source=slot.source)

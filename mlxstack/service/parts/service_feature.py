@@ -10,6 +10,8 @@ from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
+from mlxstack.service.parts.agent_registry import AgentSettings
+from mlxstack.service.parts.generation_options import GenerationOptions
 
 if TYPE_CHECKING:
     from mlxstack.engine.chat_engine import ChatEngine
@@ -35,6 +37,19 @@ class ServiceFeature:
 
     async def after_load(self, preset: Preset, engine: "ChatEngine", facts: ModelFacts) -> None:
         """After the model of a preset for text was loaded."""
+
+    def with_defaults(
+        self,
+        text_processor: "TextProcessor",
+        settings: AgentSettings,
+        conversation: Conversation,
+        options: GenerationOptions,
+    ) -> tuple[Conversation, GenerationOptions]:
+        """Fill in what a request leaves open, before its prompt is made.
+
+        `settings` are those of its agent.
+        """
+        return conversation, options
 
     def on_request(self, request: Request) -> None:
         """Before a request goes to the engine."""

@@ -1,6 +1,7 @@
 """Agents by name: create, list, fork, rewind, evict, delete, history, next turn."""
 
 import uuid
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ import msgspec
 from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
-from msgspec import Struct, field, structs
+from msgspec import UNSET, Struct, UnsetType, field, structs
 from msgspec.structs import replace
 
 from mlxstack.api import request_fields
@@ -29,8 +30,10 @@ from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.api.streaming import BEAT_S, LOOKUP_S, frames, interleaved, streamed
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.request import Priority
+from mlxstack.core.request import UNLIMITED, Priority
 from mlxstack.core.response_parts import gather
+from mlxstack.core.thinking import Effort
+from mlxstack.core.units import tokens_in
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.admission import AgentTurnRequest, stream_turn
 from mlxstack.service.calls.agents import AgentChanges, AgentDetails
@@ -40,8 +43,15 @@ from mlxstack.service.service import Service
 from mlxstack.text.images.reader import ImageReader
 
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+EFFORTS = {effort.value: effort for effort in Effort}
+DEFAULT = "default"
+"""Value that clears a setting of an agent."""
+MIN_TOKENS = {"thinking_budget": UNLIMITED, "max_context": 64}
+"""Least number of tokens of each setting; that of a context is that of a slot."""
+MAX_TOKENS = 2**31 - 1
 NO = (None, "", "0", "false")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class CreateBody(Struct):
@@ -53,10 +63,17 @@ class CreateBody(Struct):
 
 
 class ChangeBody(Struct):
-    """`priority` is "high", "normal" or "low"."""
+    """Settings to change; "default" clears one, null keeps it."""
 
     priority: str | None = None
+    """"high", "normal" or "low"."""
     is_pinned: bool | None = None
+    thinking_budget: int | str | None = None
+    """Maximum reasoning tokens: a number or `2k`; 0 has none, -1 no maximum."""
+    effort: str | None = None
+    """"none", "minimal", "low", "medium", "high", "xhigh" or "max"."""
+    max_context: int | str | None = None
+    """Maximum tokens of prompt and answer together: a number or `32k`."""
 
 
 class ForkBody(Struct):
@@ -112,12 +129,16 @@ async def show_agent(
 async def change_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
-    """Change priority, or pin the agent's KV in memory."""
-    priority = None
-    if data.priority is not None:
-        priority = read_known(PRIORITIES, data.priority, "priority")
-    changes = AgentChanges(priority, data.is_pinned)
-    check_raise(request, changes.priority)
+    """Change an agent's settings: priority, pin, thinking, context."""
+    changes = AgentChanges(
+        priority=_changed(data.priority, partial(read_known, PRIORITIES, param="priority")),
+        is_pinned=UNSET if data.is_pinned is None else data.is_pinned,
+        thinking_budget=_changed(data.thinking_budget, partial(_tokens, "thinking_budget")),
+        effort=_changed(data.effort, partial(read_known, EFFORTS, param="effort")),
+        max_context=_changed(data.max_context, partial(_tokens, "max_context")),
+    )
+    if isinstance(changes.priority, Priority):
+        check_raise(request, changes.priority)
     return shown(request, await agents.change(service, agent, changes))
 
 
@@ -156,6 +177,28 @@ async def rewind_agent(
 ) -> dict[str, Any]:
     """Rewind the history to an earlier message."""
     return shown(request, await agents.rewind(service, agent, data.n_messages))
+
+
+def _changed(value: V | None, read: Callable[[V], T]) -> T | UnsetType | None:
+    """Setting by a field: UNSET without it, None for "default"."""
+    if value is None:
+        return UNSET
+    if value == DEFAULT:
+        return None
+    return read(value)
+
+
+def _tokens(param: str, value: int | str) -> int:
+    """Number of tokens, also as `32k`. Raises BadRequest."""
+    n_tokens = tokens_in(value) if isinstance(value, str) else value
+    least = MIN_TOKENS[param]
+    if n_tokens is None or not least <= n_tokens <= MAX_TOKENS:
+        raise BadRequest(
+            f"{param} is {value!r}; it must be a number of tokens from {least} to {MAX_TOKENS}, "
+            'such as 2048 or "2k", or "default"',
+            param,
+        )
+    return n_tokens
 
 
 def of_new(agent: str, content: T) -> Response[T]:

@@ -46,11 +46,12 @@ from mlxstack.api.guards import EARLY, PUBLIC, UNLOADED
 from mlxstack.api.openapi import lines_spec
 from mlxstack.api.run_generation import AnyRequest, TheService, answer
 from mlxstack.core.errors import NotFound
+from mlxstack.core.request import UNLIMITED
 from mlxstack.models.local_models import local_models
 from mlxstack.service.calls.admission import admit, admit_text
 from mlxstack.service.calls.embedding import embed, numbers
 from mlxstack.service.calls.idle_unload import idle_limit_s
-from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
 LATEST = ":latest"

@@ -14,6 +14,7 @@ from mlxstack.api.response_format import format_constraint, format_instruction
 from mlxstack.api.tool_choice import require_offered
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.request import UNLIMITED
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
@@ -145,7 +146,9 @@ def thinking_budget(body: ChatBody) -> int | None:
         budget for switch in switches for budget in (switch.budget_tokens, switch.max_tokens)
     ]
     budgets = (request_fields.thinking_budget(body), *switch_budgets)
-    return next((budget for budget in budgets if budget is not None and budget >= 0), None)
+    chosen = [budget for budget in budgets if budget is not None]
+    unlimited = UNLIMITED if chosen else None
+    return next((budget for budget in chosen if budget >= 0), unlimited)
 
 
 def _switch(switch: bool | str | ThinkingSwitch | None) -> tuple[bool | None, str | None]:

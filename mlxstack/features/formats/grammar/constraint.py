@@ -5,7 +5,7 @@ tool first can choose so with its first token. In a free answer the grammar of c
 mark of each call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from llguidance import LLMatcher
@@ -17,11 +17,29 @@ from mlxstack.features.formats.grammar.lazy_calls import CallPosition, CallState
 from mlxstack.text.grammar.compile_messages import error_reason
 
 
+class ThoughtMarks(Struct, frozen=True):
+    """Marks of thoughts, for budgets of all thoughts of a free answer."""
+
+    opens: frozenset[int]
+    """Token that opens a thought, where one token does."""
+    opening: bytes
+    """Text that opens a thought, where several tokens write it; else empty."""
+    closing: bytes
+    """Text that closes a thought, where several tokens write it; else empty."""
+    bytes_of: Callable[[int], bytes]
+
+    @property
+    def n_longest(self) -> int:
+        """Bytes of the longer text."""
+        return max(len(self.opening), len(self.closing))
+
+
 class ConstraintLayout(Struct, frozen=True):
     """Token sequences around the grammar of an answer.
 
     `opens` begin a thought, which `closes` ends; `escapes` begin something that no grammar
-    rules. `budget` is the most tokens of a thought, None for no limit. `eos` may not end an
+    rules. `budget` is the most tokens of all thoughts, None for no limit; with `thoughts` it also
+    holds for those that a free answer opens later. `eos` may not end an
     answer before its grammar began, unless `may_end`. With `headers` an answer begins with one of
     these; the grammar follows the one that equals `closes`, and none follows another. No sequence
     of `forbidden` is completed where no grammar rules; `before` are the last tokens of the prompt.
@@ -35,6 +53,7 @@ class ConstraintLayout(Struct, frozen=True):
     closes: tuple[int, ...] = ()
     escapes: frozenset[int] = frozenset()
     budget: int | None = None
+    thoughts: ThoughtMarks | None = None
     may_end: bool = False
     headers: tuple[tuple[int, ...], ...] = ()
     forbidden: tuple[tuple[int, ...], ...] = ()
@@ -78,6 +97,7 @@ class GrammarPosition(Struct, frozen=True):
     at: ConstraintPhase
     n_thoughts: int
     tail: tuple[int, ...]
+    text: bytes
     recent: tuple[int, ...]
     n_ruled: int
     calls: CallPosition | None
@@ -92,6 +112,8 @@ class GrammarState:
         self._at = _first(layout)
         self._n_thoughts = 0
         self._tail: tuple[int, ...] = ()
+        self._text = b""
+        """End of the answer's bytes, in which marks of thoughts are searched for."""
         self._recent = layout.before
         self._n_recent = max(map(len, layout.forbidden), default=0)
         self._n_ruled = 0
@@ -120,8 +142,8 @@ class GrammarState:
     def position(self) -> GrammarPosition:
         """Position to pass to `rewind`."""
         return GrammarPosition(
-            self._layout, self._at, self._n_thoughts, self._tail, self._recent, self._n_ruled,
-            None if self._calls is None else self._calls.position(),
+            self._layout, self._at, self._n_thoughts, self._tail, self._text, self._recent,
+            self._n_ruled, None if self._calls is None else self._calls.position(),
         )  # fmt: skip
 
     def rewind(self, position: object) -> None:
@@ -133,6 +155,7 @@ class GrammarState:
         self._at = position.at
         self._n_thoughts = position.n_thoughts
         self._tail = position.tail
+        self._text = position.text
         self._recent = position.recent
         self._n_ruled = position.n_ruled
         if self._calls is not None and position.calls is not None:
@@ -194,28 +217,43 @@ class GrammarState:
         return None
 
     def _step(self, token: int) -> None:
+        marks = self._layout.thoughts
+        if marks is not None and marks.n_longest:
+            self._text = self._text[-marks.n_longest :] + marks.bytes_of(token)
         match self._at:
             case ConstraintPhase.HEADER:
                 self._open(token)
             case ConstraintPhase.THINKING:
                 self._think(token)
             case ConstraintPhase.BEGINNING if token in self._layout.opens:
-                self._at = ConstraintPhase.THINKING
+                self._begin_thought()
             case ConstraintPhase.BEGINNING if token in self._layout.escapes or self._rules is None:
                 self._at = ConstraintPhase.FREE
+                self._watch_thought(token)
             case ConstraintPhase.BEGINNING | ConstraintPhase.RULED:
                 self._at = ConstraintPhase.RULED
                 self._follow(token)
-            case ConstraintPhase.FREE if token in self._thoughts:
-                self._at = ConstraintPhase.THINKING
+            case ConstraintPhase.FREE:
+                self._watch_thought(token)
 
-    @property
-    def _thoughts(self) -> frozenset[int]:
-        """The tokens that open another thought in an answer without a grammar."""
+    def _watch_thought(self, token: int) -> None:
+        """Begin another thought of a free answer, if `token` opens one."""
+        if self._rules is not None:
+            return
         calls = self._layout.calls
-        if calls is None or self._rules is not None:
-            return frozenset()
-        return calls.thoughts
+        marks = self._layout.thoughts
+        is_call_mark = calls is not None and token in calls.thoughts
+        if is_call_mark or (marks is not None and self._opens(marks, token)):
+            self._begin_thought()
+
+    def _opens(self, marks: ThoughtMarks, token: int) -> bool:
+        """Whether `token` completes the opening of a thought."""
+        return token in marks.opens or (bool(marks.opening) and marks.opening in self._text)
+
+    def _begin_thought(self) -> None:
+        self._at = ConstraintPhase.THINKING
+        self._tail = ()
+        self._text = b""
 
     def _permitted(self, mask: bytes | None) -> bytes | None:
         """The mask without the tokens that complete a forbidden sequence."""
@@ -251,7 +289,10 @@ class GrammarState:
     def _think(self, token: int) -> None:
         self._n_thoughts += 1
         self._tail = (*self._tail, token)[-len(self._layout.closes) or None :]
-        if self._tail == self._layout.closes:
+        marks = self._layout.thoughts
+        is_written = marks is not None and bool(marks.closing) and marks.closing in self._text
+        if is_written or self._tail == self._layout.closes:
+            self._text = b""
             self._at = ConstraintPhase.FREE if self._rules is None else ConstraintPhase.BEGINNING
             self._layout = _thought(self._layout)
 
@@ -287,8 +328,8 @@ def closed(closes: Sequence[int], tokens: Sequence[int]) -> bool:
 
 
 def _thought(layout: ConstraintLayout) -> ConstraintLayout:
-    """There is one thought only."""
-    return replace(layout, is_in_thinking=False, opens=frozenset(), budget=None, may_end=False)
+    """Layout after the thought that may stand before a grammar."""
+    return replace(layout, is_in_thinking=False, opens=frozenset(), may_end=False)
 
 
 def _with(mask: bytes, tokens: frozenset[int] | set[int]) -> bytes:

@@ -1,0 +1,1 @@
+"""Bounds and effort of reasoning where a client sets none."""
