@@ -32,9 +32,9 @@ SET = ("--thinking", "6", "--effort", "low", "--max-context", "1k", "--priority"
 SETTINGS = {"thinking_budget": 6, "effort": "low", "max_context": 1024, "priority": "high"}
 
 
-def agents(url: str, *words: str) -> Any:
+def agents(url: str, *arguments: str) -> Any:
     """JSON of the verb `agents`."""
-    done = CliRunner().invoke(app, ["agents", *words, "--url", url, "--json"])
+    done = CliRunner().invoke(app, ["agents", *arguments, "--url", url, "--json"])
     assert done.exit_code == 0, done.exception
     return json.loads(done.stdout)
 
@@ -106,7 +106,7 @@ def test_the_list_and_why_name_what_holds(live: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--effort", "lots"), "known are none, minimal"),
         (("--thinking", "-2"), "thinking_budget is -2"),
@@ -115,9 +115,9 @@ def test_the_list_and_why_name_what_holds(live: Running) -> None:
     ],
 )
 def test_other_values_are_refused_with_those_that_there_are(
-    live: Running, words: tuple[str, ...], message: str
+    live: Running, arguments: tuple[str, ...], message: str
 ) -> None:
-    done = CliRunner().invoke(app, ["agents", "set", "ann", *words, "--url", live.url])
+    done = CliRunner().invoke(app, ["agents", "set", "ann", *arguments, "--url", live.url])
     assert done.exit_code != 0 and message in str(done.exception)
 
 
