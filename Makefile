@@ -86,6 +86,19 @@ $(VENV)/litellm/ready: tests/clients/litellm.txt | $(BIN)/activate
 $(VENV)/agents/ready: tests/clients/package.json tests/clients/package-lock.json tests/clients/install.py | $(BIN)/activate
 	@$(BIN)/python -m tests.clients.install
 
+# Each in an environment of its own: one pins packages, the other is half of what npm installs.
+$(VENV)/hermes/ready: tests/clients/hermes.txt | $(BIN)/activate
+	@test -x $(VENV)/hermes/bin/python || $(BIN)/python -m venv $(VENV)/hermes
+	@$(VENV)/hermes/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
+		|| echo "Hermes Agent cannot be installed; its tests say so and are skipped"
+
+$(VENV)/openclaw/ready: tests/clients/openclaw.txt | $(BIN)/activate
+	@npm install --no-audit --no-fund --no-update-notifier --loglevel=error --ignore-scripts --omit=optional --prefer-offline \
+		--prefix $(VENV)/openclaw "$$(cat $<)" >$(VENV)/openclaw.log && touch $@ \
+		|| echo "OpenClaw cannot be installed; its tests say so and are skipped"
+
+assistants: $(VENV)/hermes/ready $(VENV)/openclaw/ready ## More of them: Hermes Agent (pip), OpenClaw (npm)
+
 programs: setup $(VENV)/clients/ready $(VENV)/agents/ready ## Real clients for the tests: Claude Code, Codex, opencode, pi ... (npm), aider, litellm (pip)
 
 # Its other dependencies, several hundred megabytes, are not needed for towers and processors.
@@ -95,11 +108,11 @@ oracle: setup ## Write the fixtures of vision towers anew with mlx-vlm, in an en
 	@$(VENV)/oracle/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mlx-vlm==0.7.10
 	@$(FAST) $(VENV)/oracle/bin/python -m tests.features.vision.oracle
 
-clients: programs ## The tests of real clients; NEWEST=1 with the newest version of each
+clients: programs assistants ## The tests of real clients; NEWEST=1 with the newest version of each
 	@$(BIN)/python -m tests.clients.summary --forget
 	@$(if $(NEWEST),$(BIN)/python -m tests.clients.install --newest)
 	@code=0; $(if $(NEWEST),MLX_STACK_AGENTS=$(CURDIR)/$(VENV)/agents-newest) $(FAST) OPENBLAS_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --durations=5 -m client tests/clients || code=$$?; \
+		$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --durations=5 --soak -m client tests/clients || code=$$?; \
 	$(if $(NEWEST),MLX_STACK_AGENTS=$(CURDIR)/$(VENV)/agents-newest) $(BIN)/python -m tests.clients.summary; exit $$code
 
 # pip makes the metadata of a source package before it keeps the file.
@@ -206,4 +219,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real smollm2 suite peers programs oracle clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real smollm2 suite peers programs assistants oracle clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

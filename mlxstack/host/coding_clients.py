@@ -1,6 +1,6 @@
 """Environment and config files that point a coding agent at a service.
 
-As tested with the versions of tests/clients/package.json. Files go into a folder of mlx-stack; a
+As tested with the versions of tests/clients. Files go into a folder of mlx-stack; a
 user's own settings are never touched.
 """
 
@@ -45,8 +45,13 @@ FIRST_PROMPT_TOKENS = {
     "aider": 2_000,
     "pi": 2_500,
     "qwen": 13_500,
+    "hermes": 12_500,
+    "openclaw": 32_000,
 }
 """Tokens of each client's instructions and tools, as the refusals of a small slot count them."""
+
+MIN_CONTEXT_TOKENS = {"hermes": 64_000}
+"""Tokens of a context below which a client refuses to start."""
 
 WORK_TOKENS = 2_000
 """Least room for a task beside them: a file and an answer."""
@@ -90,6 +95,8 @@ class ClientSetup(Struct, frozen=True):
     """Command that `run` starts; empty where the user names it."""
     options: tuple[str, ...] = ()
     """Options of the program, before the user's own."""
+    default_arguments: tuple[str, ...] = ()
+    """Arguments where the user names none."""
     caution: str | None = None
     hint: str | None = None
     """For those who use `run`."""
@@ -244,6 +251,63 @@ def qwen(service: Endpoint, folder: Path) -> ClientSetup:
     )
 
 
+def hermes(service: Endpoint, folder: Path) -> ClientSetup:
+    """Hermes Agent: a managed scope, whose values go before those of the user's config.
+
+    Its contexts of auxiliary models are otherwise asked of the provider.
+    """
+    model = {
+        "default": service.model,
+        "provider": "custom",
+        "base_url": f"{service.url}/v1",
+        "api_key": service.key,
+        "api_mode": "chat_completions",
+        "context_length": service.n_ctx,
+        "supports_vision": service.accepts_images,
+    }
+    return ClientSetup(
+        variables={"HERMES_MANAGED_DIR": str(folder)},
+        unset=("HERMES_INFERENCE_MODEL", "HERMES_INFERENCE_PROVIDER"),
+        # JSON is YAML.
+        files={str(folder / "config.yaml"): json.dumps({"model": model}, indent=2) + "\n"},
+        program="hermes",
+    )
+
+
+def openclaw(service: Endpoint, folder: Path) -> ClientSetup:
+    """OpenClaw without a gateway: config and state in a folder of ours.
+
+    Its search of memories needs embeddings of a provider, and is off.
+    """
+    model = {
+        "id": service.model,
+        "name": service.model,
+        "reasoning": True,
+        "input": service.modalities,
+        "contextWindow": service.n_ctx,
+        "maxTokens": service.max_output,
+        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+    }
+    provider = {
+        "baseUrl": f"{service.url}/v1",
+        "api": "openai-completions",
+        "apiKey": service.key,
+        "models": [model],
+    }
+    settings = {
+        "models": {"mode": "merge", "providers": {"mlx-stack": provider}},
+        "agents": {"defaults": {"model": {"primary": f"mlx-stack/{service.model}"}}},
+        "memory": {"search": {"enabled": False}},
+    }
+    file = str(folder / "openclaw.json")
+    return ClientSetup(
+        variables={"OPENCLAW_CONFIG_PATH": file, "OPENCLAW_STATE_DIR": str(folder / "state")},
+        files={file: json.dumps(settings, indent=2) + "\n"},
+        program="openclaw",
+        default_arguments=("chat",),
+    )
+
+
 def openai(service: Endpoint, folder: Path) -> ClientSetup:
     """Anything that uses an OpenAI SDK."""
     del folder
@@ -263,6 +327,8 @@ CLIENTS: dict[str, Callable[[Endpoint, Path], ClientSetup]] = {
     "aider": aider,
     "pi": pi,
     "qwen": qwen,
+    "hermes": hermes,
+    "openclaw": openclaw,
     "openai": openai,
 }
 
@@ -271,6 +337,11 @@ def too_small(client: str, service: Endpoint) -> str | None:
     """Why the client cannot work with the service's slots, if so."""
     if is_large_enough(client, service.n_ctx):
         return None
+    if service.n_ctx < MIN_CONTEXT_TOKENS.get(client, 0):
+        return (
+            f"{client} refuses a context of less than {MIN_CONTEXT_TOKENS[client]:,} tokens, and a "
+            f"slot of {service.model} holds {service.n_ctx:,}"
+        )
     return (
         f"{client} sends about {FIRST_PROMPT_TOKENS[client]:,} tokens before the first word "
         f"of a task, and a slot of {service.model} holds {service.n_ctx:,}: it cannot work "
@@ -287,7 +358,7 @@ def least_context(client: str) -> int:
     """Least tokens of a slot for the client; 0 for any."""
     n_first = FIRST_PROMPT_TOKENS.get(client, 0)
     if n_first:
-        return n_first + WORK_TOKENS
+        return max(n_first + WORK_TOKENS, MIN_CONTEXT_TOKENS.get(client, 0))
     return 0
 
 

@@ -105,6 +105,17 @@ def test_z14_run_writes_into_a_folder_of_ours_only(served: Shell) -> None:
     assert list(users.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("typed", "args"), [((), ["chat"]), (("agent", "exec"), ["agent", "exec"])]
+)
+def test_a_client_gets_default_arguments_where_its_user_names_none(
+    served: Shell, typed: tuple[str, ...], args: list[str]
+) -> None:
+    path = program(served.folder, "openclaw")
+    done = served.run("run", "openclaw", "--anyway", "--", *typed, PATH=path)
+    assert json.loads(done.stdout)["args"] == args
+
+
 def test_a_client_whose_prompts_do_not_fit_is_not_started(served: Shell) -> None:
     path = program(served.folder, "opencode")
     done = served.run("run", "opencode", PATH=path)

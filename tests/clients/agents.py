@@ -26,6 +26,11 @@ from tests.patience import PATIENCE_S
 
 PROGRAMS = FOLDER / "node_modules" / ".bin"
 """Launchers of npm, with the Node.js that the pinned versions need."""
+OWN_FOLDERS = {
+    "hermes": Path(sys.prefix, "hermes", "bin"),
+    "openclaw": Path(sys.prefix, "openclaw", "node_modules", ".bin"),
+}
+"""Clients with an environment of their own: hermes.txt, openclaw.txt."""
 
 N_CTX = 131072
 MAIN = 1000
@@ -63,6 +68,8 @@ SCRIPT = [
     {"when": "task for opencode", "say": call("bash", command=ECHO), "think": THOUGHT},
     {"when": "task for pi", "say": call("bash", command=ECHO)},
     {"when": "task for continue", "say": call("Bash", command=ECHO)},
+    {"when": "task for hermes", "say": call("terminal", command=ECHO)},
+    {"when": "task for openclaw", "say": call("exec", command=ECHO)},
     # Of a quick command in its terminal qwen-code at times reads nothing, so it looks into a file.
     {"when": "task for qwen", "say": call("grep_search", pattern="MARKER")},
     {"when": "look with claude", "say": call("Read", file_path="picture.png")},
@@ -84,6 +91,7 @@ QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "PI_OFFLINE": "1",
+    "HERMES_DISABLE_LAZY_INSTALLS": "1",
     # Claude Code skips its questions as root only where it is told that nothing can be broken.
     "IS_SANDBOX": "1",
 }
@@ -99,7 +107,9 @@ class Start(Enum):
 
 def installed(program: str) -> str:
     """The launcher; skips the test if there is none."""
-    path = PROGRAMS / program
+    path = OWN_FOLDERS.get(program, PROGRAMS) / program
+    if not path.exists() and program in OWN_FOLDERS:
+        pytest.skip(f"{path} is not installed; `make assistants` installs it")
     if not path.exists():
         pytest.skip(f"{program} is not installed: {reason_missing(FOLDER)}")
     return str(path)
@@ -140,7 +150,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     """Variables of a client, of which nothing is this machine's but the programs."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join(map(str, (PROGRAMS, os.environ["PATH"], *OWN_FOLDERS.values())))
     return {"PATH": path, "HOME": str(home), "NO_COLOR": "1", **QUIET, **variables}
 
 

@@ -3,6 +3,7 @@
 Each test process adds a line per test to `OUTCOMES`; `--forget` deletes them before a run.
 """
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,7 @@ from pathlib import Path
 from tests.clients.install import FOLDER, reason_missing, versions
 
 OUTCOMES = Path(sys.prefix, "client-tests")
-PROGRAMS = Path(sys.prefix, "clients", "lib")
-NAMES = {"aider_chat": "aider", "litellm": "litellm"}
+PYTHON_NAMES = {"aider_chat": "aider", "litellm": "litellm", "hermes_agent": "Hermes"}
 """Clients in Python, by their packages."""
 
 
@@ -30,7 +30,8 @@ def main() -> None:
     counts = Counter(last.values())
     n_ran = counts.total() - counts["skipped"]
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
-    names = ", ".join((*versions(FOLDER), *_python_versions())) or "none installed"
+    installed = (*versions(FOLDER), *_python_versions(), *_openclaw_version())
+    names = ", ".join(installed) or "none installed"
     sys.stdout.write(
         f"real clients: {n_ran} tests ran{failed}, {counts['skipped']} skipped ({names})\n"
     )
@@ -41,9 +42,17 @@ def main() -> None:
 def _python_versions() -> list[str]:
     return [
         f"{name} {path.name.removeprefix(f'{package}-').removesuffix('.dist-info')}"
-        for package, name in NAMES.items()
-        for path in PROGRAMS.glob(f"python*/site-packages/{package}-*.dist-info")
+        for package, name in PYTHON_NAMES.items()
+        for folder in ("clients", "hermes")
+        for path in Path(sys.prefix, folder, "lib").glob(
+            f"python*/site-packages/{package}-*.dist-info"
+        )
     ]
+
+
+def _openclaw_version() -> list[str]:
+    manifest = Path(sys.prefix, "openclaw", "node_modules", "openclaw", "package.json")
+    return [f"OpenClaw {json.loads(manifest.read_text())['version']}"] if manifest.exists() else []
 
 
 if __name__ == "__main__":

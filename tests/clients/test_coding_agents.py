@@ -103,6 +103,39 @@ AGENTS = (
         reuse=0.9,
     ),
 )
+OPENCLAW = ("agent", "--local", "--agent", "main", "--message", "{}")
+ASSISTANTS = (
+    Agent(
+        "hermes",
+        ("-z", "{}"),
+        ("--continue", "-z", "{}"),
+        (),
+        names("clarify delegate_task execute_code memory patch read_file terminal todo write_file"),
+    ),
+    Agent(
+        "openclaw",
+        OPENCLAW,
+        OPENCLAW,
+        (),
+        names("apply_patch browser edit exec process read sessions_spawn web_fetch write"),
+    ),
+)
+"""Each start costs 4 to 8 s of CPU: `make clients` tests them, not every run."""
+
+
+AWAY = "http://127.0.0.1:9/v1"
+AWAY_HERMES = json.dumps(
+    {
+        "model": {
+            "default": "gpt-4o",
+            "provider": "custom",
+            "base_url": AWAY,
+            "api_mode": "responses",
+        }
+    }
+)
+AWAY_OPENCLAW = json.dumps({"agents": {"defaults": {"model": {"primary": "openai/gpt-4o"}}}})
+"""Settings of a user that lead elsewhere."""
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +174,34 @@ def test_an_image_is_seen(live: Running, agent: Agent, tmp_path: Path) -> None:
         output = start(agent.name, relay.url, tmp_path, *agent.image, begin=Start.RUN)
     assert SEEN in output
     assert asked(live, n_before)[-1].n_images == 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("agent", ASSISTANTS, ids=lambda agent: agent.name)
+def test_an_assistant_takes_our_model_and_runs_a_tool(
+    live: Running, agent: Agent, tmp_path: Path
+) -> None:
+    installed(agent.name)
+    home = Path(environment(tmp_path)["HOME"])
+    settings = {
+        home / ".hermes" / "config.yaml": AWAY_HERMES,
+        home / ".openclaw" / "openclaw.json": AWAY_OPENCLAW,
+    }
+    for path, text in settings.items():
+        path.parent.mkdir()
+        path.write_text(text)
+    with observed(live) as relay:
+        task = [word.format(TASK.format(agent.name)) for word in agent.first]
+        assert DONE in start(agent.name, relay.url, tmp_path, *task, begin=Start.RUN)
+        call, result = generations(relay.exchanges)
+        question = [word.format(AND_THEN) for word in agent.second]
+        assert AGAIN in start(agent.name, relay.url, tmp_path, *question, begin=Start.RUN)
+        second = generations(relay.exchanges)[2]
+    assert agent.tools <= offered(call).keys()
+    assert MARKER.encode() in result.body, "the client ran the tool"
+    assert n_cached(result) >= 0.99 * n_prompt(call)
+    assert n_cached(second) >= agent.reuse * n_prompt(result)
+    assert all(path.read_text() == text for path, text in settings.items())
 
 
 def test_c5_opencode_echoes_the_thoughts_of_its_tool_loop(live: Running, tmp_path: Path) -> None:

@@ -107,6 +107,46 @@ def test_zed_finds_the_service_with_the_settings_of_the_page(live: Running) -> N
     assert "MARKER" in stream_with_tools(url, "k", model["name"], model["max_output_tokens"])
 
 
+def test_xcode_finds_the_service_with_the_port_of_the_page(live: Running) -> None:
+    (port,) = re.findall(r"\| Port \| `(\d+)`", section("editors.md", "Xcode"))
+    url = here(f"http://127.0.0.1:{port}", live)
+    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    assert "MARKER" in stream_with_tools(f"{url}/v1", "k", model, 4096)
+
+
+def test_crush_finds_the_service_with_the_lines_of_the_page(live: Running) -> None:
+    lines = block("crush-and-goose.md", "Crush", "bash").splitlines()
+    provider, model, *choices = (shlex.split(line) for line in lines)
+    url = here(provider[provider.index("--base-url") + 1], live)
+    key = provider[provider.index("--api-key") + 1]
+    name, _, model_id = model[2].partition("/")
+    assert name == provider[2]
+    assert choices == [["model", size, model[2]] for size in ("large", "small")]
+    max_tokens = int(model[model.index("--default-max-tokens") + 1])
+    assert "MARKER" in stream_with_tools(url, key, model_id, max_tokens)
+
+
+def test_goose_finds_the_service_with_the_variables_of_the_page(live: Running) -> None:
+    lines = block("crush-and-goose.md", "goose", "bash").splitlines()
+    assignments = (line.removeprefix("export ").partition("=") for line in lines if "=" in line)
+    variables = {name: word for name, _, word in assignments}
+    base, path = f"{variables['OPENAI_HOST']}/{variables['OPENAI_BASE_PATH']}".split("/v1/")
+    assert path == "chat/completions"
+    key, model = variables["OPENAI_API_KEY"], variables["GOOSE_MODEL"]
+    assert "MARKER" in stream_with_tools(f"{here(base, live)}/v1", key, model, 4096)
+
+
+def test_openclaw_finds_the_service_with_the_provider_of_the_page(live: Running) -> None:
+    page = (DOCS / "hermes-and-openclaw.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    settings = json.loads(text)
+    ((name, provider),) = settings["models"]["providers"].items()
+    (model,) = provider["models"]
+    assert settings["agents"]["defaults"]["model"]["primary"] == f"{name}/{model['id']}"
+    url = here(provider["baseUrl"], live)
+    assert "MARKER" in stream_with_tools(url, provider["apiKey"], model["id"], model["maxTokens"])
+
+
 def test_vs_code_finds_the_service_with_the_models_of_the_page(live: Running) -> None:
     (provider,) = json.loads(block("editors.md", "VS Code", "json"))
     (model,) = provider["models"]
@@ -160,7 +200,9 @@ def test_open_webui_reaches_the_service_under_the_name_of_docker(live: Running) 
     assert httpx.get(f"{live.url}{path}/models", headers=page_of_docker).status_code == 403
 
 
-@pytest.mark.parametrize("page", ["editors.md", "open-webui.md"])
+@pytest.mark.parametrize(
+    "page", ["crush-and-goose.md", "editors.md", "hermes-and-openclaw.md", "open-webui.md"]
+)
 def test_a_page_names_one_address(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     assert set(re.findall(r"http://[\w.]+:7109", text)) <= {

@@ -6,8 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from msgspec.structs import replace
 
-from mlxstack.host.coding_clients import CLIENTS, ClientSetup, Endpoint, as_shell
+from mlxstack.host.coding_clients import CLIENTS, ClientSetup, Endpoint, as_shell, too_small
 
 SERVICE = Endpoint("http://127.0.0.1:7109", 'org/a "model\'s" name', 65536, "secret $HOME 'key'")
 SMALL = Endpoint("http://127.0.0.1:7109", "demo", 4096)
@@ -59,6 +61,32 @@ def test_z14_aider_knows_the_sizes_of_the_model(tmp_path: Path) -> None:
     about = json.loads(told.files[told.variables["AIDER_MODEL_METADATA_FILE"]])
     assert about[told.variables["AIDER_MODEL"]]["max_input_tokens"] == 65536
     assert told.variables["AIDER_OPENAI_API_BASE"] == "http://127.0.0.1:7109/v1"
+
+
+def test_hermes_gets_a_managed_scope_beside_the_users_settings(tmp_path: Path) -> None:
+    told = setup("hermes", tmp_path)
+    folder = Path(told.variables["HERMES_MANAGED_DIR"])
+    model = yaml.safe_load(told.files[str(folder / "config.yaml")])["model"]
+    assert (model["default"], model["context_length"]) == (SERVICE.model, 65536)
+    assert (model["base_url"], model["api_key"]) == ("http://127.0.0.1:7109/v1", SERVICE.api_key)
+
+
+def test_hermes_is_refused_where_it_refuses_the_context() -> None:
+    assert too_small("hermes", SERVICE) is None
+    assert "less than 64,000" in str(too_small("hermes", replace(SERVICE, n_ctx=32768)))
+    assert "refuses a context" in str(too_small("hermes", SMALL))
+    assert "sends about 32,000" in str(too_small("openclaw", replace(SERVICE, n_ctx=32768)))
+
+
+def test_openclaw_gets_config_and_state_in_our_folder(tmp_path: Path) -> None:
+    told = setup("openclaw", tmp_path)
+    assert all(Path(path).is_relative_to(tmp_path) for path in told.variables.values())
+    settings = json.loads(told.files[told.variables["OPENCLAW_CONFIG_PATH"]])
+    name, _, model_id = settings["agents"]["defaults"]["model"]["primary"].partition("/")
+    provider = settings["models"]["providers"][name]
+    assert provider["apiKey"] == SERVICE.api_key
+    assert [(m["id"], m["contextWindow"]) for m in provider["models"]] == [(model_id, 65536)]
+    assert told.default_arguments == ("chat",)
 
 
 @pytest.mark.parametrize("accepts_images", [True, False])

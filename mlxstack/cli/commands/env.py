@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from mlxstack.host.coding_clients import ClientSetup, Endpoint
     from mlxstack.host.home import Home
 
-NAMES = ("claude", "codex", "opencode", "aider", "pi", "qwen", "openai")
+NAMES = (
+    "claude", "codex", "opencode", "aider", "pi", "qwen", "hermes", "openclaw", "openai",
+)  # fmt: skip
 INSTALLS = {
     "claude": "npm install -g @anthropic-ai/claude-code",
     "codex": "npm install -g @openai/codex",
@@ -29,6 +31,8 @@ INSTALLS = {
     "aider": "uv tool install aider-chat",
     "pi": "npm install -g @earendil-works/pi-coding-agent",
     "qwen": "npm install -g @qwen-code/qwen-code",
+    "hermes": "uv tool install hermes-agent",
+    "openclaw": "npm install -g openclaw",
 }
 
 
@@ -74,7 +78,7 @@ def run(
     setup = _setup(client, endpoint)
     argv = list(context.args)
     if setup.program:
-        argv = [setup.program, *setup.options, *context.args]
+        argv = [setup.program, *setup.options, *(context.args or setup.default_arguments)]
     program = _path_of(argv)
     if not anyway:
         _check_context(client, endpoint)

@@ -35,6 +35,8 @@ CLIENTS = (
     ("opencode", re.compile(r"\bopencode\b", re.I)),
     ("qwen", re.compile(r"\bQwen Code\b|interactive CLI agent developed by Alibaba", re.I)),
     ("pi", re.compile(r"operating inside pi, a coding agent|\byou are pi\b", re.I)),
+    ("hermes", re.compile(r"\byou are Hermes Agent\b", re.I)),
+    ("openclaw", re.compile(r"\brunning inside OpenClaw\b")),
     ("aider", re.compile(r"Act as an expert software developer")),
 )
 """Clients by words of their system prompts."""
