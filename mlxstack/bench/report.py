@@ -33,7 +33,7 @@ class ReportTable(Struct, frozen=True):
     """Cells are texts for people; `note` says how to read them."""
 
     title: str
-    heads: tuple[str, ...]
+    columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
@@ -148,12 +148,12 @@ def chart_markdown(chart: BarChart) -> list[str]:
 
 
 def table_markdown(table: ReportTable) -> str:
-    heads = _line(table.heads)
-    rule = _line(["---", *("---:" for _ in table.heads[1:])])
+    columns = _line(table.columns)
+    rule = _line(["---", *("---:" for _ in table.columns[1:])])
     lines = [f"### {table.title}", ""]
     if table.note:
         lines += [table.note, ""]
-    lines += [heads, rule, *map(_line, table.rows), ""]
+    lines += [columns, rule, *map(_line, table.rows), ""]
     return "\n".join(lines)
 
 
@@ -171,7 +171,7 @@ def _tables(report: BenchReport) -> list[ReportTable]:
 def _drawn(table: ReportTable) -> Table:
     drawn = Table(title=Text(table.title), title_justify="left", caption=Text(table.note))
     drawn.caption_justify = "left"
-    for i, head in enumerate(table.heads):
+    for i, head in enumerate(table.columns):
         drawn.add_column(head, justify="right" if i else "left", overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(cell) for cell in row))

@@ -48,7 +48,7 @@ def stage(folder: Path) -> Sandbox:
 
 
 def column(table: ReportTable, head: str) -> list[str]:
-    at = table.heads.index(head)
+    at = table.columns.index(head)
     return [row[at] for row in table.rows]
 
 
@@ -155,7 +155,7 @@ def test_k2_k5_d13_d19_cache(tmp_path: Path) -> None:
     came, teams, saves, restores = told.tables
     n = len(prefix_cache_scenarios.SMALL.totals)
     assert len(came.rows) == 5 * n
-    cached = dict(zip(came.heads, zip(*came.rows, strict=True), strict=True))
+    cached = dict(zip(came.columns, zip(*came.rows, strict=True), strict=True))
     computed = [int(c) for c in cached["Computed"] if c != "-"]
     cold, warm, hot, same = computed[-4:]
     assert cold > 4 * hot

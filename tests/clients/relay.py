@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,9 @@ class Exchange(Struct):
     status: int | None = None
     headers: dict[str, str] = {}
     answer: bytearray = field(default_factory=bytearray)
+    began: float = field(default_factory=time.monotonic)
+    """Seconds of a monotonic clock, as `ended`, the arrival of the answer's last byte so far."""
+    ended: float = 0.0
 
     @property
     def json(self) -> dict[str, Any]:
@@ -57,6 +61,7 @@ class Observer:
                 self._exchange.headers = headers
             elif isinstance(event, h11.Data):
                 self._exchange.answer += event.data
+                self._exchange.ended = time.monotonic()
             elif isinstance(event, h11.EndOfMessage) and self._client.our_state is h11.DONE:
                 self._client.start_next_cycle()
                 self._service.start_next_cycle()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands import measure
+from mlxstack.cli.commands.fleet import fleet
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note, say
 from mlxstack.cli.verbs import Json, VerbApp
@@ -196,4 +197,5 @@ def _print(report: "BenchReport", *, is_markdown: bool) -> None:
 
 app = VerbApp(cls=measure.BenchGroup)
 app.without_verb(measure.bench)
+app.command("fleet")(fleet)
 app.command("dev")(bench)

@@ -1,0 +1,1 @@
+"""Fleet benchmark: recorded sessions of coding agents, played on any server."""
