@@ -8,7 +8,7 @@ GROUPS = {
     "Run": ("up", "down", "restart", "chat", "run", "env", "tui"),
     "Models": ("plan", "pull", "models", "rm", "presets", "swap"),
     "Agents and cache": ("agents", "slots", "cache"),
-    "Inspect": ("status", "ps", "logs", "bench", "doctor"),
+    "Inspect": ("status", "ps", "why", "logs", "bench", "doctor"),
     "Advanced": ("mode", "install", "uninstall", "key", "spec", "template", "verify"),
 }
 """Headings of the help, and their commands in order."""

@@ -37,6 +37,7 @@ from mlxstack.cli.commands import (
     tui,
     up,
     verify,
+    why,
 )
 from mlxstack.cli.exit_codes import Exit, Misuse, PipeClosed, exit_of
 from mlxstack.cli.output import is_interactive, note, say
@@ -161,6 +162,7 @@ for verb in (
     up.up, down.down, up.restart, status.status, status.ps, logs.logs, pull.pull, models.models,
     models.rm, env.env, env.run, plan.plan, plan.spec, install.install, install.uninstall, key.key,
     doctor.doctor, verify.verify, tui.tui, chat.chat, swap.swap, template.template,
+    why.why,
 ):  # fmt: skip
     app.command(context_settings=PASS_ON if verb is env.run else None)(verb)
 app.command(hidden=True, context_settings=PASS_ON)(serve.serve)

@@ -19,7 +19,10 @@ from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
 from mlxstack.api.dialects.openai_responses.to_conversation import toolbox
 from mlxstack.core.conversation import Conversation
+from mlxstack.core.formatting import short_time
 from mlxstack.core.preset import ModelSpec, SlotSpec
+from mlxstack.core.status import RequestView
+from mlxstack.features.receipts.policy import Cause, seconds_of, waited_s
 from tests import models
 from tests.api.anthropic.speaking import events, in_order, n_prompt
 from tests.api.responses.checking import check
@@ -100,6 +103,30 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
             assert n_cached >= shared(before, tokens) - BLOCK
         heard.append((expected, tokens))
     assert n_followed or not GOES_ON.search(tape.name)
+
+
+def test_the_receipt_of_each_slow_turn_explains_it(http: httpx.Client, tape: Tape) -> None:
+    """Slow is above the session's median, in place of five seconds."""
+    n_before = len(http.get("/requests").json())
+    for request in tape.requests:
+        if conversation(request) is not None:
+            ask(http, request)
+    turns = msgspec.convert(http.get("/requests").json(), list[RequestView])
+    turns = turns[: len(turns) - n_before] or turns
+    for turn in sorted(turns, key=lambda turn: turn.ttft_s + turn.decode_s)[len(turns) // 2 :]:
+        receipt = http.get(f"/receipts/{turn.id}").json()
+        assert receipt["reason"] == (turn.miss.reason if turn.miss else None)
+        seconds = seconds_of(turn)
+        assert seconds[receipt["cause"]] == max(seconds.values())
+        figures = {
+            Cause.ANSWER: f"tokens in {short_time(turn.decode_s)}",
+            Cause.OTHERS: f"waited {short_time(waited_s(turn))}",
+            Cause.RESTORE: f"in {short_time(turn.restore_s)}",
+        }
+        first_token = f"first token {short_time(turn.ttft_s)}"
+        assert figures.get(receipt["cause"], first_token) in receipt["line"]
+        if turn.miss is not None and turn.miss.n_lost:
+            assert turn.miss.reason in receipt["line"]
 
 
 def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(

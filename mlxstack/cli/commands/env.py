@@ -15,6 +15,7 @@ from mlxstack.cli.output import confirm, emit, is_interactive, note
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.start_choice import ModelToStart
 from mlxstack.cli.verbs import VerbResult
+from mlxstack.features.receipts.mode import ReceiptMode
 
 if TYPE_CHECKING:
     from mlxstack.cli.target import ServiceTarget
@@ -44,6 +45,15 @@ Anyway = Annotated[
     bool, typer.Option("--anyway", help="Start it even where its prompts do not fit into a slot.")
 ]
 
+ShownReceipt = Annotated[
+    ReceiptMode,
+    typer.Option(
+        "--receipt",
+        help="Show the receipt of each turn in Claude Code, opencode and pi; `wrap`: below your "
+        "own status line, which `auto` keeps alone.",
+    ),
+]
+
 
 def env(client: Client, service: ServiceOptions) -> VerbResult:
     """Print the environment and config of a client.
@@ -54,7 +64,7 @@ def env(client: Client, service: ServiceOptions) -> VerbResult:
 
     where = _running(client, service)
     endpoint = _endpoint(where)
-    setup = _setup(client, endpoint)
+    setup = _setup(client, endpoint, ReceiptMode.AUTO)
     _warn(too_small(client, endpoint) or setup.caution)
     return VerbResult(setup, lambda: emit(as_shell(setup)))
 
@@ -65,6 +75,7 @@ def run(
     service: ServiceOptions,
     model: ModelToStart = None,
     anyway: Anyway = False,
+    receipt: ShownReceipt = ReceiptMode.AUTO,
 ) -> None:
     """Start a client on a service.
 
@@ -75,7 +86,7 @@ def run(
 
     where = _running_or_started(client, service, model)
     endpoint = _endpoint(where)
-    setup = _setup(client, endpoint)
+    setup = _setup(client, endpoint, receipt)
     argv = list(context.args)
     if setup.program:
         argv = [setup.program, *setup.options, *(context.args or setup.default_arguments)]
@@ -150,14 +161,17 @@ def _check_context(client: str, endpoint: "Endpoint") -> None:
     )
 
 
-def _setup(client: str, endpoint: "Endpoint") -> "ClientSetup":
+def _setup(client: str, endpoint: "Endpoint", receipt: ReceiptMode) -> "ClientSetup":
     from msgspec.structs import replace
 
+    from mlxstack.features.receipts.client_hooks import claude_place, with_receipt
     from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     setup = CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
+    place = claude_place(os.environ, Path.cwd())
+    setup = with_receipt(client, setup, endpoint, receipt, place)
     return replace(setup, variables=setup.variables | _unproxied(endpoint.url))
 
 

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
@@ -48,6 +48,8 @@ class LoggedRequest(Struct, frozen=True):
     view: RequestView
     at: float
     miss: MissView | None = None
+    session: str | None = None
+    """Session hint of its client."""
 
 
 class SlotStatus(Struct, frozen=True):
@@ -109,7 +111,7 @@ class RequestLog:
                 miss = None
                 if slot is not None and slot.miss is not None:
                     miss = _miss(request, slot.miss, decode, view)
-                entry = LoggedRequest(view, time.time(), miss)
+                entry = LoggedRequest(view, time.time(), miss, request.caller.session_hint)
                 self._done.append(msgpack.encode(entry))
                 if view.n_generated:
                     self.first_token_times.observe(view.ttft_s)
@@ -122,12 +124,11 @@ class RequestLog:
 
     def requests(self) -> tuple[RequestView, ...]:
         """Last requests, the newest first."""
-        now = time.time()
-        entries = (msgpack.decode(data, type=LoggedRequest) for data in reversed(self._done))
-        return tuple(
-            replace(e.view, age_s=age_s(now, e.at), miss=_aged(e.miss, age_s(now, e.at)))
-            for e in entries
-        )
+        return tuple(map(_aged_view, self._entries()))
+
+    def of_session(self, hint: str) -> tuple[RequestView, ...]:
+        """Last requests with this session hint, the newest first."""
+        return tuple(_aged_view(entry) for entry in self._entries() if entry.session == hint)
 
     def slots(self, now: Snapshot) -> tuple[SlotStatus, ...]:
         """All slots, in the order of their ids."""
@@ -141,6 +142,10 @@ class RequestLog:
     def find(self, name: str) -> RequestView | None:
         """Newest request with this id, or of this agent."""
         return next((r for r in self.requests() if name in (r.id, r.agent)), None)
+
+    def _entries(self) -> Iterator[LoggedRequest]:
+        """Logged requests, the newest first."""
+        return (msgpack.decode(data, type=LoggedRequest) for data in reversed(self._done))
 
     def _count(self, miss: MissView) -> None:
         sums = self._losses.get(miss.reason, MissSums(miss.reason))
@@ -227,7 +232,7 @@ def _log(request: Request, view: RequestView) -> None:
     log.info("request finished", extra={"fields": fields})
 
 
-def _aged(miss: MissView | None, age_s: float) -> MissView | None:
-    if miss is None:
-        return None
-    return replace(miss, age_s=age_s)
+def _aged_view(entry: LoggedRequest) -> RequestView:
+    age = age_s(time.time(), entry.at)
+    miss = replace(entry.miss, age_s=age) if entry.miss is not None else None
+    return replace(entry.view, age_s=age, miss=miss)
