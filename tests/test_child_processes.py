@@ -26,6 +26,8 @@ STARTS = {
     "mlxstack.cli.web_dashboard": {COMMAND},
     "mlxstack.control.gateway": {"mlxstack.gateway"},
     "mlxstack.control.start": {COMMAND},
+    # It tells a gateway by this module.
+    "mlxstack.features.receipts.receipt_line": {"mlxstack.gateway"},
     "mlxstack.features.ranks.probe": {"mlxstack.features.ranks.files_digest"},
     "mlxstack.features.ranks.hosts": {"mlxstack.features.ranks.follower"},
     # It also tells a gateway by this module.
