@@ -203,17 +203,6 @@ CLIENTS = (
         ("-p", "--continue", "{}"),
     ),
     RecordedClient(
-        "opencode",
-        ClientTools(
-            ("bash", "command"),
-            ("read", "filePath"),
-            ("edit", "filePath", "oldString", "newString"),
-            shell_arguments={"description": "Run it"},
-        ),
-        ("run", "{}"),
-        ("run", "--continue", "{}"),
-    ),
-    RecordedClient(
         "codex",
         ClientTools(("exec_command", "cmd")),
         (*CODEX_EXEC, "{}"),

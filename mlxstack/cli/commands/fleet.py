@@ -71,7 +71,7 @@ def fleet(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 ) -> VerbResult:
     """Play recorded sessions of coding agents; count turns per minute.
 
-    Sessions of Claude Code, Codex, opencode and pi repair a small project: the same prompts for
+    Sessions of Claude Code, Codex and pi repair a small project: the same prompts for
     every server, answers of the recorded lengths, the pauses of tools between them. Each width
     plays as many sessions as the largest width has agents; a run shares no prompt with another.
     The key of another server is read from MLX_STACK_BENCH_KEY.
