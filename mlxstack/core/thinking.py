@@ -60,3 +60,13 @@ class ThinkingBound(Struct, frozen=True):
     """"request", "agent", "client NAME", "preset" ...; empty where no layer sets one."""
     effort: Effort | None = None
     effort_by: str = ""
+
+    @property
+    def description(self) -> str:
+        """Bound and effort in words, each with its layer."""
+        parts: list[str] = []
+        if self.budget is not None:
+            parts.append(f"at most {self.budget:,} tokens ({self.budget_by})")
+        if self.effort is not None:
+            parts.append(f"effort {self.effort} ({self.effort_by})")
+        return ", ".join(parts) or "no bound"

@@ -2,6 +2,7 @@
 
 <root>/<agent>/history.json             readable, for any model
 <root>/<agent>/images/<SHA-256>         an image of the history, once
+<root>/<agent>/settings.json            the settings of an agent without a history
 <root>/<agent>/<model>/manifest.json    the saved context of one model
 <locks>/<agent>.turn                    held while a turn or an edit goes on; shared by requests
                                         that bring their own conversation
@@ -82,6 +83,8 @@ VERSION = 2
 VERSION_WITHOUT_IMAGES = 1
 """Version of one without; older ones have images in the messages."""
 IMAGES = "images"
+SETTINGS = "settings.json"
+"""File with the settings of an agent without a history."""
 OF_IMAGE = "sha256:"
 """Scheme of the address of an image that lies beside the history."""
 IMAGE = re.compile(rf"{OF_IMAGE}([0-9a-f]{{64}})")
@@ -245,6 +248,30 @@ class AgentFolders:
             raise NotFound(f"there is no agent {agent}") from None
         except OSError as error:
             raise refused(f"agent {agent} was not removed", error) from error
+
+    def agents_with_settings(self) -> tuple[str, ...]:
+        """The ids of agents with settings beside a history. Raises Unreadable."""
+        folders = (folder for folder in children(self.root) if (folder / SETTINGS).exists())
+        names = (name_of(folder.name) for folder in folders)
+        return tuple(sorted(agent for agent in names if agent is not None))
+
+    def read_settings(self, agent: str) -> dict[str, Any]:
+        """Raises NotFound or Damaged."""
+        title = f"file with settings of agent {agent}"
+        data = self._read(self._folder(agent) / SETTINGS, title)
+        with naming(title):
+            return parse_json(data, dict[str, Any])
+
+    def write_settings(self, agent: str, fields: Mapping[str, Any]) -> None:
+        """Replace the settings beside a history, or remove the file. Raises StackError."""
+        path = self._folder(agent) / SETTINGS
+        if fields:
+            write_atomic(path, [msgspec.json.encode(fields), b"\n"], self._disk)
+            return
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise refused(f"the settings of agent {agent} were not removed", error) from error
 
     def _write_image(self, agent: str, name: str, data: bytes | None) -> int:
         """Bytes written of an image; 0 for a stored one. Raises StackError."""

@@ -101,3 +101,13 @@ def test_a_long_conversation_keeps_its_name_and_little_of_what_it_was_told() -> 
     assert names.name(turns[:-200], "codex:a") == first
     assert names.name((*turns[:100], "else"), None) != first
     assert max(len(one.turns) for one in names._known.values()) == conversation_id.MAX_TURNS
+
+
+def test_the_expected_name_is_the_one_that_follows() -> None:
+    names = ConversationNamer()
+    sequence = [
+        (talk("hi"), None), (talk("hi"), None), (talk("hi", "on"), "claude:a"),
+        (talk("hi"), "claude:b"), (talk("yo"), "claude:b"), (talk("yo", "on"), None),
+    ]  # fmt: skip
+    for turns, hint in sequence:
+        assert names.expected(turns, hint) == names.name(turns, hint)

@@ -16,6 +16,7 @@ from mlxstack.core.status import (
     StatusFrame,
     TurnView,
 )
+from mlxstack.core.thinking import Effort, ThinkingBound
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.text_pages import page
 from mlxstack.tui.views import agents, cache, costs, overview, phases, requests, tiles
@@ -288,6 +289,13 @@ def test_a_draft_model_is_named() -> None:
         "drafting with org/small",
         "decoding slot by slot",
     ]
+
+
+def test_a_request_shows_the_bound_of_its_thoughts_and_the_layers_that_set_it() -> None:
+    bound = ThinkingBound(2048, "agent", Effort.LOW, "client codex")
+    lines = requests.why(RequestView("r", thinking=bound))
+    text = "\n".join("".join(cell.text for cell in line) for line in lines)
+    assert "at most 2,048 tokens (agent), effort low (client codex)" in text
 
 
 def test_a_service_that_cannot_batch_says_why() -> None:

@@ -35,9 +35,6 @@ HEADS = (
 All = Annotated[bool, typer.Option("--all", help="Also older agents of the same name.")]
 DROPPED_FIRST = ("SETTINGS", "PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
 
-NOT_KEPT = (
-    "until the service ends: only agents that the client named are kept (docs/slots-and-agents.md)"
-)
 HAS_HISTORY = "only agents that the client named have one (docs/slots-and-agents.md)"
 
 
@@ -188,7 +185,7 @@ def set_values(
 ) -> VerbResult:
     """Change an agent's settings, from its next request on; `default` clears one.
 
-    They stay with its history, over restarts.
+    They stay over restarts.
     """
     sent = {
         "thinking_budget": None if thinking is None else _number(thinking),
@@ -200,10 +197,7 @@ def set_values(
     if not body:
         raise Misuse("nothing to set; give --thinking, --effort, --max-context or --priority")
     agent, done = _post(agent, "", body, service)
-    text = f"{agent}: {_settings(done) or 'no settings of its own'}"
-    if not done["is_explicit"]:
-        text += f"\n{NOT_KEPT}"
-    return VerbResult(done, text)
+    return VerbResult(done, f"{agent}: {_settings(done) or 'no settings of its own'}")
 
 
 def _short_settings(agent: AgentDict) -> str:
@@ -226,12 +220,13 @@ def _settings(agent: AgentDict) -> str:
     parts: list[str] = []
     budget = agent["thinking_budget"]
     if budget is not None:
-        limit = f"at most {count(budget)} tokens"
+        limit = f"at most {budget:,} tokens"
         parts.append(f"thinking {limit if budget >= 0 else 'without a maximum'}")
     if agent["effort"]:
         parts.append(f"effort {agent['effort']}")
-    if agent["max_context"] is not None:
-        parts.append(f"context at most {count(agent['max_context'])} tokens")
+    max_context = agent["max_context"]
+    if max_context is not None:
+        parts.append(f"context at most {max_context:,} tokens")
     if agent["priority"] != "normal":
         parts.append(f"priority {agent['priority']}")
     return ", ".join(parts)

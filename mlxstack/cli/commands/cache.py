@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlxstack.core.status import CacheView, MissSums, MissView, PrefixView, RequestView
-    from mlxstack.core.thinking import ThinkingBound
 
 app = VerbApp(help="Inspect and manage the KV cache. Without a verb: the status.")
 
@@ -78,7 +77,7 @@ def why(
         used = count(view.n_used_early)
         lines.append(f"begun early: {begun} tokens, used {used}")
     if view.thinking is not None:
-        lines += _thinking(view.thinking)
+        lines.append(f"thinking: {view.thinking.description}")
     lines.append(_reason(view.miss, labels(service)) if view.miss else "no miss")
     return VerbResult(view, "\n".join(lines))
 
@@ -200,16 +199,6 @@ def _line(prefix: "PrefixView", titles: "Mapping[str, str]") -> str:
 
 def _sums(sums: "MissSums") -> str:
     return f"  {sums.reason:<24} {count(sums.n_misses):>5}  {_cost(sums.n_lost, sums.lost_s)}"
-
-
-def _thinking(bound: "ThinkingBound") -> list[str]:
-    """Line with the bound of the reasoning, and the layers that set it."""
-    parts: list[str] = []
-    if bound.budget is not None:
-        parts.append(f"at most {count(bound.budget)} tokens ({bound.budget_by})")
-    if bound.effort is not None:
-        parts.append(f"effort {bound.effort} ({bound.effort_by})")
-    return [f"thinking: {', '.join(parts) or 'no bound'}"]
 
 
 def _phases(request: "RequestView") -> list[str]:

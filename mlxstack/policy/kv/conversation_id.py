@@ -63,10 +63,12 @@ class ConversationNamer:
             self._known.popitem(last=False)
         return name
 
-    def find(self, turns: tuple[str, ...], hint: str | None) -> str | None:
-        """Name these turns would get, None for a new one. O(known)."""
+    def expected(self, turns: tuple[str, ...], hint: str | None) -> str:
+        """Name that `name` would give these turns. O(known)."""
         earlier = self._find(turns, hint)
-        return earlier.name if earlier else None
+        if earlier is not None:
+            return earlier.name
+        return self._fresh(turns[0], hint)
 
     def _find(self, turns: tuple[str, ...], hint: str | None) -> KnownConversation | None:
         candidates = [c for c in self._known.values() if _goes_on(c, turns, hint)]

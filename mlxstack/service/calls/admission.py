@@ -45,7 +45,7 @@ async def admit(
     options = await _resolved(service, text_processor, options)
     check_tool_choice(options, conversation.tools)
     caller = options.caller
-    name = caller.agent or service.agent_registry.known_name(
+    name = caller.agent or service.agent_registry.expected_name(
         conversation, caller.session_hint, caller.salt
     )
     settings = service.agent_registry.settings(name)
@@ -54,7 +54,7 @@ async def admit(
         conversation, options = feature.with_defaults(
             text_processor, settings, conversation, options
         )
-    prompt = await text_processor.prompt(conversation, (caller.salt, name or ""))
+    prompt = await text_processor.prompt(conversation, (caller.salt, name))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
     constraint = await text_processor.constraints.of_answer(options, conversation, prompt)

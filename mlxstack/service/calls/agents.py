@@ -21,6 +21,7 @@ from mlxstack.core.thinking import Effort
 from mlxstack.service.parts.agent_registry import (
     AgentFacts,
     AgentRecord,
+    AgentSettings,
     facts_about,
     facts_of,
     settings_of,
@@ -157,7 +158,21 @@ async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDe
     if record.is_explicit:
         async with service.agent_locks.writing(agent):
             await _replace(service, agent, await past(service, agent), changes)
+    else:
+        await _write_settings(service, record)
     return await one(service, agent)
+
+
+async def _write_settings(service: Service, record: AgentRecord) -> None:
+    """Write the settings of an agent without a history; a pin ends with its KV in memory."""
+    defaults = asdict(AgentSettings())
+    fields = {
+        name: setting
+        for name, setting in asdict(record.settings).items()
+        if name != "is_pinned" and setting != defaults[name]
+    }
+    async with service.agent_locks.writing(record.name):
+        await in_thread(service.agent_store.write_settings, record.name, fields)
 
 
 async def fork(service: Service, agent: str, new_agent: str) -> AgentDetails:

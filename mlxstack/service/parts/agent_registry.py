@@ -185,9 +185,9 @@ class AgentRegistry:
         """Name of a conversation without an explicit agent."""
         return self._names.name(_turns(conversation, salt), hint)
 
-    def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
-        """The name that `name` would return again, None for a new conversation."""
-        return self._names.find(_turns(conversation, salt), hint)
+    def expected_name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
+        """The name that `name` would return, without keeping it."""
+        return self._names.expected(_turns(conversation, salt), hint)
 
     def entitle(self, name: str, conversation: Conversation, hint: str | None) -> None:
         """Record the title of an agent; least recently used ones go."""
@@ -357,6 +357,13 @@ class AgentFacts(AgentSettings, frozen=True):
 def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
     """Restore all records at startup; a damaged history is only logged."""
     agent_store.survey()
+    for agent in agent_store.agents_with_settings():
+        try:
+            settings = msgspec.convert(agent_store.read_settings(agent), AgentSettings)
+        except (StackError, msgspec.ValidationError) as error:
+            log.warning("agent %s has no settings: %s", agent, error)
+            continue
+        agent_registry.record(agent, is_explicit=False).settings = settings
     for agent in agent_store.agents():
         record = agent_registry.record(agent, is_explicit=True)
         try:

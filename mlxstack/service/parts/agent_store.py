@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from threading import Lock
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -95,6 +95,19 @@ class AgentStore:
         self._loose.pop(agent, None)
         self._refused.discard(agent)
         self._gone.pop(agent, None)
+
+    def agents_with_settings(self) -> tuple[str, ...]:
+        """The ids of agents without a history that have settings. Raises Unreadable."""
+        return self._folders.agents_with_settings()
+
+    def read_settings(self, agent: str) -> dict[str, Any]:
+        """Settings of an agent without a history. Raises NotFound or Damaged."""
+        return self._folders.read_settings(agent)
+
+    def write_settings(self, agent: str, fields: Mapping[str, Any]) -> None:
+        """Replace the settings of an agent without a history. Raises StackError."""
+        if self._is_writing:
+            self._folders.write_settings(agent, fields)
 
     def reserve(self, agent: str, history: History) -> None:
         """Keep a history in memory that the disk refused, until written."""

@@ -107,6 +107,8 @@ def why(request: RequestView) -> tuple[Line, ...]:
     facts = [("saved by reuse", f"{short_time(request.saved_s):>6}")]
     if request.n_images:
         facts.append(("images", images(request.n_images, request.n_images_computed)))
+    if request.thinking is not None:
+        facts.append(("thinking", printable(request.thinking.description, 100)))
     lines: list[Line] = [
         (
             TextCell(printable(request.id, 70), CellStyle.STRONG),

@@ -44,6 +44,13 @@ def answer(url: str, **more: Any) -> Any:
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
 
 
+def named(url: str, messages: list[dict[str, str]]) -> str:
+    """Agent of a conversation that names none."""
+    body = {"messages": messages, "max_tokens": 4}
+    answered = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    return answered.headers["x-mlx-stack-agent"]
+
+
 def settings_of(agent: Any) -> Any:
     return {name: agent[name] for name in SETTINGS}
 
@@ -58,11 +65,19 @@ def test_settings_are_in_force_after_a_restart(tmp_path: Path) -> None:
         assert settings_of(agents(url, "set", "ann", *SET)) == SETTINGS
         changed = agents(url, "set", "ann", "--effort", "default")
         assert settings_of(changed) == SETTINGS | {"effort": None}
+        implicit = named(url, ASKED)
+        assert settings_of(agents(url, "set", implicit, *SET)) == SETTINGS
     with process(preset, tmp_path):
         wait_for(url)
-        (listed,) = agents(url)["agents"]
-        assert settings_of(listed) == SETTINGS | {"effort": None}
+        listed = {agent["id"]: settings_of(agent) for agent in agents(url)["agents"]}
+        assert listed == {"ann": SETTINGS | {"effort": None}, implicit: SETTINGS}
         assert answer(url)["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 7
+        later = [*ASKED, {"role": "assistant", "content": "Paris."}, ASKED[0]]
+        assert named(url, later) == implicit
+        bound = httpx.get(f"{url}/requests").json()[0]["thinking"]
+        assert (bound["budget"], bound["budget_by"]) == (6, "agent")
+        agents(url, "set", implicit, *(word for name in SET[::2] for word in (name, "default")))
+    assert not list(tmp_path.rglob("settings.json"))
 
 
 @pytest.fixture(scope="module")
