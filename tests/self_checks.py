@@ -10,13 +10,16 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from msgspec.structs import replace
 from xxhash import xxh3_128_hexdigest
 
+from mlxstack.core.exact_rows import ExactBits, ExactRows
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
 from mlxstack.engine.decode.row_grouper import GroupRows
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.features.exact.engine import ExactModel, exact_model
 from mlxstack.policy.pass_layout import WidthCosts
 from tests.remembered import Result, remembered
 
@@ -44,7 +47,27 @@ def remembered_widths(runner: ModelRunner, cache_factory: CacheFactory) -> Width
     )
 
 
-REMEMBERED = {"self_check": remembered_check, "measure_widths": remembered_widths}
+def remembered_bits(
+    model: Any, cache_factory: CacheFactory, n_vocab: int, setting: ExactBits, **more: Any
+) -> ExactModel:
+    """Verdict on the bits of rows, which is the same for each load where it leaves them off."""
+    if setting is not ExactBits.AUTO:
+        return exact_model(model, cache_factory, n_vocab, setting, **more)
+    report = _once(
+        model,
+        cache_factory,
+        ("bits", n_vocab),
+        ExactRows,
+        lambda: exact_model(model, cache_factory, n_vocab, setting, **more).report,
+    )
+    return ExactModel(replace(report, is_on=False))
+
+
+REMEMBERED = {
+    "self_check": remembered_check,
+    "measure_widths": remembered_widths,
+    "exact_model": remembered_bits,
+}
 """By their names in `mlxstack.engine.assembly`."""
 
 

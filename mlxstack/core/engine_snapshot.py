@@ -5,6 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.exact_rows import ExactRows
 from mlxstack.core.request import Priority
 
 
@@ -140,3 +141,5 @@ class Snapshot(Struct, frozen=True):
     why_not_batching: str | None = None
     is_drafting: bool = False
     draft_model: str | None = None
+    exact: ExactRows = ExactRows()
+    """Bits of rows alone and beside others."""

@@ -11,6 +11,8 @@ from msgspec import Meta, field
 from mlxstack.core.strict import Strict
 from mlxstack.core.thinking import ClientSpec, ThinkingSpec
 
+from mlxstack.core.exact_rows import ExactBits
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -167,6 +169,13 @@ class BatchSpec(Strict, frozen=True):
         PositiveInt,
         Meta(description="Maximum number of requests decoded together; further ones wait."),
     ] = 8
+    exact: Annotated[
+        ExactBits,
+        Meta(
+            description="Equal bits of a row alone and beside others: `auto` where they cost at "
+            "most 5 % of decode and of prefill, `on` at any cost, or `off`."
+        ),
+    ] = ExactBits.AUTO
 
 
 class PrefillSpec(Strict, frozen=True):

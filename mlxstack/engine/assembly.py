@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.exact_rows import ExactBits, ExactRows
 from mlxstack.core.interfaces import EngineStores
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
@@ -33,6 +34,7 @@ from mlxstack.engine.thread import EngineThread, LoadedEngine
 from mlxstack.features.drafts.engine.draft_loading import LoadedDrafts, load_drafts
 from mlxstack.features.drafts.engine.draft_prefill import DraftPrefill
 from mlxstack.features.early_turns.engine import EarlyPrefill
+from mlxstack.features.exact.engine import ExactModel, exact_model
 from mlxstack.features.remote_kv.remote_prefill import RemotePrefill
 from mlxstack.features.remote_kv.values import RemoteKV
 from mlxstack.features.row_stacks.engine import RowStacker, stack_fully
@@ -51,6 +53,7 @@ class PreparedModel(Struct, frozen=True):
     loaded: LoadedModel
     factory: CacheFactory
     check: BatchingCheck
+    exact: ExactModel
     facts: ModelFacts
     """With the identity of its KV."""
     drafts: LoadedDrafts
@@ -86,6 +89,7 @@ class EngineAssembly:
         plan = self._plan(model, thread.device_memory)
         costs = self._costs(model)
         runner = self._parts.runner(model.loaded.model, model.check, model.drafts.target)
+        runner.mode = model.exact.mode
         slot_kv = self._slot_kv(thread, model, plan, runner)
         limits = self._limits(model, plan)
         grouper: RowGrouper = NO_GROUPS
@@ -102,6 +106,7 @@ class EngineAssembly:
         loop.facts = Snapshot(
             is_batching=model.check.is_batching and preset.batch.enabled,
             why_not_batching=model.check.why_not,
+            exact=model.exact.report,
         )
         loop.transforms.append(model.loaded.inputs.with_checkpoints)
         if self._remote is not None:
@@ -151,20 +156,47 @@ class EngineAssembly:
         check = checked(loaded, factory)
         # Its random KV is as long as the model's windows.
         device.release()
+        exact = self._exact(loaded, factory, check)
+        if exact.mode is not None:
+            check = replace(check, kv=f"{check.kv}, equal bits", can_group=False)
+        device.release()
         identity = self._parts.kv_identity(loaded.facts, check, preset)
         has_states = self._parts.has_hidden_states
         drafts = load_drafts(preset, loaded, check, checked, progress, has_states=has_states)
         runner = ModelRunner(loaded.model)
+        runner.mode = exact.mode
         return PreparedModel(
             loaded=loaded,
             factory=factory,
             check=check,
+            exact=exact,
             facts=replace(loaded.facts, identity=identity),
             drafts=drafts,
             n_fixed_rope=n_fixed_rope,
             runner=runner,
             token_bytes=kv_bytes_per_token(runner, factory),
         )
+
+    def _exact(
+        self, loaded: LoadedModel, factory: CacheFactory, check: BatchingCheck
+    ) -> ExactModel:
+        """Verdict on the bits of rows, logged."""
+        preset = self._preset
+        if not self._parts.can_be_exact:
+            return ExactModel(ExactRows(reason="several machines compute the passes"))
+        exact = exact_model(
+            loaded.model,
+            factory,
+            loaded.facts.n_vocab,
+            preset.batch.exact,
+            is_batching=check.is_batching,
+            n_slots=min(preset.slots.count, preset.batch.max_size),
+        )
+        is_wanted = preset.batch.exact is ExactBits.ON
+        level = logging.WARNING if is_wanted and exact.mode is None else logging.INFO
+        state = "on" if exact.mode is not None else "off"
+        log.log(level, "equal bits of rows are %s: %s", state, exact.report.reason)
+        return exact
 
     def _plan(self, model: PreparedModel, device_memory: DeviceMemory) -> MemoryPlan:
         facts = replace(model.facts, n_bytes=model.facts.n_bytes + model.drafts.n_bytes)

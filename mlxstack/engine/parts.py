@@ -37,6 +37,8 @@ class EngineParts:
     """Whether passes can return hidden states."""
     can_embed = True
     """Whether prompts may have inputs beside tokens."""
+    can_be_exact = True
+    """Whether passes may have a mode of their own."""
     can_group = True
     """Whether rows may be grouped in common arrays."""
     is_alone = True

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from mlxstack.bench.dev.in_process_trials import measure
-from mlxstack.bench.dev.trials import BenchResult, FullEngine, Joins, Steps
+from mlxstack.bench.dev.trials import BenchResult, ExactSteps, FullEngine, Joins, Steps
 from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.servers import Sandbox
 from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
@@ -58,8 +58,17 @@ def run(stage: Sandbox, plan: EnginePlan) -> Results:
     n_tokens = max(8, 3 * plan.n_steps)
     asked = [FullEngine(n, plan.contexts[0], n_tokens, plan.passes) for n in plan.rows]
     whole = dict(zip(plan.rows, measure(stage, asked), strict=True))
+    stage.say("equal bits")
+    n_keys = plan.contexts[0]
+    exact = [ExactSteps((n_keys,) * n, plan.n_steps, plan.passes) for n in plan.rows]
+    costs = dict(zip(plan.rows, measure(stage, exact), strict=True))
     return Results(
-        (_shapes(uneven, even), _moves(plan, joins), _speeds(plan, matrix, whole)),
+        (
+            _shapes(uneven, even),
+            _moves(plan, joins),
+            _speeds(plan, matrix, whole),
+            _exact(plan, costs),
+        ),
         (*_shape_targets(uneven, even), *_move_targets(joins)),
         _raw([uneven, even, *matrix], joins),
     )
@@ -115,6 +124,17 @@ def _speeds(plan: EnginePlan, matrix: list[Side], whole: dict[int, BenchResult])
     heads = ("Rows", "Context", "tokens/s ours", "tokens/s theirs", "Ratio", "Whole engine")
     note = "The whole engine adds thread, scheduler, sampling rules, events and snapshots."
     return ReportTable("Tokens per second", heads, rows, note)
+
+
+def _exact(plan: EnginePlan, costs: dict[int, BenchResult]) -> ReportTable:
+    rows = []
+    for n_rows, result in costs.items():
+        ours, exact = (spread(result.of(who, "step_s")).median for who in ("ours", "exact"))
+        speeds = [f"{n_rows / step_s:.1f}" for step_s in (ours, exact)]
+        rows.append((str(n_rows), *speeds, f"{exact / ours - 1:+.0%}"))
+    heads = ("Rows", "tokens/s", "tokens/s with equal bits", "Cost of a step")
+    note = f"`batch.exact: on` over contexts of {plan.contexts[0]} tokens."
+    return ReportTable("Equal bits", heads, tuple(rows), note)
 
 
 def _whole(plan: EnginePlan, side: Side, whole: dict[int, BenchResult]) -> str:

@@ -27,6 +27,17 @@ class Steps(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
+class ExactSteps(Struct, frozen=True, tag=True):
+    """Decode rows over `contexts` tokens, by turns with equal bits.
+
+    Gives `step_s` of ours and exact.
+    """
+
+    contexts: tuple[int, ...]
+    n_steps: int = 20
+    passes: int = 3
+
+
 class Joins(Struct, frozen=True, tag=True):
     """Row of `n_newcomer` tokens joining a batch of `n_bytes` KV.
 
@@ -103,6 +114,7 @@ class FollowUp(Struct, frozen=True, tag=True):
 Trial = (
     BuildModel
     | Steps
+    | ExactSteps
     | Joins
     | SingleFloor
     | BatchAnswers

@@ -29,6 +29,7 @@ from mlxstack.cli.verification.probe import (
 )
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource
+from mlxstack.core.exact_rows import described
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
@@ -175,6 +176,7 @@ class Verifier:
         if not snapshot.is_batching:
             self.note("batch", CheckLevel.BAD, f"slot by slot: {snapshot.why_not_batching}")
             return
+        self.note("equal bits", CheckLevel.OK, described(snapshot.exact))
         prompts = [self.prompt()[: N_HEAD + 20 * (1 + i)] for i in range(self.n_slots)]
         ids = [self._probe.submit(prompt, use_cache=False) for prompt in prompts]
         answers = zip(prompts, map(self._probe.response, ids), strict=True)

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from mlxstack.engine.device import has_gpu, has_nax_units
 from mlxstack.engine.model.cpu_attention import attend_single, attend_tiled, is_tiled
+from mlxstack.engine.model.pass_mode import current_mode
 from mlxstack.engine.model.row_views import CommonKV, KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.policy.attention_kernels import Dims, can_force
 
@@ -36,6 +37,11 @@ def attend(
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
     layer's quantized KV and have no cache which says so, and on a CPU.
     """
+    mode = current_mode()
+    if mode is not None:
+        by_mode = mode.attend(queries, keys, values, cache, scale, mask, sinks)
+        if by_mode is not None:
+            return by_mode
     is_alone = not isinstance(keys, RaggedArray)
     row_keys = [keys]
     row_values = [values]

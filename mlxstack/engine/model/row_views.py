@@ -33,12 +33,19 @@ class RaggedArray(mx.array):
     because only then does Python ask `__rmatmul__` before the left operand's `__matmul__`.
     """
 
-    def __init__(self, arrays: Sequence[Any], counts: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        counts: Sequence[int] | None = None,
+        n_later: Sequence[int] | None = None,
+    ) -> None:
         # Where an operation takes the stand-in itself, all it gets is not a number.
         dtype = getattr(arrays[0], "dtype", mx.float32)
         super().__init__(float("nan"), dtype)
         self.arrays = list(arrays)
         self.counts = counts or [1] * len(self.arrays)
+        self.n_later = n_later or [0] * len(self.arrays)
+        """Tokens that the cache of each row holds after its last key."""
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -110,7 +117,9 @@ class KVView:
                 continue
             bounds = _bounds(slot, n, _length(keys))
             pairs += [(_cut_tokens(keys, *b), _cut_tokens(values, *b)) for b in bounds]
-        return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
+        n_later = [n - 1 - j for n in self._counts for j in range(n)]
+        keys, values = zip(*pairs, strict=True)
+        return RaggedArray(keys, n_later=n_later), RaggedArray(values, n_later=n_later)
 
     def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
         """One mask per row, or None when no row needs one."""
@@ -230,6 +239,7 @@ class ShiftedKV:
 
     def __init__(self, cache: Any, offset: Any, added: mx.array | None) -> None:
         self._cache = cache
+        self.unshifted = cache
         self.offset = offset
         self.added = added
 

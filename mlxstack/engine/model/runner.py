@@ -12,10 +12,12 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cpu_attention import joined
 from mlxstack.engine.model.length_rope import pass_length
+from mlxstack.engine.model.pass_mode import PassMode, using_mode
 from mlxstack.engine.model.row_views import ExtraPairs, masked, shifted, view
 from mlxstack.policy.pass_layout import PassLayout
 
@@ -97,6 +99,8 @@ class ModelRunner:
         self.is_batching = is_batching
         self.is_ragged = is_ragged
         self.n_calls = 0
+        self.mode: PassMode | None = None
+        """How layers multiply and attend; None: the usual way."""
         self._pass_length = pass_length(model)
 
     def execute(self, plan: Sequence[SlotTokens], views: Sequence[Any] | None = None) -> mx.array:
@@ -120,12 +124,23 @@ class ModelRunner:
     def logits(self, states: mx.array) -> mx.array:
         """Logits (tokens, vocabulary) of last hidden states (tokens, dim)."""
         assert self.parts is not None
-        return self.parts.head(states)
+        with using_mode(self.mode):
+            return self.parts.head(states)
 
     def _run(
         self, plan: Sequence[SlotTokens], compute: Compute, views: Sequence[Any] | None = None
     ) -> mx.array:
         """Output (all tokens, dims) in the order of the plan."""
+        max_rows = self.mode.max_rows if self.mode else 0
+        with using_mode(self.mode):
+            if not max_rows or views is not None:
+                return self._pass(plan, compute, views)
+            return joined([self._pass(part, compute) for part in parts_of(plan, max_rows)])
+
+    def _pass(
+        self, plan: Sequence[SlotTokens], compute: Compute, views: Sequence[Any] | None = None
+    ) -> mx.array:
+        """Output of the plan in one pass where possible."""
         counts = [slot.n_tokens for slot in plan]
         if views is not None:
             return _rows(plan, views, compute)
@@ -171,6 +186,27 @@ class ModelRunner:
             together = self._run([plan[i] for i in single], compute)
             outputs |= {i: together[position : position + 1] for position, i in enumerate(single)}
         return joined([outputs[i] for i in range(len(plan))])
+
+
+def parts_of(plan: Sequence[SlotTokens], max_rows: int) -> list[list[SlotTokens]]:
+    """Cut a plan into passes of `max_rows` tokens, but for prompts."""
+    passes: list[list[SlotTokens]] = []
+    n_free = 0
+    for slot in plan:
+        if slot.n_prefill or slot.embedded is not None:
+            passes.append([slot])
+            n_free = 0
+            continue
+        start = 0
+        while start < slot.n_tokens:
+            if not n_free:
+                passes.append([])
+                n_free = max_rows
+            stop = min(start + n_free, slot.n_tokens)
+            passes[-1].append(replace(slot, tokens=slot.tokens[start:stop]))
+            n_free -= stop - start
+            start = stop
+    return passes
 
 
 class PassStart(Struct, frozen=True):

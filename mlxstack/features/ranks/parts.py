@@ -43,6 +43,7 @@ class RankedParts(EngineParts):
     has_hidden_states = False
     can_embed = False
     can_group = False
+    can_be_exact = False
     is_alone = False
 
     def __init__(self, group: RankGroup) -> None:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from litestar import Response, get, head, post
+from msgspec import to_builtins
 
 from mlxstack import __version__
 from mlxstack.api.dialects.llama_server.response_schema import params
@@ -102,6 +103,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "n_ctx_train": facts.n_ctx_train,
         "is_batching": snapshot.is_batching,
         "why_not_batching": snapshot.why_not_batching,
+        "exact": to_builtins(snapshot.exact),
         "draft_model": snapshot.draft_model,
         "prevents_sleep": service.sleep.is_held,
         "why_not_preventing_sleep": service.sleep.why_not or None,

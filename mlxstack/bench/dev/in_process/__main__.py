@@ -21,6 +21,7 @@ from mlxstack.bench.dev.trials import (
     BenchResult,
     BuildModel,
     Drafts,
+    ExactSteps,
     FollowUp,
     FullEngine,
     Joins,
@@ -63,6 +64,7 @@ def run(job: BenchJob) -> list[BenchResult]:
 def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:
     kinds: dict[type, Callable[[Any, LoadedModel], BenchResult]] = {
         Steps: decode_steps.steps,
+        ExactSteps: decode_steps.exact_steps,
         Joins: batch_join.joins,
         SingleFloor: baselines.floor,
         BatchAnswers: baselines.batch_answers,

@@ -19,6 +19,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.features.exact.engine import ExactPasses
 from mlxstack.features.row_stacks.engine import RowStacker
 
 FIRST = 5
@@ -100,6 +101,19 @@ class Ours:
     def _settle(self) -> None:
         for row in self._batch.rows:
             evaluate(row.context.caches)
+
+
+class OursExact(Ours):
+    """Our batch with equal bits, over layers with row floors."""
+
+    who = "exact"
+
+    def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
+        super().__init__(model, (), is_stacking=False)
+        self._batch.runner.mode = ExactPasses()
+        for layers in caches:
+            self.join(self.newcomer(layers))
+        self.finish()
 
 
 class Theirs:

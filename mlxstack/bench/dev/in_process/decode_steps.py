@@ -7,10 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.bench.dev.in_process.contestants import FIRST, Ours, Theirs, filled
-from mlxstack.bench.dev.trials import BenchResult, Steps, TrialSamples
+from mlxstack.bench.dev.in_process.contestants import FIRST, Ours, OursExact, Theirs, filled
+from mlxstack.bench.dev.trials import BenchResult, ExactSteps, Steps, TrialSamples
 from mlxstack.engine import device
 from mlxstack.engine.loading.loader import LoadedModel
+from mlxstack.features.exact.row_floors import measured_layers, set_floors
 
 Side = Ours | Theirs
 
@@ -42,6 +43,21 @@ def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
             TrialSamples("theirs", "bytes", (theirs_bytes,)),
             TrialSamples("alone", "bytes", (alone,)),
             *(TrialSamples(who, "step_s", tuple(values)) for who, values in times.items()),
+        )
+    )
+
+
+def exact_steps(trial: ExactSteps, loaded: LoadedModel) -> BenchResult:
+    """Time steps of rows with equal bits, and without, by turns."""
+    model = loaded.model
+    set_floors(measured_layers(model, lambda: True) or [])
+    caches = [[filled(model, n, seed=i) for i, n in enumerate(trial.contexts)] for _ in range(2)]
+    sides = (ran(Ours(model, caches[0], is_stacking=False)), ran(OursExact(model, caches[1])))
+    measured = [by_turns(sides, trial.n_steps) for _ in range(trial.passes)]
+    return BenchResult(
+        tuple(
+            TrialSamples(side.who, "step_s", tuple(step_s[side.who] for step_s in measured))
+            for side in sides
         )
     )
 

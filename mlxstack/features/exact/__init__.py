@@ -1,0 +1,1 @@
+"""Equal bits of rows, alone and beside others."""

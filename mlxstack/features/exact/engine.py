@@ -1,0 +1,168 @@
+"""Equal bits of rows: measured at load, and their passes."""
+
+import time
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.exact_rows import ExactBits, ExactRows, WidthBits
+from mlxstack.engine import device
+from mlxstack.engine.device_errors import raise_device_error
+from mlxstack.engine.model import cache_adapters
+from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.pass_mode import PassMode
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.features.exact.attention import attend_exact
+from mlxstack.features.exact.check import BitCheck, PassBits
+from mlxstack.features.exact.policy import Costs, common_ceiling, decide
+from mlxstack.features.exact.row_floors import MeasuredLayer, measured_layers, set_floors
+
+AUTO_S = 15.0
+ON_S = 300.0
+"""Seconds after which no further measurement begins, with `auto` and with `on`."""
+WIDTHS = (2, 3, 4, 8)
+"""Passes of so many rows are compared."""
+
+
+class ExactPasses(Struct, frozen=True):
+    """Mode of passes whose rows have equal bits."""
+
+    max_rows: int = 0
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None,
+    ) -> mx.array | None:
+        """Attention by blocks of keys on a CPU, else by MLX."""
+        if device.has_gpu():
+            return None
+        return attend_exact(queries, keys, values, cache, scale, mask, sinks)
+
+
+class ExactModel(Struct, frozen=True):
+    """Report on a model, and the mode of its passes."""
+
+    report: ExactRows
+    mode: PassMode | None = None
+
+
+class ExactMeasurement:
+    """Measures a model, plain and with equal bits."""
+
+    def __init__(self, plain: BitCheck, exact: BitCheck, setting: ExactBits, until: float) -> None:
+        self._plain = plain
+        self._exact = exact
+        self._setting = setting
+        self._until = until
+
+    def has_time(self) -> bool:
+        """Whether another step may begin."""
+        return time.monotonic() < self._until
+
+    def measured(self, report: ExactRows) -> ExactRows:
+        """Add costs, bits and the decision to the report."""
+        is_auto = self._setting is ExactBits.AUTO
+        costs = self._exact.costs(self._plain.runner, self.has_time, stops_early=is_auto)
+        report = replace(report, decode_cost=costs.decode, prefill_cost=costs.prefill)
+        if is_auto and costs.is_high:
+            return _decided(report, self._setting, "", costs)
+        plain = self._plain.equal_rows(self.has_time) or {}
+        exact = self._exact.equal_rows(self.has_time)
+        passes = self._exact.passes(self.has_time)
+        report = replace(
+            report,
+            widths=tuple(
+                WidthBits(n, n_equal_on=equal, n_equal_off=plain.get(n))
+                for n, equal in (exact or {}).items()
+            ),
+            drafts_equal=bool(passes and passes.drafts),
+            chunks_equal=bool(passes and passes.chunks),
+            decoded_equal=bool(passes and passes.decoded),
+        )
+        return _decided(report, self._setting, _differs(exact, passes), costs)
+
+
+def exact_model(
+    model: Any,
+    factory: CacheFactory,
+    n_vocab: int,
+    setting: ExactBits,
+    *,
+    is_batching: bool,
+    n_slots: int,
+) -> ExactModel:
+    """Measure the bits of rows, and choose; changes layers."""
+    if setting is ExactBits.OFF:
+        return ExactModel(_decided(ExactRows(), setting, "", Costs()))
+    until = time.monotonic() + (ON_S if setting is ExactBits.ON else AUTO_S)
+    layers = measured_layers(model, lambda: time.monotonic() < until)
+    if layers is None:
+        return ExactModel(ExactRows(reason="there was no time to measure its layers"))
+    mode = ExactPasses(common_ceiling([layer.rows for layer in layers if layer.rows]))
+    bits = tuple(dict.fromkeys(layer.bits for layer in layers))
+    report = ExactRows(layers=bits, max_rows=mode.max_rows)
+    why_not = _why_not(layers, factory)
+    if why_not:
+        return ExactModel(_decided(report, setting, why_not, Costs()))
+    set_floors(layers)
+    widths = tuple(n for n in WIDTHS if n <= n_slots) or WIDTHS[:1]
+    plain = ModelRunner(model, is_batching=is_batching)
+    exact = ModelRunner(model, is_batching=is_batching)
+    exact.mode = mode
+    measurement = ExactMeasurement(
+        BitCheck(plain, factory, n_vocab, widths),
+        BitCheck(exact, factory, n_vocab, widths),
+        setting,
+        until,
+    )
+    try:
+        report = measurement.measured(report)
+    except Exception as error:
+        raise_device_error(error)
+        why_not = f"its check failed: {type(error).__name__}: {error}"
+        report = _decided(report, setting, why_not, Costs())
+    return ExactModel(report, mode if report.is_on else None)
+
+
+def _why_not(layers: list[MeasuredLayer], factory: CacheFactory) -> str:
+    """Why no width has equal bits; empty if one may have."""
+    unequal = next((layer for layer in layers if layer.rows is None), None)
+    if unequal is not None:
+        return f"no two row counts have equal bits in {unequal.bits.kind} {unequal.bits.shape}"
+    ceiling = common_ceiling([layer.rows for layer in layers if layer.rows])
+    floor = max((layer.rows.floor for layer in layers if layer.rows), default=1)
+    if ceiling and ceiling < floor:
+        return f"no row count has equal bits in all layers: {floor} in one, {ceiling} in another"
+    single = next((x for x in layers if x.bits.kind == "experts" and x.bits.min_rows > 1), None)
+    if single is not None:
+        return f"a lone row has other bits in experts {single.bits.shape}"
+    leaves = cache_adapters.leaves(factory.make())
+    if any(isinstance(leaf, RotatingKVCache) and leaf.keep for leaf in leaves):
+        return "its windows keep their first keys"
+    return ""
+
+
+def _differs(equal: dict[int, int] | None, passes: PassBits | None) -> str:
+    """Description of bits that differ all the same; empty: none."""
+    if equal is None or passes is None:
+        return "there was no time to compare its rows"
+    unequal = [width for width, n in equal.items() if n < width]
+    if unequal:
+        return f"rows have other bits than alone in passes of {', '.join(map(str, unequal))}"
+    if not passes.drafts:
+        return "tokens that are verified together have other bits than single ones"
+    return ""
+
+
+def _decided(report: ExactRows, setting: ExactBits, why_not: str, costs: Costs) -> ExactRows:
+    is_on, reason = decide(setting, why_not, costs)
+    return replace(report, is_on=is_on, reason=reason)
