@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from mlxstack.core.exact_rows import ExactBits
 from mlxstack.core.strict import Strict
 from mlxstack.core.thinking import ClientSpec, ThinkingSpec
-
-from mlxstack.core.exact_rows import ExactBits
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]

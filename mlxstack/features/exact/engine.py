@@ -18,7 +18,12 @@ from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.features.exact.attention import attend_exact
 from mlxstack.features.exact.check import BitCheck, PassBits
 from mlxstack.features.exact.policy import Costs, common_ceiling, decide
-from mlxstack.features.exact.row_floors import MeasuredLayer, measured_layers, set_floors
+from mlxstack.features.exact.row_floors import (
+    MeasuredLayer,
+    clear_floors,
+    measured_layers,
+    set_floors,
+)
 
 AUTO_S = 15.0
 ON_S = 300.0
@@ -130,7 +135,10 @@ def exact_model(
         raise_device_error(error)
         why_not = f"its check failed: {type(error).__name__}: {error}"
         report = _decided(report, setting, why_not, Costs())
-    return ExactModel(report, mode if report.is_on else None)
+    if not report.is_on:
+        clear_floors(layers)
+        return ExactModel(report)
+    return ExactModel(report, mode)
 
 
 def _why_not(layers: list[MeasuredLayer], factory: CacheFactory) -> str:

@@ -64,6 +64,14 @@ def set_floors(layers: list[MeasuredLayer]) -> None:
         layer.module._row_floor = layer.rows.floor
 
 
+def clear_floors(layers: list[MeasuredLayer]) -> None:
+    """Make these layers again what they were."""
+    for layer in layers:
+        if hasattr(layer.module, "_row_floor"):
+            layer.module.__class__ = type(layer.module).__bases__[0]
+            del layer.module._row_floor
+
+
 def _is_tied(model: Any) -> bool:
     return not any(name.endswith("lm_head") for name, _ in model.named_modules())
 

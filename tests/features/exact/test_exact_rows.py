@@ -17,7 +17,8 @@ from mlxstack.engine.model.pass_mode import using_mode
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens, parts_of
 from mlxstack.features.exact.attention import attend_exact
 from mlxstack.features.exact.engine import ExactModel, ExactPasses, exact_model
-from mlxstack.features.exact.row_floors import measured_layers, set_floors
+from mlxstack.features.exact.policy import RowRange
+from mlxstack.features.exact.row_floors import clear_floors, measured_layers, set_floors
 from tests.matrix.builder import build
 from tests.matrix.checks import through_bytes
 from tests.matrix.configs import VOCAB
@@ -219,6 +220,17 @@ def test_passes_are_never_wider_than_the_largest_equal_width() -> None:
         [40],
         [1],
     ]
+
+
+def test_layers_are_as_before_where_it_stays_off() -> None:
+    model = imitated(EqualUpTo12)
+    kinds = [type(module) for _, module in model.named_modules()]
+    layers = measured_layers(model, lambda: True)
+    assert layers is not None
+    set_floors([replace(layer, rows=RowRange(5)) for layer in layers])
+    assert kinds != [type(module) for _, module in model.named_modules()]
+    clear_floors(layers)
+    assert kinds == [type(module) for _, module in model.named_modules()]
 
 
 def test_off_measures_nothing() -> None:
