@@ -23,8 +23,8 @@ MAX_CHARS = 200
 """Characters of a program's name and of a session hint."""
 CODEX = ("thread-id", "session-id")
 OPENCODE = ("x-session-id", "x-session-affinity")
-SUBAGENTS = ("x-claude-code-agent-id", "x-openai-subagent")
-"""Headers of the sub-agents of Claude Code and of Codex."""
+MARKS = ("user-agent", "x-claude-code-agent-id", "x-openai-subagent", "x-parent-session-id")
+"""Headers by which clients mark their turns."""
 SESSION_MARK = "_session_"
 """Separator of the session in Claude Code's older form of `user_id`."""
 
@@ -57,10 +57,15 @@ def caller_of(body: CallerFields, connection: Connection) -> Caller:
         session_hint=session_hint(connection.headers, body.prompt_cache_key, _user(body)),
         client=client_name(connection.headers),
         salt=salt_of(connection, body.cache_salt or ""),
-        is_subagent=_first_header(connection.headers, SUBAGENTS) != "",
         priority=priority,
         request_id=request_id(connection.scope),
+        marks=_marks(connection.headers),
     )
+
+
+def _marks(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    values = ((name, _stripped(headers.get(name))[:MAX_CHARS]) for name in MARKS)
+    return tuple((name, value) for name, value in values if value)
 
 
 def _agent(body: CallerFields) -> str | None:

@@ -33,6 +33,9 @@ BUDGETS = (
     "thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget", "thinking_budget",
 )  # fmt: skip
 """Fields of llama-server, of vLLM and of Qwen's cloud."""
+CACHE_HEADER = "x-mlx-stack-cache"
+"""Header with the value of the field `cache`."""
+CACHE_MODES = {"drop": True, "keep": False}
 MIN_TOP_P = 1e-6
 MAX_BIAS_TEXTS = 1000
 MAX_BIAS_TEXT = 1000
@@ -79,6 +82,7 @@ class Fields(CallerFields, kw_only=True):
     n_predict: int | None = None
     id_slot: int | None = None
     cache_prompt: bool | None = None
+    cache: str | None = None
     timings_per_token: bool | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
@@ -111,10 +115,19 @@ def options(
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         use_cache=body.cache_prompt is not False,
+        drops_kv=drops_kv(body, connection),
         response_format=_constraint(body),
         thinking_budget=thinking_budget(body),
         caller=caller_of(body, connection),
     )
+
+
+def drops_kv(body: Fields, connection: Connection) -> bool | None:
+    """Whether body or header drop the KV; None where both are silent."""
+    name = body.cache or connection.headers.get(CACHE_HEADER)
+    if name is None:
+        return None
+    return read_known(CACHE_MODES, name.strip().lower(), "cache")
 
 
 def bound(n: int, limit: int, name: str, unit: str) -> None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from mlxstack.core.engine_events import CacheMiss, RequestTimings, SlotAssigned
 from mlxstack.core.prompt_tokens import n_computed
+from mlxstack.core.request import TurnKind
 from mlxstack.core.response_parts import ResponsePart
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ CACHE_HEADERS = tuple(
         "images",
         "slot",
         "agent",
+        "turn",
+        "cache",
         "loose-schemas",
         "omitted-tools",
     )
@@ -57,8 +60,15 @@ def cache_headers(
     While its `work` is under way they give the expected seconds.
     """
     headers = {}
-    if generation.request.display_name:
-        headers[AGENT] = generation.request.display_name
+    request = generation.request
+    if request.display_name:
+        headers[AGENT] = request.display_name
+    if request.caller.turn_kind is not TurnKind.PERSON:
+        headers[PREFIX + "turn"] = (
+            f"{request.caller.turn_kind}, priority {request.priority.name.lower()}"
+        )
+    if request.drops_kv:
+        headers[PREFIX + "cache"] = "drop"
     if isinstance(first, SlotAssigned):
         expected = RequestTimings(prefill_s=first.expected_s, saved_s=first.saved_s)
         values = _of_reuse(generation, first, work or expected)

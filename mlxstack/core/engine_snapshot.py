@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.exact_rows import ExactRows
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, TurnKind
 
 
 class RequestPhase(StrEnum):
@@ -52,6 +52,9 @@ class SlotView(Struct, frozen=True):
     n_drafted: int = 0
     n_accepted: int = 0
     """Draft tokens among the decoded ones."""
+    priority: Priority = Priority.NORMAL
+    turn_kind: TurnKind = TurnKind.PERSON
+    """Of its last request, as is the priority."""
     is_reading: bool = False
     """Whether KV of its prompt is read from disk."""
     n_images: int = 0
@@ -68,6 +71,7 @@ class WaitingView(Struct, frozen=True):
     n_prompt: int
     waited_s: float
     pin: int | None = None
+    turn_kind: TurnKind = TurnKind.PERSON
 
 
 class Counters(Struct, frozen=True):

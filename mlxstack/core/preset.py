@@ -182,7 +182,7 @@ class PrefillSpec(Strict, frozen=True):
 
     max_stall_ms: Annotated[
         Annotated[float, Meta(ge=10)],
-        Meta(description="Longest pause in ms of a generating request while others prefill."),
+        Meta(description="Longest pause in ms of an answer for a person while others prefill."),
     ] = 250.0
     chunk_size: Annotated[
         Annotated[int, Meta(ge=16)],

@@ -1,6 +1,6 @@
 """Generation request in tokens, for scheduler and engine."""
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +23,28 @@ class Priority(IntEnum):
 
 UNLIMITED = -1
 """Token limit that means the context alone, as in llama-server."""
+
+
+class TurnKind(StrEnum):
+    """Kind of a turn: whether a person waits for its answer."""
+
+    PERSON = "person"
+    """The default: no mark of another kind."""
+    SUBAGENT = "sub-agent"
+    SCRIPT = "script"
+    """A client that runs without a terminal: scripts, cron jobs."""
+    HELPER = "helper"
+    """A title, a summary or a probe of a client, of which no later prompt is a continuation."""
+
+
+class TurnReading(Struct, frozen=True):
+    """Kind of a turn, and whether later ones cannot use its KV."""
+
+    kind: TurnKind = TurnKind.PERSON
+    drops_kv: bool = False
+
+
+PERSON_TURN = TurnReading()
 
 
 class SamplingParams(Struct, frozen=True):
@@ -56,11 +78,12 @@ class Caller(Struct, frozen=True):
     """Name of the program."""
     salt: str = ""
     """Separates the KV of tenants."""
-    is_subagent: bool = False
-    """An agent that another one started."""
     priority: Priority = Priority.NORMAL
+    turn_kind: TurnKind = TurnKind.PERSON
     request_id: str = ""
     """Id of the HTTP request, for the log."""
+    marks: tuple[tuple[str, str], ...] = ()
+    """Headers by which clients mark their turns, names in lower case."""
 
 
 class Request(Struct, frozen=True):
@@ -79,6 +102,8 @@ class Request(Struct, frozen=True):
     is_first_turn: bool = False
     """The conversation holds no answer yet."""
     use_cache: bool = True
+    drops_kv: bool = False
+    """Its KV goes at its end, and its slot gets the context back that was in it."""
     prediction: tuple[int, ...] = ()
     """Answer that the client expects, to draft from."""
     constraint: Constraint | None = None

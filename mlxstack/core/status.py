@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, TurnKind
 from mlxstack.core.thinking import Effort, ThinkingBound
 
 
@@ -190,6 +190,10 @@ class RequestView(Struct, frozen=True):
     decode_s: float = 0.0
     ttft_s: float = 0.0
     saved_s: float = 0.0
+    priority: Priority = Priority.NORMAL
+    turn_kind: TurnKind = TurnKind.PERSON
+    drops_kv: bool = False
+    """Its KV went at its end."""
     ended: str = ""
     """Reason of its end: "eos", "length", "cancelled", "failed" ..."""
     age_s: float = 0.0

@@ -49,8 +49,6 @@ GROWTH_EVERY_PROPOSING = 8
 """Steps between memory checks for growing rows; proposals add up to 17 tokens."""
 GROWTH = 256
 """Tokens admitted ahead per row: the growth of mlx-lm's caches."""
-MAX_LOADS = 3
-"""Maximum disk reads per request; then it starts from memory."""
 
 Events = tuple[Event, ...]
 LastEvent = RequestFinished | RequestFailed
@@ -278,6 +276,8 @@ class EngineLoop:
         recent = {slot for slot, x in self._last.items() if x.ended_step >= self._n_steps - 1}
         suspects = {slot for work in self.idle_works for slot in work.slots}
         suspects |= recent.intersection(self.idle_slots)
+        for slot in recent:
+            self.slot_kv.drop_aside(slot)
         self.end_idle_work()
         self._fail_these(
             [
@@ -304,6 +304,7 @@ class EngineLoop:
         for slot in self._state.slots:
             # A request whose end raised still occupies its slot.
             if slot.state in ACTIVE and not (slot.request and slot.request.id in self._requests):
+                self.slot_kv.drop_aside(slot.id)
                 self.clear_slot(slot.id, error)
                 self.release(slot.id)
         device.settle()
@@ -356,9 +357,7 @@ class EngineLoop:
 
     def _prepare_slot(self, request_state: RequestState, slot: int) -> None:
         """Reuse known KV; what a provider brings comes first, beside other slots."""
-        may_read = request_state.n_loads < MAX_LOADS
-        lookup = self.slot_kv.lookup
-        plan, miss = lookup.find(request_state.request, self.slots, slot, may_read=may_read)
+        plan, miss = self.slot_kv.find(request_state, slot)
         if self._awaits_kv(request_state, slot, plan):
             return
         request_state.is_assigned = True
@@ -404,10 +403,7 @@ class EngineLoop:
 
     def _switch(self, request_state: RequestState, slot: int) -> None:
         """Continue from other KV where it is a block ahead."""
-        may_read = request_state.n_loads < MAX_LOADS
-        plan, _ = self.slot_kv.lookup.find(
-            request_state.request, self.slots, slot, may_read=may_read
-        )
+        plan, _ = self.slot_kv.find(request_state, slot)
         n_gained = plan.position - len(self.slots[slot])
         if n_gained < self._limits.prefill.block or self._awaits_kv(request_state, slot, plan):
             return
@@ -532,10 +528,11 @@ class EngineLoop:
             is_loading = self._state.slot(slot).state is SlotState.LOADING
             is_own = request_state.is_assigned and not is_loading
             if is_own:
-                self._last[slot] = request_state
+                if not request_state.request.drops_kv:
+                    self._last[slot] = request_state
                 request_state.ended_step = self._n_steps
                 self.stats.served(request_state.work(now), now - request_state.assigned_at)
-            n_tokens = len(self.slots[slot])
+            n_tokens = self.slot_kv.n_tokens_after(slot)
             self._state = scheduler_state.release_slot(self._state, slot, n_tokens, now)
         request_state.state = self.stats.ended(last)
         self._events.append(last)

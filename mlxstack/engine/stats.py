@@ -236,7 +236,13 @@ def build_snapshot(
     )
     waiting = tuple(
         WaitingView(
-            t.id, t.display_name, t.priority, len(t.tokens), max(0.0, now - t.arrived), t.slot
+            request=t.id,
+            agent=t.display_name,
+            priority=t.priority,
+            n_prompt=len(t.tokens),
+            waited_s=max(0.0, now - t.arrived),
+            pin=t.slot,
+            turn_kind=t.caller.turn_kind,
         )
         for t in state.waiting
     )
@@ -266,6 +272,8 @@ def _slot(
         state=request_state.state,
         request=request_state.request.id,
         agent=request_state.request.display_name,
+        priority=request_state.request.priority,
+        turn_kind=request_state.request.caller.turn_kind,
         n_prompt=len(request_state.request.tokens),
         n_done=slot.position
         if request_state.state is RequestPhase.PREFILLING

@@ -7,6 +7,7 @@ from mlxstack.features.early_turns.service import EarlyTurns
 from mlxstack.features.ranks.group import RankGroup
 from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.features.thinking.service import ThinkingDefaults
+from mlxstack.features.turn_kinds.service import TurnKinds
 from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.neighbors import Neighbors
@@ -36,7 +37,12 @@ def assemble(
         source=source,
         ranks=RankGroup(preset.hosts) if preset.hosts else None,
     )
-    features: list[ServiceFeature] = [engine_factory.peers, EarlyTurns(), ThinkingDefaults()]
+    features: list[ServiceFeature] = [
+        engine_factory.peers,
+        EarlyTurns(),
+        TurnKinds(),
+        ThinkingDefaults(),
+    ]
     if source is not None:
         features.insert(0, Neighbors(home, source.stem))
     engine = engine_factory.engine(preset)

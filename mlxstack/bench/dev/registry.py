@@ -16,6 +16,7 @@ from mlxstack.bench.dev import (
     engine,
     gateway,
     peers,
+    person_first,
     prefix_cache_report,
     prefix_cache_scenarios,
     serving_report,
@@ -141,6 +142,11 @@ def _gateway(stage: Sandbox, request: BenchRequest) -> Results:
     return uvloop.run(gateway.run(stage, replace(plan, passes=request.passes)))
 
 
+def _person(stage: Sandbox, request: BenchRequest) -> Results:
+    plan = person_first.SMALL if request.is_small else person_first.PersonPlan()
+    return uvloop.run(person_first.run(stage, replace(plan, passes=request.passes)))
+
+
 def _serve(stage: Sandbox, request: BenchRequest) -> Results:
     return uvloop.run(_served(stage, _serve_plan(request), request))
 
@@ -199,6 +205,7 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "start": _start,
     "tui": _tui,
     "gateway": _gateway,
+    "person": _person,
     "simulate": _simulate,
 }
 WITHOUT_MODEL = frozenset({"start", "simulate"})

@@ -36,6 +36,7 @@ NAMES = (
     "start",
     "tui",
     "gateway",
+    "person",
     "simulate",
     "all",
 )
@@ -88,9 +89,9 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     are saved. text: the text work of a request. serve: a service under many agents. peers: the same
     beside mlx_lm.server, and vllm-mlx where it is on the PATH, on the same model; real text for a
     folder as --model. start: how soon the command answers. tui: what an attached dashboard costs.
-    gateway: the way through a gateway against the one beside it. simulate: waiting times of agents
-    on imagined hardware, by the real scheduler. all: every one but simulate and serve, whose scenes
-    are in peers.
+    gateway: the way through a gateway against the one beside it. person: the first token of a turn
+    beside three busy sub-agents. simulate: waiting times of agents on imagined hardware, by the
+    real scheduler. all: every one but person, simulate and serve, whose scenes are in peers.
     """
     if find_spec("mlxstack.bench.dev") is None:
         raise Unsupported(

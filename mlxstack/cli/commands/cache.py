@@ -66,6 +66,7 @@ def why(
     service: ServiceOptions,
 ) -> VerbResult:
     """Show how much a request reused, and the reason for the rest."""
+    from mlxstack.core.request import TurnKind
     from mlxstack.core.status import RequestView
 
     path = path_of("requests", request)
@@ -78,6 +79,10 @@ def why(
         lines.append(f"begun early: {begun} tokens, used {used}")
     if view.thinking is not None:
         lines.append(f"thinking: {view.thinking.description}")
+    if view.turn_kind is not TurnKind.PERSON:
+        lines.append(f"turn: {view.turn_kind}, priority {view.priority.name.lower()}")
+    if view.drops_kv:
+        lines.append("its KV was dropped at its end; its slot is as before")
     lines.append(_reason(view.miss, labels(service)) if view.miss else "no miss")
     return VerbResult(view, "\n".join(lines))
 

@@ -80,7 +80,8 @@ class PrefixLookup:
     ) -> tuple[ReusePlan, CacheMiss | None]:
         """Best restore point of the prompt, and the miss.
 
-        KV on disk counts if it `may_read`.
+        `slots` are contexts, also of no slot at the end. KV on disk counts if it `may_read`. A
+        request that drops its KV copies also what is in its own slot.
         """
         chains = self._chains(request)
         before = self._before(request, slots)
@@ -89,7 +90,8 @@ class PrefixLookup:
             return ReusePlan(), reuse_plan.explain_miss(
                 ReusePlan(), (), replace(clues, is_enabled=False)
             )
-        options = [_live_source(slots[slot], KVSource.SLOT, slot, request)]
+        own = KVSource.FORK if request.drops_kv else KVSource.SLOT
+        options = [_live_source(slots[slot], own, slot, request)]
         if self._prefix_cache.spec.enabled:
             nonempty = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             options += [_live_source(slots[i], KVSource.FORK, i, request) for i in nonempty]
@@ -313,6 +315,8 @@ class PrefixOverlapCache:
         request = self._requests[request_id].request
         computed = self._requests[other_id].request
         if request.salt != computed.salt or not (request.use_cache and computed.use_cache):
+            return 0
+        if computed.drops_kv:
             return 0
         key = (request.id, computed.id)
         if key not in self._promises:

@@ -5,9 +5,10 @@ import time
 from collections.abc import Sequence
 
 import mlx.core as mx
+from msgspec import Struct
 
 from mlxstack.core.commands import FlushResult
-from mlxstack.core.engine_events import KVSource
+from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.preset import Persist
 from mlxstack.core.prompt_tokens import TokenRow
@@ -30,6 +31,16 @@ from mlxstack.policy.kv.shared_prefixes import SharedPrefixTokens
 log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
+MAX_LOADS = 3
+"""Maximum disk reads per request; then it starts from memory."""
+
+
+class AsideContext(Struct, frozen=True):
+    """Context of a slot whose request drops its KV."""
+
+    context: SlotContext
+    is_storing: bool
+    """Whether its last answer was still being packed."""
 
 
 class SlotKVManager:
@@ -63,9 +74,16 @@ class SlotKVManager:
         self.disk_tier = disk_tier
         self._is_room_due = False
         self._storing: set[int] = set()
+        self._aside: dict[int, AsideContext] = {}
+        """Contexts of slots whose requests drop their KV."""
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
         self._planned = prefix_cache.budget
+
+    @property
+    def sources(self) -> list[SlotContext]:
+        """Contexts to reuse: of the slots, then those set aside."""
+        return [*self.slots, *(aside.context for aside in self._aside.values())]
 
     @property
     def live_bytes(self) -> int:
@@ -73,12 +91,13 @@ class SlotKVManager:
 
         A checkpoint that is shared or parked too counts once.
         """
-        own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
+        live = self.sources
+        own = {id(mark): mark for context in live for mark in context.checkpoints}
         checkpoints = sum(
             mark.n_bytes for mark in own.values() if not self.prefix_cache.contains(mark)
         )
-        contexts = sum(context.cache_bytes + context.n_unreserved for context in self.slots)
-        companions = sum(context.companion_bytes for context in self.slots)
+        contexts = sum(context.cache_bytes + context.n_unreserved for context in live)
+        companions = sum(context.companion_bytes for context in live)
         return checkpoints + contexts + companions + self.lookup.n_bytes + self.inputs.n_bytes
 
     def has_room(self, n_bytes: int) -> bool:
@@ -88,7 +107,7 @@ class SlotKVManager:
 
     def drop_copies(self) -> None:
         """Drop companions, shared arrays and unused inputs, which only save time."""
-        for context in self.slots:
+        for context in self.sources:
             context.companion = None
             context.take_back()
         self.inputs.drop()
@@ -116,6 +135,15 @@ class SlotKVManager:
             "prefix_cache.memory_budget_pct, or use fewer kv.bits where the model can"
         )
 
+    def find(self, request_state: RequestState, slot: int) -> tuple[ReusePlan, CacheMiss | None]:
+        """Best restore point of a request, and the miss; see `PrefixLookup.find`.
+
+        A request that drops its KV brings none from disk to memory.
+        """
+        request = request_state.request
+        may_read = request_state.n_loads < MAX_LOADS and not request.drops_kv
+        return self.lookup.find(request, self.sources, slot, may_read=may_read)
+
     def bring(self, request_state: RequestState, plan: ReusePlan, ready: Ready) -> bool:
         """Start the plan's disk reads, if any; `ready` follows."""
         missing = self.prefix_cache.missing(plan)
@@ -135,12 +163,19 @@ class SlotKVManager:
     ) -> None:
         """Make the slot's context the planned beginning of the prompt.
 
-        What it held before and the prompt does not continue is parked where it is worth it. A
-        prompt that is only expected explains no later miss, and what it does not continue is the
-        first to be evicted.
+        What it held before and the prompt does not continue is parked where it is worth it, or set
+        aside for a request that drops its KV. A prompt that is only expected explains no later
+        miss, and what it does not continue is the first to be evicted.
         """
         mine = self.slots[slot]
         now = time.monotonic()
+        origin = None
+        if plan.source is KVSource.FORK and plan.slot is not None:
+            origin = self.sources[plan.slot]
+        if request.drops_kv:
+            aside = self._set_aside(slot)
+            if origin is mine:
+                origin = aside
         n_kept = plan.position if plan.source is KVSource.SLOT else 0
         if is_worth_parking(_facts(mine), n_kept, self.prefix_cache.spec.block_size):
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
@@ -157,15 +192,15 @@ class SlotKVManager:
             mine.clear()
         n_tokens = room_for(request)
         self._make_way(plan, self.bytes_per_token * (n_tokens - len(mine)))
-        if plan.source is KVSource.FORK and plan.slot is not None:
+        if origin is not None:
             fresh = mine.new_empty()
-            fresh.fork_from(self.slots[plan.slot], plan.position, n_tokens)
+            fresh.fork_from(origin, plan.position, n_tokens)
             mine.take_over(fresh)
         elif plan.path:
             self._parker.restore_context(mine, request, plan, n_tokens, now)
         assert len(mine) == end, f"{len(mine)} tokens instead of {end}"
         mine.assign(request.salt, request.agent, len(request.tokens))
-        if not is_expected:
+        if not (is_expected or request.drops_kv):
             self.lookup.remember(request)
         # What was copied may go now, and idle slots at the end of this step.
         self._is_room_due = True
@@ -186,11 +221,43 @@ class SlotKVManager:
         return indexed
 
     def end_request(self, slot: int) -> None:
-        """Detach a finished request's context; write an agent's if configured."""
-        self.slots[slot].detach()
+        """Detach or drop a finished request's context; write an agent's if configured."""
         self._is_room_due = True
+        if slot in self._aside:
+            self._put_back(slot)
+            return
+        self.slots[slot].detach()
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
+
+    def n_tokens_after(self, slot: int) -> int:
+        """Tokens in the slot when its request has ended."""
+        if slot in self._aside:
+            return len(self._aside[slot].context)
+        return len(self.slots[slot])
+
+    def drop_aside(self, slot: int) -> None:
+        """Drop the context set aside for the request in this slot."""
+        self._aside.pop(slot, None)
+
+    def _set_aside(self, slot: int) -> SlotContext:
+        """Move the slot's context aside, which leaves the slot empty."""
+        mine = self.slots[slot]
+        aside = mine.new_empty()
+        aside.take_over(mine)
+        self._aside[slot] = AsideContext(aside, is_storing=self.is_storing(slot))
+        mine.clear()
+        return aside
+
+    def _put_back(self, slot: int) -> None:
+        """Give the slot back the context that was set aside."""
+        aside = self._aside.pop(slot)
+        mine = self.slots[slot]
+        mine.clear()
+        if len(aside.context):
+            mine.take_over(aside.context)
+        if aside.is_storing:
+            self._store_in_pieces(mine)
 
     def limit(self, n_bytes: int) -> int:
         """Bound the budget that was planned at the load; the budget."""

@@ -45,6 +45,7 @@ class RemotePrefill:
         n_left = len(tokens) - plan.position
         # A peer gets token ids only, and cannot compute those of an image.
         is_own = request.is_for_peer or not request.use_cache or bool(request.images)
+        is_own = is_own or request.drops_kv
         if is_own or n_left < MIN_TOKENS:
             return False
         prompt = RemotePrompt(

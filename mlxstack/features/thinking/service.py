@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
+from mlxstack.core.request import TurnKind
 from mlxstack.core.thinking import Effort
 from mlxstack.features.thinking.policy import TemplateThinking, ThinkingLayer, decide, preset_layers
 from mlxstack.service.parts.agent_registry import AgentSettings
@@ -49,7 +50,9 @@ class ThinkingDefaults(ServiceFeature):
                 REQUEST, options.thinking_budget, _effort(conversation), conversation.thinking
             ),
             ThinkingLayer("agent", settings.thinking_budget, settings.effort),
-            *preset_layers(self._preset, caller.client, is_subagent=caller.is_subagent),
+            *preset_layers(
+                self._preset, caller.client, is_subagent=caller.turn_kind is TurnKind.SUBAGENT
+            ),
         )
         template = TemplateThinking(bool(switches.levels), bool(switches.off))
         decision = decide(layers, template)

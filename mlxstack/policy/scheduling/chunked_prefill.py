@@ -4,13 +4,13 @@ The size follows a throughput model that is fitted to measured chunks and decode
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Seconds
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, TurnKind
 from mlxstack.policy.scheduling.scheduler_state import Slot, SlotState
 
 MIN_TOKENS = 16
@@ -119,16 +119,21 @@ TOGETHER_S = 2.0
 """Longest prefill, in seconds, of a prompt for which computed requests wait."""
 
 
+PERSON_SHARE = 0.9
+"""Minimum share of a step for the prompt of a person, while all that decode give way."""
+
+
 class PrefillPolicy(Struct, frozen=True):
     """Bounds of a prefill chunk.
 
     `max_stall_s` is the longest pause between tokens of a decoding request; `patience_s` the
     longest chunk while no request decodes, so that arrivals and cancellations are handled;
     `max_chunk_size` and `block` are tokens; `max_passed` is the number of chunks in a row that may
-    pass over the oldest prompt. `score_bytes` is what unfused attention stores per query token and
-    context token, of which `max_score_bytes` may be alive; 0: fused, no bound. Chunks of
-    `fused_from` tokens or more are fused too; 0: none. With `is_forced` all are, by kernels that
-    MLX passes over: no bound while these run.
+    pass over the oldest prompt, `max_passed_unattended` where a person waits for them and not for
+    it. `score_bytes` is what unfused attention stores per query token and context token, of which
+    `max_score_bytes` may be alive; 0: fused, no bound. Chunks of `fused_from` tokens or more are
+    fused too; 0: none. With `is_forced` all are, by kernels that MLX passes over: no bound while
+    these run.
     """
 
     max_stall_s: Seconds = 0.25
@@ -136,6 +141,7 @@ class PrefillPolicy(Struct, frozen=True):
     max_chunk_size: PositiveInt = 2048
     block: PositiveInt = 128
     max_passed: NonNegativeInt = 3
+    max_passed_unattended: NonNegativeInt = 15
     score_bytes: NonNegativeInt = 0
     max_score_bytes: NonNegativeInt = 0
     fused_from: NonNegativeInt = 0
@@ -145,12 +151,35 @@ class PrefillPolicy(Struct, frozen=True):
 def next_to_prefill(slots: Sequence[Slot], policy: PrefillPolicy) -> Slot:
     """Select the slot with the highest priority, then the shortest remaining prompt.
 
-    The oldest prompt gets one chunk of `max_passed + 1`, so every prompt ends.
+    The oldest prompt gets one chunk of `max_passed + 1`, so every prompt ends. The oldest of those
+    that give way to a person's gets one of `max_passed_unattended + 1`.
     """
+    passed = [slot for slot in slots if _gives_way(slot, slots)]
+    if passed:
+        oldest = min(passed, key=_arrival)
+        if oldest.n_passed >= policy.max_passed_unattended:
+            return oldest
+        slots = [slot for slot in slots if slot not in passed]
     first = min(slots, key=_arrival)
     if first.n_passed >= policy.max_passed:
         return first
     return min(slots, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
+
+
+def is_person_first(slot: Slot, decoding: Sequence[Slot]) -> bool:
+    """Whether all that decode give way to this prompt of a person."""
+    return bool(decoding) and all(_gives_way(other, [slot]) for other in decoding)
+
+
+def _gives_way(slot: Slot, others: Iterable[Slot]) -> bool:
+    """Whether it is unattended, beside an attended one of higher priority."""
+    return not _is_attended(slot) and any(
+        _is_attended(other) and _priority(other) < _priority(slot) for other in others
+    )
+
+
+def _is_attended(slot: Slot) -> bool:
+    return slot.request is None or slot.request.caller.turn_kind is TurnKind.PERSON
 
 
 def awaited(slots: Sequence[Slot], speed: ThroughputModel, policy: PrefillPolicy) -> list[Slot]:
@@ -182,14 +211,28 @@ def _has_images_left(slot: Slot) -> bool:
     return any(slot.position < image.end for image in slot.request.images)
 
 
-def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy) -> int:
+def chunk_size(
+    slot: Slot,
+    n_decoding: int,
+    speed: ThroughputModel,
+    policy: PrefillPolicy,
+    *,
+    is_first: bool = False,
+) -> int:
     """Tokens of the next prefill chunk, preferably to a block boundary.
 
     While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
-    throughput, which says little about far longer chunks. Where that permits `fused_from` tokens,
-    no chunk is shorter, the last one included if the one before it can give way.
+    throughput, which says little about far longer chunks. The prompt of a person that `is_first`
+    gets `PERSON_SHARE` of the step, up to `patience_s`, where that is more. Where that permits
+    `fused_from` tokens, no chunk is shorter, the last one included if the one before it can give
+    way.
     """
-    budget = _budget(slot, n_decoding, speed, policy)
+    seconds = policy.patience_s
+    if n_decoding:
+        seconds = stall_left(speed, policy)
+        if is_first:
+            seconds = max(seconds, min(policy.patience_s, _person_s(speed)))
+    budget = _budget(slot, n_decoding, seconds, speed, policy)
     if slot.n_left <= budget:
         return slot.n_left
     end = slot.position + budget
@@ -206,22 +249,27 @@ def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: Pref
     return n_tokens
 
 
-def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy) -> int:
-    n_tokens = _tokens_within_stall(slot, n_decoding, speed, policy)
+def _person_s(speed: ThroughputModel) -> float:
+    """Seconds of a chunk that has `PERSON_SHARE` of its step."""
+    return speed.decode_s * PERSON_SHARE / (1 - PERSON_SHARE)
+
+
+def _budget(
+    slot: Slot, n_decoding: int, seconds: float, speed: ThroughputModel, policy: PrefillPolicy
+) -> int:
+    n_tokens = _tokens_in_time(slot, n_decoding, seconds, speed, policy)
     if 0 < policy.fused_from <= min(n_tokens, slot.n_left):
         return n_tokens
     return min(n_tokens, tokens_within_scores(slot.position, policy))
 
 
-def _tokens_within_stall(
-    slot: Slot, n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy
+def _tokens_in_time(
+    slot: Slot, n_decoding: int, seconds: float, speed: ThroughputModel, policy: PrefillPolicy
 ) -> int:
     most = policy.max_chunk_size
     if speed.prefill_tps == 0:
         return min(policy.block, most)
-    seconds = policy.patience_s
     if n_decoding:
-        seconds = stall_left(speed, policy)
         most = min(most, GROWTH * max(policy.block, speed.n_largest))
     return max(FINEST, min(most, tokens_within(speed, slot.position, seconds)))
 

@@ -11,13 +11,14 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
-from mlxstack.core.request import Request
+from mlxstack.core.request import Priority, Request, TurnKind
 from mlxstack.policy.attention_kernels import FUSED, PrefillAttention
 from mlxstack.policy.scheduling.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,
     awaited,
     chunk_size,
+    is_person_first,
     next_to_prefill,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
@@ -65,9 +66,10 @@ def select_slot(
     """Select the slot for a request, or None to wait.
 
     `barred` slots are excluded. A follow-up is of the same conversation and repeats the last prompt
-    of its slot. A title request, another conversation or an edited one only shares a prefix with
-    it, and takes an empty slot instead of overwriting it; the engine forks the prefix from there.
-    Slots that other requests are pinned to are taken last.
+    of its slot. Another conversation or an edited one only shares a prefix with it, and takes an
+    empty slot instead of overwriting it; the engine forks the prefix from there. A request that
+    drops its KV takes an empty slot, else the one that was not used for longest. Slots that other
+    requests are pinned to are taken last.
     """
     idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
     if request.slot is not None:
@@ -81,6 +83,8 @@ def select_slot(
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
     if empty:
         alike = []
+    if request.drops_kv:
+        own = alike = []
     for slots in (own, alike):
         if slots:
             return max(slots, key=lambda s: (shared[s.id], s.last_used)).id
@@ -125,6 +129,19 @@ def _continues(slot: Slot, request: Request, n_shared: int) -> bool:
 
 def _worth(slot: Slot) -> tuple[bool, float, int]:
     return slot.n_tokens > 0, slot.last_used, slot.id
+
+
+def turn_priority(priority: Priority, of_agent: Priority | None, kind: TurnKind) -> Priority:
+    """Priority of a turn by key, agent and kind, the first that decides.
+
+    `priority` is that of the key or endpoint, `of_agent` the one that was set. A turn that no
+    person waits for goes one step lower than the key or endpoint says.
+    """
+    if of_agent is not None and priority is Priority.NORMAL:
+        return of_agent
+    if kind is TurnKind.PERSON:
+        return priority
+    return Priority(min(priority + 1, Priority.LOW))
 
 
 def effective_priority(request: Request, now: float, aging_per_s: float) -> float:
@@ -262,11 +279,13 @@ def next_prefill_chunk(
         return state, None
     slots = [s for s in slots if s.request and s.request.id not in stalled] or slots
     first = awaited(state.slots, speed, policy)
-    n_decoding = 0
-    if not first:
-        n_decoding = sum(s.state is SlotState.RUNNING for s in state.slots)
     slot = next_to_prefill(first or slots, policy)
-    n_tokens = chunk_size(slot, n_decoding, speed, policy)
+    decoding = []
+    if not first:
+        decoding = [s for s in state.slots if s.state is SlotState.RUNNING]
+    n_tokens = chunk_size(
+        slot, len(decoding), speed, policy, is_first=is_person_first(slot, decoding)
+    )
     return skip(state, slot.id), PrefillChunk(slot.id, n_tokens, is_awaited=bool(first))
 
 

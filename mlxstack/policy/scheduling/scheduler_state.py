@@ -51,6 +51,8 @@ class Slot(Struct, frozen=True):
     last_used: float = 0.0
     name: str | None = None
     has_token: bool = False
+    before: "Slot | None" = None
+    """The idle slot as it was, while its request drops its KV."""
 
     @property
     def n_left(self) -> int:
@@ -109,12 +111,14 @@ def dequeue(state: SchedulerState, request_id: str) -> SchedulerState:
 
 def assign_slot(state: SchedulerState, request: Request, slot: int) -> SchedulerState:
     """Give an idle slot to the request; prefill begins at position 0."""
+    idle = _slot_in(state, slot, SlotState.IDLE)
     taken = msgspec.structs.replace(
-        _slot_in(state, slot, SlotState.IDLE),
+        idle,
         state=SlotState.PREFILLING,
         request=request,
         position=0,
         n_prompt=len(request.tokens),
+        before=idle if request.drops_kv else None,
     )
     return dequeue(_with_slot(state, taken), request.id)
 
@@ -169,8 +173,14 @@ def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) ->
     """Make the slot idle, with `n_tokens` of context.
 
     A request that only waited for the disk has not used it; the origin of its context is unknown.
+    One that drops its KV leaves it as it was, or empty where that context is lost.
     """
     slot_state = state.slot(slot)
+    if slot_state.before is not None:
+        before = slot_state.before
+        if not n_tokens:
+            before = Slot(slot, last_used=before.last_used)
+        return _with_slot(state, before)
     if slot_state.state is SlotState.LOADING:
         before = Slot(slot, n_tokens=n_tokens, last_used=slot_state.last_used, name=slot_state.name)
         return _with_slot(state, before)

@@ -13,8 +13,9 @@ from msgspec import Struct, structs
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest, Busy, Conflict, NotFound, TooLong
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import UNLIMITED, Caller, Priority, Request
+from mlxstack.core.request import PERSON_TURN, UNLIMITED, Caller, Request, TurnReading
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
+from mlxstack.policy.scheduling.scheduler import turn_priority
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.calls.predicted_answer import predicted_tokens
@@ -44,6 +45,7 @@ async def admit(
     text_processor = service.text_processor
     options = await _resolved(service, text_processor, options)
     check_tool_choice(options, conversation.tools)
+    options = _with_turn(service, options, conversation)
     caller = options.caller
     name = caller.agent or service.agent_registry.expected_name(
         conversation, caller.session_hint, caller.salt
@@ -158,6 +160,7 @@ async def _admit_text(
 ) -> Generation:
     text_processor = service.text_processor
     options = await _resolved(service, text_processor, options)
+    options = _with_turn(service, options)
     max_context = service.agent_registry.settings(options.caller.agent).max_context
     options = structs.replace(options, max_context=max_context)
     tokenized = await text_processor.raw(prompt)
@@ -207,7 +210,7 @@ def _request(
     max_tokens = room(len(prompt_tokens.tokens), limit, _n_ctx(service, options))
     now = time.monotonic()
     name = caller.agent
-    if conversation is not None and name is None:
+    if conversation is not None and name is None and not options.drops_kv:
         name = service.agent_registry.name(conversation, caller.session_hint, caller.salt)
         service.agent_registry.entitle(name, conversation, caller.session_hint)
     messages = conversation.messages if conversation else None
@@ -223,6 +226,7 @@ def _request(
         display_name=name,
         is_first_turn=messages is not None and all(m.role is not Role.ASSISTANT for m in messages),
         use_cache=options.use_cache,
+        drops_kv=bool(options.drops_kv),
         prediction=prediction,
         constraint=constraint.grammar,
         thinking=options.thinking,
@@ -249,12 +253,40 @@ async def _resolved(
     return options
 
 
+def _with_turn(
+    service: Service, options: GenerationOptions, conversation: Conversation | None = None
+) -> GenerationOptions:
+    """The options with kind of turn and use of KV.
+
+    One that drops its KV belongs to no agent. By its kind alone that of no agent and no pinned slot
+    is dropped.
+    """
+    caller = options.caller
+    reading = _read_turn(service, conversation, options)
+    drops_kv = options.drops_kv
+    if drops_kv is None:
+        drops_kv = reading.drops_kv and caller.agent is None and options.slot is None
+    agent = None if drops_kv else caller.agent
+    caller = structs.replace(caller, agent=agent, turn_kind=reading.kind)
+    return structs.replace(options, caller=caller, drops_kv=drops_kv)
+
+
+def _read_turn(
+    service: Service, conversation: Conversation | None, options: GenerationOptions
+) -> TurnReading:
+    """Kind of a turn by the first feature that can tell."""
+    for feature in service.features:
+        reading = feature.read_turn(conversation, options)
+        if reading is not None:
+            return reading
+    return PERSON_TURN
+
+
 def _ranked(service: Service, name: str | None, caller: Caller) -> Caller:
-    """The caller, by default with the agent's own priority."""
-    stored = service.agent_registry.settings(name).priority
-    if stored is None or caller.priority is not Priority.NORMAL:
-        return caller
-    return structs.replace(caller, priority=stored)
+    """The caller with the priority of its turn."""
+    of_agent = service.agent_registry.settings(name).priority
+    priority = turn_priority(caller.priority, of_agent, caller.turn_kind)
+    return structs.replace(caller, priority=priority)
 
 
 def _refuse_if_full(service: Service) -> None:

@@ -264,8 +264,9 @@ class Generation:
                 answered.append(structs.replace(part, notes=self._take_notes()))
             else:
                 answered.append(part)
-        for block in self._parser.blocks:
-            self._prompt_maker.remember_calls(self._scope, block)
+        if not self.request.drops_kv:
+            for block in self._parser.blocks:
+                self._prompt_maker.remember_calls(self._scope, block)
         self._parser.blocks.clear()
         is_last = self.options.is_one_call and self._parser.n_blocks > 0
         self.is_enough = self.is_enough or is_last or self._parser.stop is not None
@@ -299,7 +300,8 @@ class Generation:
     def _remember(self, reason: FinishReason) -> None:
         """Keep a complete answer, all of which was parsed, for later prompts."""
         is_complete = reason is FinishReason.EOS or (self.is_enough and self.options.is_one_call)
-        if self.prompt.answer_at is None or self.is_prefill or not is_complete:
+        is_short_lived = self.is_prefill or self.request.drops_kv
+        if self.prompt.answer_at is None or is_short_lived or not is_complete:
             return
         if self._parser.stop is None and not self._parser.n_unparsed and not self._parser.is_cut:
             self.answer = assistant_message(self._spoken)

@@ -34,6 +34,8 @@ class GenerationOptions(Struct, frozen=True):
     slot: int | None = None
     """Slot that the request is pinned to."""
     use_cache: bool = True
+    drops_kv: bool | None = None
+    """Whether its KV is dropped at its end; None leaves it to the kind of its turn."""
     tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
     forced_tool: str | None = None
     """Tool that a required call must name."""

@@ -100,8 +100,9 @@ class RequestLog:
         """Note an event."""
         if isinstance(event, SlotAssigned):
             self._slots[event.request] = event
-            if event.request in self._requests:
-                self.last_in_slot[event.slot], _ = self._requests[event.request]
+            begun = self._requests.get(event.request)
+            if begun is not None and not begun[0].drops_kv:
+                self.last_in_slot[event.slot] = begun[0]
         elif isinstance(event, RequestFinished | RequestFailed):
             begun = self._requests.pop(event.request, None)
             slot = self._slots.pop(event.request, None)
@@ -173,6 +174,9 @@ def _view(
         n_prompt=len(request.tokens),
         ended="failed",
         thinking=request.thinking,
+        priority=request.priority,
+        turn_kind=request.caller.turn_kind,
+        drops_kv=request.drops_kv,
     )
     if slot is not None:
         view = replace(view, slot=slot.slot, source=slot.source)
@@ -219,6 +223,7 @@ def _log(request: Request, view: RequestView) -> None:
         "agent": view.agent,
         "slot": view.slot,
         "priority": request.priority.name.lower(),
+        "turn_kind": request.caller.turn_kind.value,
         "prompt": view.n_prompt,
         "cached": view.n_cached,
         "generated": view.n_generated,

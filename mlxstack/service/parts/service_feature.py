@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
-from mlxstack.core.request import Request
+from mlxstack.core.request import Request, TurnReading
 from mlxstack.service.parts.agent_registry import AgentSettings
 from mlxstack.service.parts.generation_options import GenerationOptions
 
@@ -37,6 +37,12 @@ class ServiceFeature:
 
     async def after_load(self, preset: Preset, engine: "ChatEngine", facts: ModelFacts) -> None:
         """After the model of a preset for text was loaded."""
+
+    def read_turn(
+        self, conversation: Conversation | None, options: GenerationOptions
+    ) -> TurnReading | None:
+        """Kind of a turn; None where this feature cannot tell."""
+        return None
 
     def with_defaults(
         self,

@@ -5,7 +5,7 @@ from msgspec import Struct
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
 from mlxstack.core.formatting import NONE, age, count, printable, share, short_time, size, span
 from mlxstack.core.formatting import tokens as context_length
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, TurnKind
 from mlxstack.core.status import LoadView
 from mlxstack.host.coding_clients import first_command
 from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate, reuse_rate
@@ -258,7 +258,15 @@ QUEUE: tuple[Column[QueuedRequest], ...] = (
         8,
         lambda row, _: TextCell(row.view.priority.name.lower(), PRIORITIES[row.view.priority]),
     ),
+    Column(
+        "turn", 9, lambda row, _: TextCell(_turn_kind(row.view), CellStyle.FAINT), is_optional=True
+    ),
 )
+
+
+def _turn_kind(view: WaitingView) -> str:
+    """Kind of a turn that no person waits for; else empty."""
+    return "" if view.turn_kind is TurnKind.PERSON else view.turn_kind.value
 
 
 def slots(model: DashboardState, width: int) -> TableData:

@@ -1,6 +1,7 @@
 """Finished requests: their times, headers and misses."""
 
 from mlxstack.core.formatting import age, count, printable, short_time
+from mlxstack.core.request import TurnKind
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import phases
@@ -119,7 +120,13 @@ def why(request: RequestView) -> tuple[Line, ...]:
     ]
     for name, text in facts:
         lines.append((TextCell(f"    {name:<26}", CellStyle.FAINT), TextCell(text)))
+    if request.turn_kind is not TurnKind.PERSON:
+        text = f"{request.turn_kind}, priority {request.priority.name.lower()}"
+        lines.append((TextCell("    turn                      ", CellStyle.FAINT), TextCell(text)))
     lines.append(())
+    if request.drops_kv:
+        text = "Its KV was dropped at its end (cache: drop); its slot is as before."
+        lines.append((TextCell(text),))
     if request.miss:
         lines += miss_lines(request.miss)
     else:
@@ -141,6 +148,10 @@ def response_headers(request: RequestView) -> tuple[Line, ...]:
         headers["slot"] = str(request.slot)
     if request.agent:
         headers["agent"] = request.agent
+    if request.turn_kind is not TurnKind.PERSON:
+        headers["turn"] = f"{request.turn_kind}, priority {request.priority.name.lower()}"
+    if request.drops_kv:
+        headers["cache"] = "drop"
     if request.miss:
         headers |= _miss_headers(request.miss)
     return tuple(

@@ -142,6 +142,8 @@ def _ours(slot: SlotStatus) -> dict[str, Any]:
         "state": view.state.value if view.state else "idle",
         "request": view.request,
         "agent": view.agent,
+        "priority": view.priority.name.lower(),
+        "turn_kind": view.turn_kind.value,
         "n_tokens": view.n_tokens,
         "n_prompt": view.n_prompt,
         "n_done": view.n_done,

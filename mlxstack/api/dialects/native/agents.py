@@ -303,12 +303,18 @@ def _turn_request(
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     request_fields.only_one(body.n)
+    chosen = options(body, request, service)
+    if chosen.drops_kv:
+        raise BadRequest(
+            "cache is drop, but the turn of an agent is kept; send it to /v1/chat/completions",
+            "cache",
+        )
     whole = body
     if body.append:
         whole = structs.replace(body, messages=body.append)
     return AgentTurnRequest(
         conversation=to_conversation.conversation(whole, images),
-        options=options(body, request, service),
+        options=chosen,
         is_added=bool(body.append),
         is_patient=bool(body.queue),
     )

@@ -50,6 +50,7 @@ class OllamaGenerationBody(OllamaWorkBody, kw_only=True):
     think: bool | str | None = None
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
+    cache: str | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 

@@ -201,6 +201,8 @@ def _options(
 ) -> GenerationOptions:
     """Generation options; as for Ollama, a `num_predict` below 1 is no limit."""
     fields = body.options or OllamaOptions()
+    if body.cache is not None:
+        fields = structs.replace(fields, cache=body.cache)
     n_top = request_fields.n_logprobs(body.logprobs, body.top_logprobs)
     options = request_fields.options(fields, f"ollama-{uuid4().hex}", n_top, request, service)
     limit = fields.num_predict

@@ -98,7 +98,9 @@ class _SimulatedRequest:
             prompt=PromptTokens((0,) * self.plan.n_prompt),
             max_tokens=self.plan.n_answer,
             slot=self.agent.pin,
-            caller=Caller(agent=self.agent.name, priority=self.agent.priority),
+            caller=Caller(
+                agent=self.agent.name, priority=self.agent.priority, turn_kind=self.agent.turn_kind
+            ),
             arrived=arrived,
         )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, TurnKind
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -32,6 +32,7 @@ class SimulatedAgent(Struct, frozen=True):
     name: str
     requests: tuple[PlannedRequest, ...]
     priority: Priority = Priority.NORMAL
+    turn_kind: TurnKind = TurnKind.PERSON
     pin: int | None = None
 
 

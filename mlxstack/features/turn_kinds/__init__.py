@@ -1,0 +1,1 @@
+"""Kinds of turns of known clients."""
