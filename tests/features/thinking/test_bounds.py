@@ -22,6 +22,7 @@ from tests.text.conftest import (
     byte_level,
     loaded,
 )
+from tests.text.test_published_templates import FOLDER, tokenizer_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -105,7 +106,25 @@ def random_thinker(folder: Path, special: list[str], added: list[str], template:
     return str(folder)
 
 
-@pytest.fixture(scope="module", params=["demo", "chatml", "harmony"])
+def published_thinker(folder: Path, name: str) -> str:
+    """A random model with a tokenizer of the marks of a published template."""
+    folder.mkdir()
+    tokenizer = tokenizer_of(Path(FOLDER, "models", "templates", f"{name}.jinja"), folder)
+    models.write(folder / "weights", {**models.LLAMA, "vocab_size": len(tokenizer)}, seed=3)
+    for file in ("config.json", "model.safetensors"):
+        (folder / "weights" / file).rename(folder / file)
+    return str(folder)
+
+
+PUBLISHED = ("Qwen3.5-4B", "GLM-4.7-Flash", "openai-gpt-oss-120b")
+"""Templates of the folder MLX_STACK_FORMATS, tried where there is one."""
+MODELS = [
+    "demo", "chatml", "harmony",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (PUBLISHED if FOLDER else ())),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The demo, and random models that think as Qwen's and as gpt-oss do."""
     folder = tmp_path_factory.mktemp("model") / request.param
@@ -114,6 +133,8 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         model = random_thinker(folder, CHATML_SPECIAL, CHATML_ADDED, CHATML)
     elif request.param == "harmony":
         model = random_thinker(folder, HARMONY_SPECIAL, [], HARMONY)
+    elif request.param in PUBLISHED:
+        model = published_thinker(folder, request.param)
     with running(preset_of(model), tmp_path_factory.mktemp("home")) as service:
         yield service
 
@@ -131,7 +152,7 @@ def test_a_silent_clients_thought_ends_with_the_bound_of_the_preset(
     reply = ask(http)
     assert reply.content, "the thought took the whole answer"
     # Channels of a random model are no thoughts until the mark of the answer comes.
-    assert reply.thought or live.service.preset.model.id.endswith("harmony")
+    assert reply.thought or live.service.preset.model.id.endswith(("harmony", "120b"))
     if reply.n_reasoning is not None:
         assert reply.n_reasoning <= BUDGET + N_MARKS
     bound = http.get("/requests").json()[0]["thinking"]
