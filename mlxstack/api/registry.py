@@ -20,6 +20,7 @@ from mlxstack.api.dialects.openai_responses import routes as openai_responses
 from mlxstack.api.protocols import Dialect
 from mlxstack.features.receipts import api as receipts
 from mlxstack.features.remote_kv import api as kv
+from mlxstack.features.usage import api as usage
 
 
 def _routed(dialect: Dialect, *modules: ModuleType) -> Dialect:
@@ -29,7 +30,7 @@ def _routed(dialect: Dialect, *modules: ModuleType) -> Dialect:
     return replace(dialect, routes=routes)
 
 
-NATIVE = (agents, events, kv, model_swap, prefix_cache, receipts)
+NATIVE = (agents, events, kv, model_swap, prefix_cache, receipts, usage)
 DIALECTS: tuple[Dialect, ...] = (
     _routed(
         protocols.OPENAI,

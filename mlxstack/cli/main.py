@@ -36,6 +36,7 @@ from mlxstack.cli.commands import (
     template,
     tui,
     up,
+    usage,
     verify,
     why,
 )
@@ -162,7 +163,7 @@ for verb in (
     up.up, down.down, up.restart, status.status, status.ps, logs.logs, pull.pull, models.models,
     models.rm, env.env, env.run, plan.plan, plan.spec, install.install, install.uninstall, key.key,
     doctor.doctor, verify.verify, tui.tui, chat.chat, swap.swap, template.template,
-    why.why,
+    usage.usage, why.why,
 ):  # fmt: skip
     app.command(context_settings=PASS_ON if verb is env.run else None)(verb)
 app.command(hidden=True, context_settings=PASS_ON)(serve.serve)

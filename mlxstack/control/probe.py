@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from mlxstack.client.types import GenerationSettings, HealthResponse, PropsRespo
 from mlxstack.config import modes
 from mlxstack.core.errors import StackError
 from mlxstack.core.preset import Preset
+from mlxstack.core.status import DayWrites
 from mlxstack.host import services
 from mlxstack.host.hardware import this_hardware
 from mlxstack.host.home import Home
@@ -32,6 +34,7 @@ from mlxstack.host.services import (
     read_state,
     usable_key,
 )
+from mlxstack.store.write_counter import WriteCounter
 
 T = TypeVar("T")
 
@@ -107,6 +110,9 @@ class SystemStatus(Struct, frozen=True):
     memory_bytes: int
     memory_available_bytes: int
     mode: str
+    written: DayWrites
+    """Bytes that all services wrote to disk today."""
+    disk_free_bytes: int
     services: tuple[ServiceStatus, ...]
 
 
@@ -138,8 +144,18 @@ def survey(home: Home, is_recent_only: bool = False) -> SystemStatus:
         memory_bytes=hardware.total_bytes,
         memory_available_bytes=hardware.available_bytes,
         mode=_mode(modes.active(home), alive),
+        written=_written(home),
+        disk_free_bytes=shutil.disk_usage(home.root).free if home.root.is_dir() else 0,
         services=tuple(seen),
     )
+
+
+def _written(home: Home) -> DayWrites:
+    """Bytes written today; zeros where nothing was counted."""
+    if home.writes_file.exists():
+        with suppress(StackError):
+            return WriteCounter(home.writes_file).today()
+    return DayWrites("")
 
 
 def _is_old(home: Home, service: ServiceStatus) -> bool:

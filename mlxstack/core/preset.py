@@ -222,7 +222,15 @@ class DiskSpec(Strict, frozen=True):
         bool, Meta(description="Keep KV on disk too, so that it outlives the process.")
     ] = True
     max_bytes: Annotated[
-        PositiveInt | None, Meta(description="Maximum bytes of KV on disk; null for no limit.")
+        PositiveInt | Literal["auto"] | None,
+        Meta(
+            description="Maximum bytes of KV on disk; `auto` leaves 10 percent of the volume free, "
+            "null is no limit."
+        ),
+    ] = AUTO
+    daily_write_bytes: Annotated[
+        PositiveInt | None,
+        Meta(description="Maximum bytes of KV written to disk a day; then it stays in memory."),
     ] = None
     max_age_s: Annotated[
         Seconds | None,

@@ -10,6 +10,7 @@ from mlxstack.core.engine_events import KVSource
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.request import Priority, TurnKind
 from mlxstack.core.thinking import Effort, ThinkingBound
+from mlxstack.core.usage import UsageSums
 
 
 class ServiceFacts(Struct, frozen=True):
@@ -96,6 +97,31 @@ class PrefixView(Struct, frozen=True):
     """Its first tokens, which the service turns into words."""
 
 
+class DayWrites(Struct, frozen=True):
+    """Bytes that a home's services wrote to disk on a day."""
+
+    day: str
+    """Local date, as 2026-11-29."""
+    kv_bytes: int = 0
+    """KV files and slot files."""
+    n_bytes: int = 0
+    """These, and the folders of agents."""
+
+
+class DiskView(Struct, frozen=True):
+    """Volume of the KV store, and what is written to it."""
+
+    free_bytes: int = 0
+    total_bytes: int = 0
+    today: DayWrites = DayWrites("")
+    days: tuple[DayWrites, ...] = ()
+    """Days with writes, the latest first."""
+    max_daily_bytes: int | None = None
+    """Limit of KV a day; None: none."""
+    trouble: str = ""
+    """The reason why new KV is not written; empty while it is."""
+
+
 class CacheView(Struct, frozen=True):
     """Prefix cache beside the live contexts, in bytes."""
 
@@ -106,6 +132,7 @@ class CacheView(Struct, frozen=True):
     disk_bytes: int = 0
     disk_budget: int | None = None
     """None: unbounded."""
+    disk: DiskView | None = None
     n_entries: int = 0
     max_entries: int | None = None
     n_evicted: int = 0
@@ -273,5 +300,7 @@ class StatusFrame(Struct, frozen=True, omit_defaults=True):
     """Last minutes, the oldest first; only in the first frame of a feed."""
     memory: MemoryView | None = None
     loading: LoadView | None = None
+    today: UsageSums | None = None
+    """Requests of all services of the home since midnight."""
     titles: dict[str, str] = {}
     """Names of agents by client and folder, or by their first message."""

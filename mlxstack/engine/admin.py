@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pin_of
 from mlxstack.core.errors import NotFound
+from mlxstack.core.preset import AUTO
 from mlxstack.core.prompt_tokens import PromptTokens, TokenRow
 from mlxstack.core.status import CacheView, PrefixView
 from mlxstack.engine.loop import EngineLoop
@@ -166,12 +167,13 @@ def _view(slot_kv: SlotKVManager, stats: EngineStats, limit: int) -> CacheView:
     prefix_cache = slot_kv.prefix_cache
     now = time.monotonic()
     rates = stats.meters.rates(now)
+    disk_budget = prefix_cache.spec.disk.max_bytes
     return CacheView(
         is_enabled=prefix_cache.spec.enabled,
         memory_bytes=slot_kv.live_bytes + prefix_cache.n_bytes,
         memory_budget=prefix_cache.budget,
         disk_bytes=prefix_index_check.bytes_in(prefix_cache.index, StorageTier.DISK),
-        disk_budget=prefix_cache.spec.disk.max_bytes,
+        disk_budget=None if disk_budget == AUTO else disk_budget,
         n_entries=prefix_index_check.n_entries(prefix_cache.index),
         max_entries=prefix_cache.spec.max_entries,
         n_evicted=prefix_cache.index.n_evicted,

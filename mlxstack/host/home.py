@@ -51,6 +51,16 @@ class Home(Struct, frozen=True):
         return self.root / "derived"
 
     @property
+    def writes_file(self) -> Path:
+        """Bytes written to disk by day."""
+        return self.root / "writes.sqlite3"
+
+    @property
+    def usage_file(self) -> Path:
+        """Sums of finished requests."""
+        return self.root / "usage.sqlite3"
+
+    @property
     def soak_file(self) -> Path:
         """Record of the last `verify --soak`."""
         return self.root / "soak.json"

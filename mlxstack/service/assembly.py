@@ -8,6 +8,8 @@ from mlxstack.features.ranks.group import RankGroup
 from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.features.thinking.service import ThinkingDefaults
 from mlxstack.features.turn_kinds.service import TurnKinds
+from mlxstack.features.usage.service import Usage
+from mlxstack.host.home import Home
 from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.neighbors import Neighbors
@@ -17,6 +19,7 @@ from mlxstack.service.parts.stored_messages import MessageReader
 from mlxstack.service.service import Service
 from mlxstack.store.agent_history import AgentFolders, AgentLockFiles
 from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.write_counter import CountedDisk, WriteCounter, WriteKind
 
 
 def assemble(
@@ -26,14 +29,17 @@ def assemble(
 
     `read_messages` reads the messages of a file. Raises SetupError when a folder cannot be made.
     """
-    agent_store = AgentStore(AgentFolders(home / "agents"), AgentLockFiles(home / "locks"))
-    store = DiskKVStore(home / "kv")
+    counter = WriteCounter(Home(home).writes_file)
+    folders = AgentFolders(home / "agents", CountedDisk(counter, WriteKind.AGENTS))
+    agent_store = AgentStore(folders, AgentLockFiles(home / "locks"))
+    store = DiskKVStore(home / "kv", CountedDisk(counter, WriteKind.KV))
     engine_factory = EngineFactory(
         home=home,
         store=store,
         dispatcher=EventDispatcher(),
         agent_store=agent_store,
         peers=Peers(preset.server.peers, store),
+        counter=counter,
         source=source,
         ranks=RankGroup(preset.hosts) if preset.hosts else None,
     )
@@ -42,6 +48,7 @@ def assemble(
         EarlyTurns(),
         TurnKinds(),
         ThinkingDefaults(),
+        Usage(Home(home), counter),
     ]
     if source is not None:
         features.insert(0, Neighbors(home, source.stem))

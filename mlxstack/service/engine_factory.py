@@ -41,6 +41,7 @@ from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.files import Disk, write_atomic
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
+from mlxstack.store.write_counter import CountedDisk, WriteCounter, WriteKind
 
 log = logging.getLogger("mlxstack.swap")
 
@@ -67,6 +68,7 @@ class EngineFactory:
     dispatcher: EventDispatcher
     agent_store: AgentStore
     peers: Peers
+    counter: WriteCounter
     source: Path | None = None
     ranks: RankGroup | None = None
 
@@ -76,11 +78,12 @@ class EngineFactory:
             return EmbeddingEngine(preset)
         is_writing = preset.agents.persist is not Persist.NEVER
         self.agent_store.serve(preset.model.served_name, is_writing=is_writing)
-        slot_files = SlotFileFolder(slots_folder(preset, self.home))
+        disk = preset.prefix_cache.disk
+        self.counter.max_bytes = disk.daily_write_bytes
+        counted_disk = CountedDisk(self.counter, WriteKind.KV)
+        slot_files = SlotFileFolder(slots_folder(preset, self.home), counted_disk)
         slot_folder_registry.note(self.store.root, slot_files.directory)
-        store = QuotaKVStore(
-            self.store, AgentFolders(self.home / "agents"), preset.prefix_cache.disk
-        )
+        store = QuotaKVStore(self.store, AgentFolders(self.home / "agents"), disk)
         return ChatEngine(
             preset,
             EngineStores(store, slot_files, self.agent_store),

@@ -155,6 +155,7 @@ class Service:
         self._dispatcher = engine_factory.dispatcher
         self.request_log = self._dispatcher.request_log
         self.agent_registry = self.request_log.agent_registry
+        self.request_log.observers += [feature.on_end for feature in features]
         self._model: ServedModel | None = None
         """None before the first model is loaded."""
         self._health = ServiceHealth.LOADING

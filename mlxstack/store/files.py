@@ -61,6 +61,12 @@ WHY = {
 class Disk:
     """Disk operations; tests inject one that is full or broken."""
 
+    def admit(self, n_bytes: int) -> None:
+        """Admit a file before its write. Raises StackError."""
+
+    def check_limit(self, n_bytes: int) -> None:
+        """Raises DiskFull when so many bytes would not be admitted now."""
+
     def write(self, fd: int, data: memoryview) -> int:
         """Write a part of `data`; its length, at least 1. Raises OSError."""
         return os.write(fd, data)
@@ -158,11 +164,13 @@ def write_atomic(
     Raises StackError when the disk refuses; then the old file is untouched.
     """
     flush = disk.sync if is_durable else disk.barrier
+    parts = [memoryview(chunk) for chunk in chunks]
+    disk.admit(sum(part.nbytes for part in parts))
     try:
         make_private(path.parent, flush)
         fd, temporary = open_temporary(path.parent)
         try:
-            n_bytes = sum(write_all(fd, memoryview(chunk), disk) for chunk in chunks)
+            n_bytes = sum(write_all(fd, part, disk) for part in parts)
             # The sync of the folder below brings both to the medium.
             disk.barrier(fd)
             _replace(temporary, path)

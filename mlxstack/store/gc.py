@@ -6,6 +6,7 @@ whole contexts with the files that only they named: each time the least recently
 """
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
@@ -17,6 +18,7 @@ from msgspec import Struct
 from mlxstack.core.commands import GCItem, GCResult
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion, Unreadable
 from mlxstack.core.interfaces import Manifest
+from mlxstack.core.preset import AUTO
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.files import Disk, because, sync_directory
 from mlxstack.store.kv_store import DiskKVStore, KVFileEntry
@@ -25,6 +27,31 @@ from mlxstack.store.slot_files import SlotFileFolder
 log = logging.getLogger(__name__)
 
 Ref = tuple[str, str]
+MIN_FREE_PCT = 10
+"""Percent of a volume that `prefix_cache.disk.max_bytes: auto` leaves free."""
+
+
+class VolumeSpace(Struct, frozen=True):
+    """Bytes of a volume."""
+
+    n_free: int
+    n_total: int
+
+    @property
+    def n_spare(self) -> int:
+        """Bytes that may be written; negative below the part that stays free."""
+        return self.n_free - -(-self.n_total * MIN_FREE_PCT // 100)
+
+
+def space_of(path: Path) -> VolumeSpace:
+    """Space of the volume of `path`. Raises OSError."""
+    usage = shutil.disk_usage(path)
+    return VolumeSpace(usage.free, usage.total)
+
+
+def automatic_limit(n_used: int, space: VolumeSpace) -> int:
+    """Bytes of KV that `auto` allows, `n_used` stored ones included."""
+    return max(0, n_used + space.n_spare)
 
 
 class GCReason(StrEnum):
@@ -55,6 +82,12 @@ class DiskInventory(Struct, frozen=True):
     contexts: tuple[StoredContext, ...] = ()
     in_use: frozenset[Ref] = frozenset()
     protected: frozenset[str] = frozenset()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all files."""
+        contexts = sum(context.n_bytes for context in self.contexts)
+        return contexts + sum(file.n_bytes for file in self.files)
 
 
 class GCRules(Struct, frozen=True):
@@ -110,8 +143,14 @@ def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
     return DiskInventory(files, mine, stock.in_use, stock.protected)
 
 
-def check_room(decided: GCPlan) -> None:
-    """Raise DiskFull when the plan frees too little."""
+def check_room(decided: GCPlan, limit: int | str | None = None) -> None:
+    """Raise DiskFull when the plan frees too little for this `max_bytes`."""
+    if decided.n_over and limit == AUTO:
+        raise DiskFull(
+            f"not saved: prefix_cache.disk.max_bytes is auto, which leaves {MIN_FREE_PCT} percent "
+            f"of the volume free, and {decided.n_over} bytes are missing; free some space, or set "
+            "it to a number of bytes"
+        )
     if decided.n_over:
         raise DiskFull(
             f"not saved: prefix_cache.disk.max_bytes would be exceeded by {decided.n_over} bytes "
@@ -159,8 +198,7 @@ class _Collection:
     """Remaining files of a plan; only those used before `young` go."""
 
     def __init__(self, stock: DiskInventory, young: float) -> None:
-        self.n_before = sum(file.n_bytes for file in stock.files)
-        self.n_before += sum(context.n_bytes for context in stock.contexts)
+        self.n_before = stock.n_bytes
         self.n_bytes = self.n_before
         self.contexts_gone: dict[str, CollectedFile] = {}
         self.blobs_gone: dict[Ref, CollectedFile] = {}

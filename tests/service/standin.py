@@ -47,6 +47,7 @@ from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.write_counter import WriteCounter
 
 T = TypeVar("T")
 Deliver = Callable[[tuple[Event, ...]], None]
@@ -168,7 +169,8 @@ def over(engine: StandIn, preset: Preset) -> Service:
     agent_store = AgentStore(AgentFolders(home / "agents"))
     agent_store.serve(preset.model.served_name, is_writing=False)
     peers = Peers((), DiskKVStore(home / "kv"))
-    engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, peers)
+    counter = WriteCounter(home / "writes.sqlite3")
+    engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, peers, counter)
     engine.deliver = dispatcher.deliver
     service = Service(preset, engine_factory, engine, read_message_file, (peers, EarlyTurns()))
     weakref.finalize(service, shutil.rmtree, home, ignore_errors=True)

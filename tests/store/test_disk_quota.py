@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlxstack.core.commands import CollectGarbage, GCScope
 from mlxstack.core.errors import BadRequest, Conflict, DiskFull
@@ -13,6 +15,7 @@ from mlxstack.core.preset import DiskSpec
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.gc import MIN_FREE_PCT, VolumeSpace, automatic_limit
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.kv_files import IDENTITY, small_blob
@@ -24,7 +27,7 @@ NOBODY: frozenset[tuple[str, str]] = frozenset()
 class House:
     """A vault with one slot folder, and files as old as wished."""
 
-    def __init__(self, root: Path, **disk: int) -> None:
+    def __init__(self, root: Path, **disk: int | None) -> None:
         self.vault = DiskKVStore(root / "kv")
         self.shelf = SlotFileFolder(root / "slots")
         slot_folder_registry.note(root / "kv", root / "slots")
@@ -103,7 +106,7 @@ def test_c14_the_presets_own_bounds_hold_when_none_is_given(tmp_path: Path) -> N
     house.bounded.sweep(CollectGarbage(), NOBODY)
     assert house.keys() == {"bb"}
     with pytest.raises(BadRequest, match="nothing bounds"):
-        House(tmp_path / "free").bounded.sweep(CollectGarbage(), NOBODY)
+        House(tmp_path / "free", max_bytes=None).bounded.sweep(CollectGarbage(), NOBODY)
 
 
 def test_c14_kv_that_any_noted_folder_names_stays(tmp_path: Path) -> None:
@@ -144,3 +147,51 @@ def test_c14_of_one_agent_goes_what_nobody_else_has_saved(tmp_path: Path) -> Non
     assert [file.agent for file in house.agents.manifests()] == ["critic"]
     with pytest.raises(BadRequest, match="--max-bytes or --older-than"):
         house.bounded.sweep(CollectGarbage(agent="planner"), NOBODY)
+
+
+class Volume:
+    """A volume of 10,000 bytes, on which KV and `n_others` bytes of other programs lie."""
+
+    def __init__(self, house: House, n_others: int) -> None:
+        self.house = house
+        self.n_others = n_others
+
+    def space(self, _: Path) -> VolumeSpace:
+        n_kv = sum(entry.n_bytes for entry in self.house.vault.entries())
+        return VolumeSpace(10_000 - self.n_others - n_kv, 10_000)
+
+
+def automatic(house: House, volume: Volume) -> QuotaKVStore:
+    return QuotaKVStore(house.vault, house.agents, DiskSpec(), space=volume.space)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**7))
+def test_auto_never_takes_the_part_that_stays_free(n_used: int, n_free: int, n_total: int) -> None:
+    space = VolumeSpace(min(n_free, n_total), n_total)
+    limit = automatic_limit(n_used, space)
+    free_at_limit = space.n_free - (limit - n_used)
+    assert limit == 0 or free_at_limit * 100 >= MIN_FREE_PCT * n_total
+    assert limit == 0 or (free_at_limit - 1) * 100 < MIN_FREE_PCT * n_total
+
+
+def test_auto_makes_room_by_what_was_used_least_recently(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    n_bytes = house.store("aa", age_s=2 * HOUR)
+    house.store("bb")
+    volume = Volume(house, 9000 - 2 * n_bytes)
+    automatic(house, volume).make_room(n_bytes, NOBODY)
+    assert house.keys() == {"bb"}
+    with pytest.raises(DiskFull, match="10 percent of the volume"):
+        automatic(house, volume).make_room(9000, NOBODY)
+
+
+def test_auto_gives_back_what_other_programs_took(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    n_bytes = house.store("aa", age_s=2 * HOUR)
+    house.store("bb")
+    volume = Volume(house, 9000 - 2 * n_bytes)
+    automatic(house, volume).sweep(CollectGarbage(), NOBODY)
+    assert house.keys() == {"aa", "bb"}
+    volume.n_others += 1
+    automatic(house, volume).sweep(CollectGarbage(), NOBODY)
+    assert house.keys() == {"bb"}

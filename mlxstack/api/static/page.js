@@ -20,6 +20,8 @@ let running = null;
 let follows = true;
 let lastTop = 0;
 let mayReadSlots = true;
+let usageDue = 0;
+const USAGE_MS = 30_000;
 
 const card = () => cards.find((one) => one.id === element("model").value);
 const contextOf = (one) => one?.max_input_tokens ?? one?.meta?.n_ctx ?? 0;
@@ -87,6 +89,25 @@ async function refreshSlots(state) {
   if (isAsked && !slots) mayReadSlots = false;
   element("slots-card").hidden = !slots?.length;
   if (slots) element("slots").replaceChildren(...slots.map(drawSlot));
+  if (slots && Date.now() > usageDue) await refreshUsage();
+}
+
+// Usage of all services of the home.
+async function refreshUsage() {
+  usageDue = Date.now() + USAGE_MS;
+  const usage = await read("/usage?since=24h");
+  element("usage-card").hidden = !usage?.total.n_requests;
+  if (!element("usage-card").hidden) element("usage").textContent = usageText(usage);
+}
+
+function usageText({ total, price, currency }) {
+  const amount = (n) => n.toLocaleString();
+  return (
+    `${amount(total.n_prompt - total.n_cached)} tokens read, ${amount(total.n_cached)} reused, ` +
+    `${amount(total.n_generated)} written in ${amount(total.n_requests)} requests; ` +
+    `${amount(Math.round(total.saved_s))} s saved. At the list price of ${price.name}: ` +
+    `${total.price.toFixed(2)} ${currency}.`
+  );
 }
 
 // The chat.

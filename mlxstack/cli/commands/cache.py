@@ -18,7 +18,14 @@ from mlxstack.core.formatting import age, clipped, count, printable, share, shor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mlxstack.core.status import CacheView, MissSums, MissView, PrefixView, RequestView
+    from mlxstack.core.status import (
+        CacheView,
+        DiskView,
+        MissSums,
+        MissView,
+        PrefixView,
+        RequestView,
+    )
 
 app = VerbApp(help="Inspect and manage the KV cache. Without a verb: the status.")
 
@@ -84,6 +91,9 @@ def why(
     if view.drops_kv:
         lines.append("its KV was dropped at its end; its slot is as before")
     lines.append(_reason(view.miss, labels(service)) if view.miss else "no miss")
+    disk = _cache_view(service).disk
+    if disk is not None and disk.trouble:
+        lines.append(disk.trouble)
     return VerbResult(view, "\n".join(lines))
 
 
@@ -140,6 +150,7 @@ def render(view: "CacheView", titles: "Mapping[str, str]") -> str:
         f"Prefix cache{'' if view.is_enabled else ': switched off'}",
         f"  memory     {size(view.memory_bytes)}{_of(view.memory_budget)}",
         f"  disk       {size(view.disk_bytes)}{_of(view.disk_budget)}",
+        *_writes(view.disk),
         f"  entries    {count(view.n_entries)}",
         f"  hits       {share(hour.n_hits, hour.n_requests)} of the requests of the last hour, "
         f"{share(hour.n_cached, hour.n_prompt)} of their tokens",
@@ -159,6 +170,13 @@ def render(view: "CacheView", titles: "Mapping[str, str]") -> str:
             *(f"  {_reason(m, titles)}" for m in costly),
         ]
     return "\n".join(lines)
+
+
+def _writes(disk: "DiskView | None") -> list[str]:
+    if disk is None:
+        return []
+    text = f"  written    {size(disk.today.kv_bytes)}{_of(disk.max_daily_bytes)} of KV today"
+    return [text, f"             {disk.trouble}"] if disk.trouble else [text]
 
 
 def _cache_view(service: ServiceOptions) -> "CacheView":

@@ -78,7 +78,7 @@ def _sweep_here(sweep: "CollectGarbage", home: "Home") -> "GCResult":
     from mlxstack.store.disk_quota import QuotaKVStore
     from mlxstack.store.kv_store import DiskKVStore
 
-    store = QuotaKVStore(DiskKVStore(home.kv), AgentFolders(home.agents), DiskSpec())
+    store = QuotaKVStore(DiskKVStore(home.kv), AgentFolders(home.agents), DiskSpec(max_bytes=None))
     return store.sweep(sweep, frozenset())
 
 

@@ -128,6 +128,9 @@ def show(system: "SystemStatus", show_all: bool) -> None:
     memory = f"{size(system.memory_bytes)}, {size(system.memory_available_bytes)} available"
     say(f"Device: {system.device}, {system.n_cores} cores")
     say(f"Memory: {memory}")
+    if system.disk_free_bytes:
+        written = f"{size(system.written.n_bytes)} written today"
+        say(f"Disk:   {size(system.disk_free_bytes)} free, {written}")
     say(f"Mode:   {system.mode}")
     members = {member.name for front in system.services for member in front.members}
     alone = [service for service in system.services if service.name not in members]

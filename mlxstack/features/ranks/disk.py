@@ -15,6 +15,7 @@ from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.background_writer import BackgroundWriter
 from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.write_counter import CountedDisk, WriteCounter, WriteKind
 
 
 class RankDisk:
@@ -23,7 +24,10 @@ class RankDisk:
     def __init__(self, home: Home, preset: Preset, identity: str, channel: wire.Channel) -> None:
         spec = preset.prefix_cache
         folders = AgentFolders(home.root / "agents")
-        self._store = QuotaKVStore(DiskKVStore(home.root / "kv"), folders, spec.disk)
+        counter = WriteCounter(home.writes_file)
+        counter.max_bytes = spec.disk.daily_write_bytes
+        store = DiskKVStore(home.kv, CountedDisk(counter, WriteKind.KV))
+        self._store = QuotaKVStore(store, folders, spec.disk)
         self._is_on = spec.enabled and spec.disk.enabled
         self._identity = identity
         self._channel = channel

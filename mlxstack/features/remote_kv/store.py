@@ -51,7 +51,7 @@ class IncomingKVFile(AbstractContextManager["IncomingKVFile"]):
     """Incoming KV file in parts; leaving the context discards the rest.
 
     It is a temporary file until `finish` has verified it. Raises StackError when the disk refuses,
-    NotFound for an impossible key.
+    NotFound for an impossible key, DiskFull beyond a limit of the preset.
     """
 
     def __init__(self, store: DiskKVStore, identity: str, key: str, n_bytes: int) -> None:
@@ -60,6 +60,7 @@ class IncomingKVFile(AbstractContextManager["IncomingKVFile"]):
         self._path = store.path_of(identity, key)
         self._limit = n_bytes
         self.n_bytes = 0
+        store.disk.admit(n_bytes)
         try:
             make_private(self._path.parent, store.disk.barrier)
             self._fd, self._temporary = open_temporary(self._path.parent)

@@ -13,6 +13,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Caller, Priority, Request
 from mlxstack.core.status import CacheView
+from mlxstack.service.parts.disk_view import disk_view, with_disk
 from mlxstack.service.parts.prefix_openings import with_openings
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.parts.text_processor import TextProcessor
@@ -27,6 +28,9 @@ async def look(service: Service, limit: int = 20) -> CacheView:
     log = service.request_log
     prefixes = with_openings(view.prefixes, service.agent_registry, service.text_processor)
     misses = misses_of(log.requests(), limit)
+    factory = service.engine_factory
+    disk = await asyncio.to_thread(disk_view, factory.store, factory.counter)
+    view = with_disk(view, service.preset.prefix_cache.disk, disk)
     return replace(view, misses=misses, losses=log.losses, prefixes=prefixes)
 
 

@@ -21,9 +21,11 @@ from mlxstack.core.status import (
     ServiceFacts,
     StatusFrame,
 )
+from mlxstack.core.usage import UsageSums
 from mlxstack.engine.loading import hub_download
 from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.models.model_files import weights_on_disk
+from mlxstack.service.parts.disk_view import disk_view, with_disk
 from mlxstack.service.parts.prefix_openings import with_openings
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
@@ -72,6 +74,7 @@ class StatusFeed:
             n_agents=service.agent_registry.n_agents,
             memory=_memory(service, snapshot, memory),
             loading=_loading(service),
+            today=_today(service),
             titles=_titles(service, snapshot, agents, requests[:MAX_REQUESTS]),
         )
         if self._coming is None and self._is_due(time.monotonic()):
@@ -128,8 +131,11 @@ def _with_details(
     if _is_loaded(service):
         text_processor = service.text_processor
     prefixes = with_openings(memory.prefixes, service.agent_registry, text_processor)
+    engine_factory = service.engine_factory
+    disk = disk_view(engine_factory.store, engine_factory.counter)
+    view = with_disk(memory, service.preset.prefix_cache.disk, disk)
     return replace(
-        memory,
+        view,
         misses=misses_of(requests, MAX_PREFIXES),
         losses=service.request_log.losses,
         prefixes=prefixes,
@@ -188,6 +194,11 @@ def _loading(service: Service) -> LoadView | None:
     n_done = max(0, service.engine_factory.active_bytes() - service.stats.bytes_before_load)
     elapsed_s = time.monotonic() - service.stats.load_began_at
     return LoadView(service.name, min(n_done, n_total), n_total, elapsed_s)
+
+
+def _today(service: Service) -> UsageSums | None:
+    days = [sums for feature in service.features if (sums := feature.today()) is not None]
+    return days[0] if days else None
 
 
 def _facts(service: Service, mode: str) -> ServiceFacts:

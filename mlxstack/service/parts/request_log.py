@@ -76,6 +76,8 @@ class RequestLog:
         self._slots: dict[str, SlotAssigned] = {}
         self._done: deque[bytes] = deque(maxlen=MAX_REQUESTS)
         self._losses: dict[str, MissSums] = {}
+        self.observers: list[Callable[[Request, RequestView], None]] = []
+        """Called with each request that ended."""
         self.last_in_slot: dict[int, Request] = {}
         """Last request of each slot, until the engine is gone."""
         self.agent_registry = AgentRegistry()
@@ -122,6 +124,8 @@ class RequestLog:
                 view = replace(view, miss=miss)
                 self.agent_registry.note(view, entry.at, is_explicit=request.agent is not None)
                 _log(request, view)
+                for observe in self.observers:
+                    observe(request, view)
 
     def requests(self) -> tuple[RequestView, ...]:
         """Last requests, the newest first."""

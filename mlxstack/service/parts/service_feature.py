@@ -10,6 +10,8 @@ from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request, TurnReading
+from mlxstack.core.status import RequestView
+from mlxstack.core.usage import UsageSums
 from mlxstack.service.parts.agent_registry import AgentSettings
 from mlxstack.service.parts.generation_options import GenerationOptions
 
@@ -62,6 +64,13 @@ class ServiceFeature:
 
     def on_answer(self, answer: CompleteAnswer) -> None:
         """After a complete answer."""
+
+    def on_end(self, request: Request, view: RequestView) -> None:
+        """After any request ended, whatever its end."""
+
+    def today(self) -> UsageSums | None:
+        """Sums of the local day for dashboards, where it counts."""
+        return None
 
     def metrics(self) -> Iterable[Metric]:
         """Families for /metrics."""

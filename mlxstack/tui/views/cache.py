@@ -1,7 +1,7 @@
 """The prefix cache: budget, hit rates, prefixes, misses."""
 
 from mlxstack.core.formatting import NONE, age, printable, short_time, size, span
-from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
+from mlxstack.core.status import CacheView, DiskView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import bar, of_size
 from mlxstack.tui.views.names import agent_name, prefix_name
@@ -119,7 +119,22 @@ def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
     if model.frame.memory and model.frame.memory.parked_bytes:
         memory.append(TextCell(f"X frees up to {size(model.frame.memory.parked_bytes)}"))
     disk.append(warned(f"{cache.n_evicted} evicted", cache.n_evicted > 0, CellStyle.FAINT))
-    return joined(memory), joined(disk)
+    lines = [joined(memory), joined(disk)]
+    if cache.disk is not None:
+        lines += _writes(cache.disk)
+    return tuple(lines)
+
+
+def _writes(disk: DiskView) -> list[Line]:
+    """Bytes of KV written today, and the effect of its limit."""
+    text = f"written today {size(disk.today.kv_bytes)}"
+    if disk.max_daily_bytes is not None:
+        text += f" of {size(disk.max_daily_bytes)}"
+    free = f"{size(disk.free_bytes)} of the volume free"
+    lines: list[Line] = [joined([TextCell(text), TextCell(free, CellStyle.FAINT)])]
+    if disk.trouble:
+        lines.append((TextCell(disk.trouble, CellStyle.WARN),))
+    return lines
 
 
 def rates(model: DashboardState, width: int) -> TableData:

@@ -7,6 +7,7 @@ from mlxstack.core.formatting import NONE, age, count, printable, share, short_t
 from mlxstack.core.formatting import tokens as context_length
 from mlxstack.core.request import Priority, TurnKind
 from mlxstack.core.status import LoadView
+from mlxstack.core.usage import UsageSums
 from mlxstack.host.coding_clients import first_command
 from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate, reuse_rate
 from mlxstack.tui.views import tiles
@@ -146,7 +147,23 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
     if width >= WIDE and not any(ends.values()):
         parts.append(TextCell(f"{count(now.n_model_calls)} model calls"))
         parts.append(TextCell(f"{rows:.1f} rows per step"))
-    return (joined(parts),)
+    lines = [joined(parts)]
+    today = model.frame.today
+    if today is not None and today.n_requests:
+        lines.append(_today(today))
+    return tuple(lines)
+
+
+def _today(sums: UsageSums) -> Line:
+    """Sums of the day, of all services of the home."""
+    return joined(
+        [
+            TextCell(f"today {count(sums.n_read)} read, {count(sums.n_cached)} reused"),
+            TextCell(f"{count(sums.n_generated)} written"),
+            TextCell(f"{span(sums.saved_s)} saved", CellStyle.GOOD),
+            TextCell(f"{sums.price:.2f} at list price", CellStyle.FAINT),
+        ]
+    )
 
 
 def speed(model: DashboardState) -> tuple[Line, Line]:

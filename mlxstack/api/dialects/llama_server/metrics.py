@@ -13,6 +13,7 @@ from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
 from mlxstack.engine.stats import DECODE_STEP_TIMES
+from mlxstack.service.parts.disk_view import disk_view
 from mlxstack.service.parts.stats import decode_speed, n_processing, prefill_speed
 from mlxstack.service.service import Service
 from mlxstack.text.rendering.renderers import RENDERERS
@@ -97,6 +98,20 @@ def service_counters(service: Service) -> Numbers:
     )
 
 
+def disk_gauges(service: Service) -> Numbers:
+    """Volume of the KV store, and bytes written to it today."""
+    factory = service.engine_factory
+    disk = disk_view(factory.store, factory.counter)
+    limit = disk.max_daily_bytes or 0
+    return (
+        ("disk_free_bytes", "Free bytes of the volume of the KV store", disk.free_bytes),
+        ("disk_kv_written_today_bytes", "KV written since midnight", disk.today.kv_bytes),
+        ("disk_written_today_bytes", "KV, manifests and histories written", disk.today.n_bytes),
+        ("disk_daily_write_limit_bytes", "Limit of KV written a day; 0 without one", limit),
+        ("disk_daily_write_limit_reached", "1 if KV was refused today", bool(disk.trouble)),
+    )
+
+
 def own_gauges(snapshot: Snapshot) -> Numbers:
     """Gauges that llama-server does not have."""
     return (
@@ -131,6 +146,7 @@ class Metrics(Collector):
         for feature in self._service.features:
             yield from feature.metrics()
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
+        yield from _families(GaugeMetricFamily, "mlxstack_", disk_gauges(self._service))
 
 
 def metrics_route(service: Service) -> Any:
