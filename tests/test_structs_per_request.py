@@ -52,6 +52,8 @@ STATE = {
     "ThinkingDecision",
     "ThinkingLayer",
     "ThroughputModel",
+    "UsageEntry",
+    "UsageSums",
     "WidthCosts",
 }
 """Structs of state, of decisions about it, and of what was measured; they pass no request on.
