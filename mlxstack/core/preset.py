@@ -223,18 +223,13 @@ class DiskSpec(Strict, frozen=True):
     ] = True
     max_bytes: Annotated[
         PositiveInt | Literal["auto"] | None,
-        Meta(
-            description="Maximum bytes of KV on disk; `auto` leaves 10 percent of the volume free, "
-            "null is no limit."
-        ),
+        Meta(description="Maximum bytes of KV on disk; `auto`: 10 % of the volume stay free."),
     ] = AUTO
     daily_write_bytes: Annotated[
-        PositiveInt | None,
-        Meta(description="Maximum bytes of KV written to disk a day; then it stays in memory."),
+        PositiveInt | None, Meta(description="Maximum bytes of KV that are written to disk a day.")
     ] = None
     max_age_s: Annotated[
-        Seconds | None,
-        Meta(description="Seconds since its last use after which KV is deleted from disk."),
+        Seconds | None, Meta(description="Seconds since its last use after which KV is deleted.")
     ] = None
 
 
