@@ -218,9 +218,7 @@ class WarmPrefix(Strict, frozen=True):
 class DiskSpec(Strict, frozen=True):
     """Disk bounds: `max_bytes`, and `max_age_s` since last use; None: unbounded."""
 
-    enabled: Annotated[
-        bool, Meta(description="Keep KV on disk too, so that it outlives the process.")
-    ] = True
+    enabled: Annotated[bool, Meta(description="Keep KV on disk too, beyond the process.")] = True
     max_bytes: Annotated[
         PositiveInt | Literal["auto"] | None,
         Meta(description="Maximum bytes of KV on disk; `auto`: 10 % of the volume stay free."),
