@@ -54,7 +54,9 @@ def column(table: ReportTable, head: str) -> list[str]:
 
 def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     told = run("engine", tmp_path)
-    shapes, moves, speeds = told.tables
+    shapes, moves, speeds, exact = told.tables
+    assert column(exact, "Rows") == ["1", "2"]
+    assert all(cost.endswith("%") for cost in column(exact, "Cost of a step"))
     assert column(shapes, "Contexts") == ["264/8/8", "32/32"]
     assert len(moves.rows) == 2
     assert len(speeds.rows) == 4

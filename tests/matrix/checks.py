@@ -21,7 +21,8 @@ from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.pass_mode import PassMode
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.features.drafts.engine.draft_coordinator import DraftCoordinator
 from mlxstack.features.drafts.engine.drafter import Drafter
 from mlxstack.features.drafts.policy.ngram_draft_governor import DraftOffer
@@ -158,6 +159,30 @@ def check_batch(
     for n, own, batched in zip(LENGTHS, alone, together, strict=True):
         if own != batched:
             raise Wrong(f"the row of {n} tokens answers {batched}, alone {own}")
+
+
+def check_exact(model: Any, cache_factory: CacheFactory, mode: PassMode) -> None:
+    """With equal bits, logits of rows beside others are those of the rows alone."""
+    runner = ModelRunner(model)
+    runner.mode = mode
+
+    def contexts() -> list[SlotContext]:
+        rows = [SlotContext(cache_factory) for _ in PROMPTS]
+        for context, tokens in zip(rows, PROMPTS, strict=True):
+            prefill(model, context, tokens)
+        return rows
+
+    def logits(rows: Sequence[SlotContext], step: int) -> mx.array:
+        tokens = mx.array([step + 1])
+        return runner.execute([SlotTokens(context.own_caches, tokens) for context in rows])
+
+    single = contexts()
+    batched = contexts()
+    for step in range(N_STEPS):
+        alone = mx.concatenate([logits([context], step) for context in single])
+        together = logits(batched[::-1], step)[::-1]
+        if not mx.array_equal(alone, together):
+            raise Wrong(f"a row has other bits beside others at step {step}")
 
 
 def check_stacks(model: Any, cache_factory: CacheFactory) -> None:

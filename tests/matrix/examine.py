@@ -7,8 +7,10 @@ from typing import Any
 from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
 from msgspec import Struct
 
+from mlxstack.core.exact_rows import ExactBits
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.model.cache_adapters import CacheFactory, leaves
+from mlxstack.features.exact.engine import exact_model
 from mlxstack.features.row_stacks.engine import stack_fully
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
@@ -42,6 +44,11 @@ def examine(name: str) -> Row:
         return Row(name, note=f"does not run: {_message(error)}")
     faults: list[str] = []
     _try(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
+    exact = exact_model(
+        model, cache_factory, VOCAB, ExactBits.ON, is_batching=check.is_batching, n_slots=4
+    ).mode
+    if exact is not None and check.is_batching:
+        _try(faults, "equal bits", lambda: checks.check_exact(model, cache_factory, exact))
     if check.can_group:
         _try(faults, "stacks", lambda: checks.check_stacks(model, cache_factory))
     if check.can_draft:

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
+from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.features.exact.policy import Costs, cost_of
 
 LENGTHS = (5, 9, 7, 5, 12, 3, 8, 6)
@@ -103,12 +103,12 @@ class BitCheck:
 
     def _logits(self, rows: Sequence[list[Any]], tokens: Sequence[list[int]]) -> list[mx.array]:
         """Logits of each row's tokens in one pass, which is taken back."""
-        starts = [PassStart.of(row, len(fed)) for row, fed in zip(rows, tokens, strict=True)]
+        starts = [_states(row) for row in rows]
         pairs = zip(rows, tokens, strict=True)
         logits = self.runner.execute([SlotTokens(row, mx.array(fed)) for row, fed in pairs])
         mx.eval(logits)
-        for start in starts:
-            start.roll_back(0)
+        for row, states, fed in zip(rows, starts, tokens, strict=True):
+            _take_back(row, states, len(fed))
         ends = list(accumulate(map(len, tokens)))
         return [logits[end - len(fed) : end] for end, fed in zip(ends, tokens, strict=True)]
 
@@ -173,6 +173,23 @@ class BitCheck:
                 seconds.append(time.perf_counter() - began)
         self.runner = exact
         return min(taken[plain]), min(taken[exact])
+
+
+def _states(caches: list[Any]) -> list[LayerState | None]:
+    """States of the layers that cannot be cut, windows included."""
+    return [
+        cache_adapters.snapshot_state(leaf) if cache_adapters.is_stateful(leaf) else None
+        for leaf in cache_adapters.leaves(caches)
+    ]
+
+
+def _take_back(caches: list[Any], states: list[LayerState | None], n_tokens: int) -> None:
+    """Take back the last tokens of the caches."""
+    for leaf, state in zip(cache_adapters.leaves(caches), states, strict=True):
+        if state is None:
+            cache_adapters.cut(leaf, n_tokens)
+        else:
+            cache_adapters.restore_state(leaf, state)
 
 
 def _same(a: mx.array, b: mx.array) -> bool:
