@@ -12,6 +12,7 @@ from mlxstack.cli.commands import status
 from mlxstack.cli.main import app
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec
 from mlxstack.host.home import HOME_VARIABLE
+from mlxstack.store.write_counter import WriteCounter
 from tests.api.running import Running, running, tiny_preset
 from tests.patience import PATIENCE_S
 
@@ -55,7 +56,8 @@ def test_sums_equal_the_log_of_requests_and_survive_a_restart(
         assert total["n_requests"] == len(log) == 3
         for field in FIELDS:
             assert total[field] == sum(request[field] for request in log)
-        assert total["seconds"] == pytest.approx(sum(r["ttft_s"] + r["decode_s"] for r in log))
+        seconds = sum(request["ttft_s"] + request["decode_s"] for request in log)
+        assert total["seconds"] == pytest.approx(seconds, abs=1e-5)  # of whole microseconds each
         clients = {row["key"]: row["n_requests"] for row in get(live, "/usage?by=client")["rows"]}
         assert clients == {"client-a": 2, "client-b": 1}
         assert httpx.get(live.url + "/usage?since=soon").status_code == 400
@@ -64,6 +66,10 @@ def test_sums_equal_the_log_of_requests_and_survive_a_restart(
         after = get(live, "/usage")["total"]
         assert after["n_requests"] == 4
         assert after["written_bytes"] >= total["written_bytes"] > 0
+    # Turns are appended: each token is written once.
+    stored = sum(path.stat().st_size for path in (tmp_path / "home/kv").rglob("*.safetensors"))
+    (today,) = WriteCounter(tmp_path / "home/writes.sqlite3").days()
+    assert stored <= today.kv_bytes <= 1.2 * stored
     # Without a service the command reads the file itself.
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     printed = CliRunner().invoke(app, ["usage", "--by", "agent"]).output
