@@ -53,23 +53,35 @@ async def service(
     stage: Sandbox, home: str, slots: SlotSpec, cache: PrefixCacheSpec | None = None
 ) -> AsyncIterator[ServerUnderTest]:
     """Healthy service on this model; `home` names a persistent folder."""
-    root = stage.folder / home
-    root.mkdir(parents=True, exist_ok=True)
-    port = free_port(HOST)
     preset = Preset(
         model=ModelSpec(id=stage.model, alias="bench"),
         name="bench",
         slots=slots,
         prefix_cache=cache or PrefixCacheSpec(),
-        server=ServerSpec(host=HOST, port=port),
     )
+    async with serve(preset, stage.folder / home, stage.env) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def serve(preset: Preset, root: Path, env: dict[str, str]) -> AsyncIterator[ServerUnderTest]:
+    """Healthy service of a preset, with its home at `root`."""
+    port = free_port(HOST)
+    preset = msgspec.structs.replace(preset, server=ServerSpec(host=HOST, port=port))
+    file = _preset_file(preset, root)
+    command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(file)]
+    child_env = {**env, "MLX_STACK_HOME": str(root), VARIABLE: LIFELINE_S}
+    server = ServerUnderTest("mlx-stack", f"http://{HOST}:{port}", preset.model.served_name)
+    async with child(command, child_env, root / "service.log", server) as pid:
+        yield msgspec.structs.replace(server, pid=pid)
+
+
+def _preset_file(preset: Preset, root: Path) -> Path:
+    """Write a preset into the home of its service."""
+    root.mkdir(parents=True, exist_ok=True)
     file = root / "preset.json"
     file.write_bytes(msgspec.json.encode(preset))
-    command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(file)]
-    env = {**stage.env, "MLX_STACK_HOME": str(root), VARIABLE: LIFELINE_S}
-    server = ServerUnderTest("mlx-stack", f"http://{HOST}:{port}", "bench")
-    async with child(command, env, root / "service.log", server) as pid:
-        yield msgspec.structs.replace(server, pid=pid)
+    return file
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ import typer
 from mlxstack.core.formatting import printable, printable_lines, span
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
     from rich.text import Text
 
 GAP = 2
@@ -147,6 +148,37 @@ def spinner(title: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(Text(printable(title))) as status:
         yield lambda now: status.update(Text(printable(line(now[:100]))))
+
+
+@contextmanager
+def counter() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress bar on stderr, called with a title and two counts.
+
+    Where stderr is no terminal, it is a line now and then.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        show = seldom(note, LINE_S)
+        yield lambda title, n_done, n_all: show(f"{title}: {n_done} of {n_all}")
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def update(title: str, n_done: int, n_all: int) -> None:
+            if title not in bars:
+                bars[title] = progress.add_task(printable(title), total=n_all)
+            progress.update(bars[title], completed=n_done, total=n_all)
+
+        yield update
 
 
 def seldom(

@@ -5,8 +5,10 @@ import os
 import msgspec
 from msgspec import Struct
 
+from mlxstack.cli.verification.tools.kept_results import ToolSummary, summaries
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
 from mlxstack.planner.ranking import preset_fits
@@ -28,6 +30,8 @@ class PresetListing(Struct, frozen=True):
     weights_bytes: int | None = None
     fits: bool | None = None
     is_downloaded: bool = False
+    tools: ToolSummary | None = None
+    """Last result of `verify --tools` on its model."""
     error: str | None = None
 
 
@@ -39,8 +43,9 @@ def catalog(home: Home) -> list[PresetListing]:
 
 
 def with_fits(listings: list[PresetListing], home: Home) -> list[PresetListing]:
-    """Listings with size, fit and presence of their models."""
+    """Listings with size, fit, presence and tool calls of their models."""
     names = [listing.name for listing in listings if listing.error is None]
+    by_model = summaries(home)
     fits = preset_fits(home, names, this_memory(os.environ))
     fitted = []
     for listing in listings:
@@ -48,7 +53,9 @@ def with_fits(listings: list[PresetListing], home: Home) -> list[PresetListing]:
         if fit is None:
             fitted.append(listing)
         else:
-            fitted.append(msgspec.structs.replace(listing, **msgspec.structs.asdict(fit)))
+            tools = by_model.get(listing.model) if listing.kind == ServiceKind.CHAT else None
+            changes = {**msgspec.structs.asdict(fit), "tools": tools}
+            fitted.append(msgspec.structs.replace(listing, **changes))
     return fitted
 
 

@@ -11,12 +11,13 @@ from mlxstack.cli.exit_codes import Exit
 from mlxstack.cli.output import as_json, say
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.start_choice import StartChoice
+from mlxstack.cli.tool_options import ToolOptions
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 OPTION = Parameter.KEYWORD_ONLY
 JSON = Parameter("json", OPTION, default=False, annotation=Json)
-OPTION_GROUPS = (ServiceOptions, StartChoice)
-"""Options that several verbs have, which a verb takes as one parameter."""
+OPTION_GROUPS = (ServiceOptions, StartChoice, ToolOptions)
+"""Options that a verb takes as one parameter."""
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 

@@ -70,6 +70,11 @@ class Home(Struct, frozen=True):
         """Report of the last `verify --mac`."""
         return self.root / "verify-mac.json"
 
+    @property
+    def tool_reports(self) -> Path:
+        """Last report of `verify --tools` on each model."""
+        return self.root / "tool-reports"
+
     def pid_file(self, name: str) -> Path:
         """The supervisor's process id, a plain number."""
         return self.run / f"{name}.pid"

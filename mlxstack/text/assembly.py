@@ -1,6 +1,7 @@
 """Assembly of the text side of one model."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -12,7 +13,9 @@ from mlxstack.features.replay.replay import ReplaySplicer
 from mlxstack.features.vision.images.image_splicer import ImageMarks, ImageSplicer
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.report import TemplateReport, report
+from mlxstack.text.template.adaptation import TemplateCapabilities
 from mlxstack.text.template.chat_template import ChatTemplate
+from mlxstack.text.template.tool_losses import LostPart, tool_losses
 from mlxstack.text.template.variables import TemplateVariables
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer
 from mlxstack.text.tokens.special_tokens import special_tokens_of
@@ -61,6 +64,19 @@ def template_report(tokenizer: Any) -> TemplateReport:
     """Report on the template of a TokenizerWrapper. Raises Unsupported without one."""
     text = assemble_text(tokenizer)
     return report(text.prompt_maker, text.answer_format, tokenizer)
+
+
+def template_tool_losses(tokenizer: Any) -> tuple[tuple[LostPart, ...], tuple[LostPart, ...]]:
+    """Parts that a template loses as it is, and that prompts lose."""
+    text = assemble_text(tokenizer)
+    template = text.prompt_maker.template
+    added = tokenizer.added_tokens_decoder
+    turn_ends = [added[token].content for token in tokenizer.eos_token_ids if token in added]
+    as_written, adapted = (
+        tool_losses(partial(template.rendered, capabilities), turn_ends)
+        for capabilities in (TemplateCapabilities(), template.capabilities)
+    )
+    return as_written, adapted
 
 
 def template_ends(tokenizer: Any, n_ids: int) -> set[int]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mlxstack.models.local_models import LocalModel
 
 DAY_S = 86_400.0
-HEADS = ("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE", "LAST USED")
-DROPPED_FIRST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "SIZE")
+HEADS = ("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "TOOLS", "WHERE", "LAST USED")
+DROPPED_FIRST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "TOOLS", "SIZE")
 """Columns to drop on narrow terminals, in order."""
 
 
@@ -30,14 +30,21 @@ def models() -> VerbResult:
     """
     from msgspec import to_builtins
 
+    from mlxstack.cli.verification.tools.kept_results import summaries
     from mlxstack.host.home import home_from
     from mlxstack.models.local_models import all_models
 
     home = home_from(os.environ)
     on_disk = all_models(home)
     running = _running(home)
+    tools = summaries(home)
     listed = [
-        to_builtins(model) | {"fits": _fits(model), "is_running": _is_used(model, running)}
+        to_builtins(model)
+        | {
+            "fits": _fits(model),
+            "is_running": _is_used(model, running),
+            "tools": tools.get(model.name) or tools.get(model.path),
+        }
         for model in on_disk
     ]
     return VerbResult({"models": listed}, lambda: _show(listed))
@@ -56,6 +63,7 @@ def _show(listed: list[dict[str, Any]]) -> None:
             model["quantization"],
             tokens(model["n_trained"]) if model["n_trained"] else "-",
             "running" if model["is_running"] else model["fits"],
+            model["tools"] or "",
             model["where"],
             _age(model["last_used"]),
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlxstack.config.presets import LoadedPreset
 
 DEFAULT = "default"
-HEADS = ("PRESET", "SIZE", "FITS", "DOWNLOADED", "SLOTS x CTX", "KV BITS", "WHEN TO USE")
+HEADS = ("PRESET", "SIZE", "FITS", "DOWNLOADED", "SLOTS x CTX", "KV BITS", "TOOLS", "WHEN TO USE")
 
 app = VerbApp(help="List presets, show one, print their JSON schema.")
 
@@ -122,12 +122,13 @@ def _show(listings: "Sequence[PresetListing]") -> None:
             "yes" if listing.is_downloaded else "no",
             f"{listing.n_slots} x {tokens(listing.n_ctx)}",
             listing.kv_bits,
+            listing.tools or "",
             listing.description,
         )
         for listing in listings
         if listing.error is None
     ]
-    table(HEADS, rows, ("WHEN TO USE", "KV BITS"))
+    table(HEADS, rows, ("WHEN TO USE", "KV BITS", "TOOLS"))
     for listing in listings:
         if listing.error is not None:
             note(f"warning: {listing.error}")

@@ -7,7 +7,8 @@ import typer
 
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import Misuse, failed_if
-from mlxstack.cli.output import note, say, table
+from mlxstack.cli.output import counter, note, say, table
+from mlxstack.cli.tool_options import ToolOptions
 from mlxstack.cli.units import seconds_of
 from mlxstack.cli.verbs import VerbResult
 
@@ -57,6 +58,7 @@ def verify(
     ] = False,
     soak: Soak = None,
     measure: Measure = None,
+    tools: ToolOptions = ToolOptions(),
 ) -> VerbResult:
     """Verify a model on this machine.
 
@@ -64,7 +66,9 @@ def verify(
     a fork, a restore, a restart, in a batch, with drafts and in a long context are compared with
     the same prompt cold and alone; step and prefill times, the stall of decoding rows and memory
     are measured. An engine of its own runs in a temporary home. With --mac: `doctor`, --kernels,
-    this, 10 minutes of measurements and --soak 15m. The exit code is 1 for a fault.
+    this, 10 minutes of measurements and --soak 15m. With --tools: calls of ten kinds; the report
+    says which are valid, and whether the chat template or the weights lose the others; `presets`
+    and `models` show its counts. The exit code is 1 for a fault.
     """
     from mlxstack.host.home import home_from
     from mlxstack.host.parent_watchdog import follow_supervisor
@@ -73,8 +77,11 @@ def verify(
         raise Misuse("--kernels is a run of its own, and a part of --mac")
     if measure is not None and not mac:
         raise Misuse("--measure is the time of a part of --mac")
+    tools.check(has_others=bool(kernels or mac or soak))
     follow_supervisor(os.environ)
     home = home_from(os.environ)
+    if tools.tools:
+        return _verify_tools(model, home, quick, tools)
     if mac:
         return _verify_mac(model, home, quick, soak, measure)
     if kernels:
@@ -100,6 +107,21 @@ def _verify_kernels(model: str, home: "Home") -> VerbResult:
 
     report = kernel_report(model, home, os.environ, note)
     return VerbResult(report, lambda: _show_kernels(report), failed_if(not report.is_sound))
+
+
+def _verify_tools(model: str, home: "Home", is_quick: bool, options: ToolOptions) -> VerbResult:
+    from mlxstack.cli.verification.tools.tool_run import ToolPlan, tool_report
+    from mlxstack.cli.verification.tools.tool_tables import show_tools
+
+    plan = ToolPlan(is_quick, options.repairs, tuple(options.against or ()), options.limit)
+    with counter() as progress:
+        report = tool_report(model, home, os.environ, note, progress, plan)
+
+    def show() -> None:
+        _show_conditions(report.preset, report.conditions)
+        show_tools(report)
+
+    return VerbResult(report, show, failed_if(not report.is_sound))
 
 
 def _verify_soak(model: str, home: "Home", seconds: float) -> VerbResult:

@@ -27,6 +27,7 @@ from mlxstack.text.template.adaptation import (
 from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
 from mlxstack.text.template.switches import NO_SWITCHES, TemplateSwitches, find_switches
 from mlxstack.text.template.tool_definitions import completed_tools
+from mlxstack.text.template.tool_losses import RenderedConversation
 from mlxstack.text.template.variables import spelled
 from mlxstack.text.tokens.cached_tokenizer import common_length
 from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper
@@ -177,6 +178,18 @@ class ChatTemplate:
     def probe(self, probe: TemplateProbe, capabilities: TemplateCapabilities) -> str | None:
         """Rendering of a probe under other capabilities; None if refused."""
         return self.tried(probe.messages, probe.tools, {"enable_thinking": True}, capabilities)
+
+    def rendered(
+        self, capabilities: TemplateCapabilities, conversation: RenderedConversation
+    ) -> str | None:
+        """Rendering of a conversation under other capabilities; None if refused."""
+        return self.tried(
+            conversation.messages,
+            conversation.tools,
+            {"enable_thinking": True},
+            capabilities,
+            opens_answer=conversation.opens_answer,
+        )
 
     def tried(
         self,

@@ -1,0 +1,1 @@
+"""`verify --tools`: tool calls, losses of chat templates, small repairs."""
