@@ -24,6 +24,7 @@ FEATURE_OF = {
     "stack": "row stacks", "stacks": "row stacks", "stacked": "row stacks",
     "stacker": "row stacks", "unstack": "row stacks",
     "replay": "replay", "replayed": "replay",
+    "loops": "loops",
     "sibling": "siblings", "siblings": "siblings",
 }  # fmt: skip
 """The feature that owns a word."""
@@ -62,7 +63,9 @@ EXCEPTIONS: dict[str, dict[str, tuple[int, str]]] = {
     "engine/slots/request_state.py": {
         "drafts": (1, "a field of public timings"),
         "vision": (1, "a field of public timings"),
+        "loops": (1, "a field of public timings"),
     },
+    "service/calls/admission.py": {"loops": (1, "a field of requests")},
     "text/prompt/prompt.py": {"vision": (1, SPANS)},
     "text/tokens/cached_tokenizer.py": {
         "replay": (1, "a field of public timings"),

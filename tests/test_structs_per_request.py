@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MAX_STRUCTS_OF_A_REQUEST = 9
+MAX_STRUCTS_OF_A_REQUEST = 11
 MAX_STRUCTS_OF_A_TOKEN = 7
 
 STATE = {

@@ -13,6 +13,7 @@ from mlxstack.api.caller import CallerFields, caller_of
 from mlxstack.api.guards import Connection
 from mlxstack.api.response_format import GUIDED, StructuredOutputs, field_constraint
 from mlxstack.core.errors import BadRequest, UnknownModel
+from mlxstack.core.loops import LoopStops
 from mlxstack.core.request import UNLIMITED, SamplingParams
 from mlxstack.service.parts.generation_options import MAX_TOP_LOGPROBS, GenerationOptions
 from mlxstack.service.service import Service
@@ -95,6 +96,7 @@ class Fields(CallerFields, kw_only=True):
     reasoning_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
     thinking_budget: int | None = None
+    stop_loops: bool | LoopStops | None = None
 
 
 def options(
@@ -118,6 +120,7 @@ def options(
         drops_kv=drops_kv(body, connection),
         response_format=_constraint(body),
         thinking_budget=thinking_budget(body),
+        stop_loops=_stop_loops(body, service.preset.sampling.stop_loops),
         caller=caller_of(body, connection),
     )
 
@@ -172,6 +175,14 @@ def thinking_budget(body: Fields) -> int | None:
     if budget is None:
         return None
     return max(cast(int, budget), UNLIMITED)
+
+
+def _stop_loops(body: Fields, default: LoopStops) -> bool:
+    """Whether repetitions end the answer; a body that ignores its end takes every token."""
+    choice = body.stop_loops
+    if choice is None:
+        return default is LoopStops.AUTO and not body.ignore_eos
+    return choice is True or choice is LoopStops.AUTO
 
 
 def converted(value: Any, kind: type[T], path: str) -> T:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
-from mlxstack.core.engine_events import FinishReason, RequestTimings, SlotAssigned, TokenSampled
+from mlxstack.core.engine_events import (
+    FinishReason,
+    LoopStop,
+    RequestTimings,
+    SlotAssigned,
+    TokenSampled,
+)
 from mlxstack.core.response_parts import (
     ArgumentsPart,
     ContentPart,
@@ -18,6 +24,10 @@ from mlxstack.core.response_parts import (
 
 if TYPE_CHECKING:
     from mlxstack.service.parts.text_processor import TextProcessor
+
+
+Loops = tuple[LoopStop, ...] | UnsetType
+"""Repetitions that were ended, if there are any."""
 
 
 class Timings(Struct, frozen=True):
@@ -37,6 +47,7 @@ class Timings(Struct, frozen=True):
     predicted_per_second: float
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
+    loops: Loops = UNSET
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -63,6 +74,7 @@ class OpenAIUsage(Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokens
+    loops: Loops = UNSET
 
 
 def timings(work: RequestTimings) -> Timings:
@@ -87,6 +99,7 @@ def timings(work: RequestTimings) -> Timings:
         predicted_per_second=_ratio(n_steps, work.decode_s),
         draft_n=work.n_drafted or UNSET,
         draft_n_accepted=work.n_accepted if work.n_drafted else UNSET,
+        loops=work.loops or UNSET,
     )
 
 
@@ -148,6 +161,7 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
             sum(reply.work.n_accepted for reply in ended),
             sum(reply.work.n_drafted - reply.work.n_accepted for reply in ended),
         ),
+        loops=tuple(stop for reply in ended for stop in reply.work.loops) or UNSET,
     )
 
 

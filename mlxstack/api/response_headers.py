@@ -1,4 +1,4 @@
-"""Headers of an answer: reused KV, unenforced schemas, omitted tools."""
+"""Headers of an answer: reused KV, unenforced schemas, omitted tools, repetitions."""
 
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ CACHE_HEADERS = tuple(
         "cache",
         "loose-schemas",
         "omitted-tools",
+        "loops",
+        "repeated-call",
     )
 )
 
@@ -41,8 +43,12 @@ MAX_CHARS = 1000
 def answer_headers(
     generation: "Generation", first: ResponsePart | None, work: RequestTimings | None = None
 ) -> dict[str, str]:
-    """Cache headers, and lists of what was left out."""
+    """Cache headers, repetitions, and lists of what was left out."""
     headers = cache_headers(generation, first, work)
+    if work is not None and work.loops:
+        headers[PREFIX + "loops"] = "; ".join(map(str, work.loops))[:MAX_CHARS]
+    if generation.request.repeated_call:
+        headers[PREFIX + "repeated-call"] = _line(str(generation.request.repeated_call))[:MAX_CHARS]
     for name, left_out in (
         ("loose-schemas", generation.loose_schemas),
         ("omitted-tools", generation.options.omitted_tools),

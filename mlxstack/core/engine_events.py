@@ -5,6 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.errors import StackError
+from mlxstack.core.loops import LoopStop
 
 
 class KVSource(StrEnum):
@@ -25,6 +26,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CONTEXT = "context"
     CANCELLED = "cancelled"
+    LOOP = "loop"
+    """The answer repeated itself."""
 
 
 class TTFTPhase(StrEnum):
@@ -76,6 +79,8 @@ class RequestTimings(Struct, frozen=True):
     restore_s: float = 0.0
     beside_s: float = 0.0
     first_s: float = 0.0
+    loops: tuple[LoopStop, ...] = ()
+    """Repetitions that were ended."""
 
 
 class CacheMiss(Struct, frozen=True):

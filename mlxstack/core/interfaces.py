@@ -248,6 +248,9 @@ class ConstraintState(Protocol):
     def forced_tokens(self) -> Sequence[int]:
         """Next tokens that the grammar forces, up to a tokenization choice."""
 
+    def close_thought(self) -> bool:
+        """Have the model end its thought, as at the end of a budget; False outside of one."""
+
     def position(self) -> object:
         """Position to pass to `rewind`."""
 

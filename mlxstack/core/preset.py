@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from mlxstack.core.exact_rows import ExactBits
+from mlxstack.core.loops import LoopStops
 from mlxstack.core.strict import Strict
 from mlxstack.core.thinking import ClientSpec, ThinkingSpec
 
@@ -347,6 +348,13 @@ class SamplingSpec(ThinkingSpec, frozen=True):
             description="Default for requests that do not set it: whether reasoning models reason."
         ),
     ] = None
+    stop_loops: Annotated[
+        LoopStops,
+        Meta(
+            description="auto ends an answer, or its thought, whose tokens repeat exactly for "
+            "too long; off lets it go on. Requests may set it."
+        ),
+    ] = LoopStops.AUTO
 
 
 class StructuredOutputSpec(Strict, frozen=True):

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.interfaces import Constraint
+from mlxstack.core.loops import RepeatedCall
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens
 from mlxstack.core.thinking import ThinkingBound
 
@@ -107,11 +108,16 @@ class Request(Struct, frozen=True):
     prediction: tuple[int, ...] = ()
     """Answer that the client expects, to draft from."""
     constraint: Constraint | None = None
+    thought_end: Constraint | None = None
+    """Constraint of a free answer from where its thought is to be closed."""
+    stop_loops: bool = False
+    """End the answer, or its thought, when its tokens repeat exactly."""
     arrived: float = 0.0
     """Seconds of the monotonic clock, as is `deadline`."""
     deadline: float | None = None
     thinking: ThinkingBound | None = None
     """Bound of its reasoning, where the model reasons."""
+    repeated_call: RepeatedCall | None = None
     is_for_peer: bool = False
     """Another service asked for its KV, so no third one is asked for it."""
 

@@ -91,6 +91,19 @@ class GenerationFinished(Struct, frozen=True):
     stop_string: str | None = None
     notes: tuple[TokenSampled, ...] = ()
     n_unparsed: int = 0
+    has_cut_call: bool = False
+    """The end of the answer cut a call."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a limit ended the answer, so that a client has less than a whole one.
+
+        A repetition is no limit: clients that ask for the rest would have the same again. A call
+        that it cut must not run, though.
+        """
+        if self.ending is FinishReason.LOOP:
+            return self.has_cut_call
+        return self.ending in (FinishReason.LENGTH, FinishReason.CONTEXT)
 
 
 NotedPart = ReasoningPart | ContentPart | ArgumentsPart

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.loops import LoopStop, RepeatedCall
 from mlxstack.core.request import Priority, TurnKind
 from mlxstack.core.thinking import Effort, ThinkingBound
 from mlxstack.core.usage import UsageSums
@@ -241,6 +242,8 @@ class RequestView(Struct, frozen=True):
     restore_s: float = 0.0
     beside_s: float = 0.0
     first_s: float = 0.0
+    loops: tuple[LoopStop, ...] = ()
+    repeated_call: RepeatedCall | None = None
 
 
 class ThroughputSample(Struct, frozen=True, array_like=True):

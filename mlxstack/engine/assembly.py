@@ -35,6 +35,7 @@ from mlxstack.features.drafts.engine.draft_loading import LoadedDrafts, load_dra
 from mlxstack.features.drafts.engine.draft_prefill import DraftPrefill
 from mlxstack.features.early_turns.engine import EarlyPrefill
 from mlxstack.features.exact.engine import ExactModel, exact_model
+from mlxstack.features.loops.engine import loop_rule
 from mlxstack.features.remote_kv.remote_prefill import RemotePrefill
 from mlxstack.features.remote_kv.values import RemoteKV
 from mlxstack.features.row_stacks.engine import RowStacker, stack_fully
@@ -109,6 +110,7 @@ class EngineAssembly:
             exact=model.exact.report,
         )
         loop.transforms.append(model.loaded.inputs.with_checkpoints)
+        loop.answer_rules = loop_rule
         if self._remote is not None:
             remote = RemotePrefill(
                 self._remote,

@@ -31,6 +31,7 @@ from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.idle_work import IdleWork
 from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.slots.answer_rule import AnswerRules, no_rule
 from mlxstack.engine.slots.kv_provider import KVProvider
 from mlxstack.engine.slots.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.slots.request_state import PhaseClocks, RequestState
@@ -82,6 +83,7 @@ class EngineLoop:
         """Asked in this order for KV that a prompt lacks."""
         self.transforms: list[Callable[[Request], Request]] = []
         """Applied to each request before anything else."""
+        self.answer_rules: AnswerRules = no_rule
         self.facts = Snapshot()
         """Facts of the load, which each snapshot repeats."""
         self.slot_kv = slot_kv
@@ -455,6 +457,7 @@ class EngineLoop:
             context = self.slots[request_state.slot]
             row = row_of(self.batch, request_state.request, request_state.slot, context, self.n_ctx)
             request_state.proposal_source = row.proposal_source
+            request_state.rule = self.answer_rules(request_state.request, row.sampler)
             self.stats.count(n_prompt_tokens=len(request_state.request.tokens) - len(context))
             for first in self.batch.join(row, context.logits_after(request_state.request.tokens)):
                 if last := self._receive(first):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mlxstack.core.preset import Preset
 from mlxstack.features.early_turns.service import EarlyTurns
+from mlxstack.features.loops.service import CallNotes
 from mlxstack.features.ranks.group import RankGroup
 from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.features.thinking.service import ThinkingDefaults
@@ -49,6 +50,7 @@ def assemble(
         TurnKinds(),
         ThinkingDefaults(),
         Usage(Home(home), counter),
+        CallNotes(),
     ]
     if source is not None:
         features.insert(0, Neighbors(home, source.stem))

@@ -167,6 +167,9 @@ class OneToken:
     def forced_tokens(self) -> tuple[int, ...]:
         return ()
 
+    def close_thought(self) -> bool:
+        return False
+
     def position(self) -> int:
         return 0
 

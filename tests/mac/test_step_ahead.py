@@ -51,6 +51,9 @@ class Guide:
     def forced_tokens(self) -> tuple[int, ...]:
         return ()
 
+    def close_thought(self) -> bool:
+        return False
+
     def position(self) -> int:
         return self._n_left
 

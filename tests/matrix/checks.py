@@ -123,6 +123,9 @@ class Alternating:
     def forced_tokens(self) -> tuple[int, ...]:
         return ()
 
+    def close_thought(self) -> bool:
+        return False
+
     def position(self) -> int:
         return self._at
 

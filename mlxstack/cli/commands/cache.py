@@ -90,6 +90,9 @@ def why(
         lines.append(f"turn: {view.turn_kind}, priority {view.priority.name.lower()}")
     if view.drops_kv:
         lines.append("its KV was dropped at its end; its slot is as before")
+    lines += [f"ended repetition: {stop}" for stop in view.loops]
+    if view.repeated_call:
+        lines.append(f"repeated call: {view.repeated_call}")
     lines.append(_reason(view.miss, labels(service)) if view.miss else "no miss")
     disk = _cache_view(service).disk
     if disk is not None and disk.trouble:

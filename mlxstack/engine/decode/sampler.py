@@ -17,7 +17,7 @@ from mlx_lm.sample_utils import apply_min_p, make_logits_processors
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.interfaces import ConstraintState
+from mlxstack.core.interfaces import Constraint, ConstraintState
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.device import has_gpu
 
@@ -109,6 +109,8 @@ class Sampler:
         self._positions: list[Any] = []
         """Positions of the constraint before each proposed token, and after all."""
         self._last: mx.array | None = None
+        self.n_accepted = 0
+        """Tokens so far, the last of which may be lazy."""
         self.draw_rules = _draw_rules(sampling)
 
     @property
@@ -120,6 +122,18 @@ class Sampler:
     def is_ruled(self) -> bool:
         """Whether a grammar, which may force tokens, rules the next one."""
         return self._constraint is not None and self._constraint.is_ruled
+
+    def close_thought(self, thought_end: Constraint | None, tokens: Sequence[int]) -> None:
+        """Have the model end its thought, by `thought_end` where the answer has no constraint.
+
+        `tokens` are those of the answer, of which the last may be missing.
+        """
+        if self._constraint is None and thought_end is not None:
+            self._constraint = thought_end.start()
+            for token in tokens[: self.n_accepted - 1]:
+                self._constraint.advance(token)
+        if self._constraint is not None:
+            self._constraint.close_thought()
 
     def forced_tokens(self) -> Sequence[int]:
         """The tokens that the grammar leaves no choice about from here on."""
@@ -159,6 +173,7 @@ class Sampler:
         The last one may be lazy. `n_proposed` is the length of the proposal.
         """
         self.uniforms.skip(len(tokens))
+        self.n_accepted += len(tokens)
         self._last = tokens[-1]
         if n_proposed and self._constraint is not None:
             self._constraint.rewind(self._positions[len(tokens) - 1])

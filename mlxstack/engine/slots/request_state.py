@@ -15,6 +15,7 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch_row import ProposalSource
+from mlxstack.engine.slots.answer_rule import AnswerRule
 from mlxstack.policy.scheduling.scheduler_state import Slot, SlotState
 
 
@@ -68,6 +69,7 @@ class RequestState:
         self.first_at = 0.0
         self.saved_s = 0.0
         self.proposal_source: ProposalSource | None = None
+        self.rule: AnswerRule | None = None
 
     @property
     def n_new(self) -> int:
@@ -119,6 +121,8 @@ class RequestState:
             return FinishReason.LENGTH
         if len(self.request.tokens) + self.n_generated >= n_ctx:
             return FinishReason.CONTEXT
+        if self.rule is not None and self.rule.observe(token):
+            return FinishReason.LOOP
         return None
 
     def finish(self, reason: FinishReason, now: float) -> RequestFinished:
@@ -138,6 +142,7 @@ class RequestState:
             n_drafted=self.n_proposed,
             n_accepted=self.n_accepted,
             n_image=sum(image.end - image.start for image in self.request.images),
+            loops=tuple(self.rule.stops) if self.rule else (),
             **phases,
         )
 

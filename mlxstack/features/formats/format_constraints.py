@@ -57,7 +57,7 @@ class FormatConstraints:
         self._threads = threads
         self._n_vocab = n_vocab
         self._may_think = may_think
-        self._refuse_rowless = rowless.refuse
+        self._rowless = rowless
         self._has_free_rules = has_free_rules
         self._grammars = GrammarCompiler(output_format.tokenizer, n_vocab)
         self._client_grammars = ClientGrammars(n_vocab)
@@ -92,7 +92,8 @@ class FormatConstraints:
             offered = callable_tools(options, conversation.tools)
             calls = await self.free_calls(offered, is_single=options.is_one_call)
         is_bounded = options.thinking_budget is not None and output_format.has_thoughts
-        if rules is None and not (is_bounded or forbidden or calls):
+        is_free = rules is None and not (is_bounded or forbidden or calls)
+        if is_free and not output_format.has_thoughts:
             return FREE
         layout = self._layout(
             options,
@@ -102,6 +103,10 @@ class FormatConstraints:
             has_tools=has_tools,
             may_think=self._may_think(conversation),
         )
+        if is_free:
+            return AnswerConstraint(thought_end=self._thought_end(layout))
+        if layout.is_in_thinking or layout.opens:
+            self._rowless.refuse(layout.closes, "messages")
         return AnswerConstraint(GrammarConstraint(layout, rules), rules is not None)
 
     async def of_text(self, options: GenerationOptions) -> AnswerConstraint:
@@ -216,7 +221,7 @@ class FormatConstraints:
             opening = (*output_format.answer_tokens, *opening)
         elif prompt.before:
             opening = (*output_format.message_opening, *opening)
-        self._refuse_rowless(opening, "tool_choice")
+        self._rowless.refuse(opening, "tool_choice")
         return opening
 
     async def _call_grammar(
@@ -233,6 +238,11 @@ class FormatConstraints:
             return None
         layout = ConstraintLayout(self._n_vocab, banned=_banned(options))
         return GrammarConstraint(layout, rules)
+
+    def _thought_end(self, layout: ConstraintLayout) -> GrammarConstraint | None:
+        """Constraint that may close the thoughts of a free answer; None where no token can."""
+        can_close = layout.closes and not self._rowless.has_any(layout.closes)
+        return GrammarConstraint(layout) if can_close else None
 
     def _layout(
         self,
@@ -257,8 +267,6 @@ class FormatConstraints:
             headers = (output_format.answer_tokens,)
             if has_tools:
                 headers += (output_format.call_opening,)
-        if is_in_thinking or may_open:
-            self._refuse_rowless(output_format.answer_tokens, "messages")
         return ConstraintLayout(
             n_vocab=self._n_vocab,
             eos=output_format.eos,

@@ -230,6 +230,9 @@ def _request(
         prediction=prediction,
         constraint=constraint.grammar,
         thinking=options.thinking,
+        thought_end=constraint.thought_end,
+        stop_loops=options.stop_loops,
+        repeated_call=options.repeated_call,
         arrived=now,
         deadline=now + service.preset.queue.timeout_s,
     )

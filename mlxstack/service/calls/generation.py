@@ -294,6 +294,7 @@ class Generation:
             stop_string=self._parser.stop,
             notes=self._take_notes(),
             n_unparsed=self._parser.n_unparsed,
+            has_cut_call=self._parser.is_cut,
         )
         return [*parts, ended]
 

@@ -22,6 +22,8 @@ class AnswerConstraint(Struct, frozen=True):
     """First tokens of a required call, which follow the prompt."""
     is_call: bool = False
     """A tool call is required."""
+    thought_end: Constraint | None = None
+    """Constraint of a free answer from where its thought is to be closed."""
 
     @property
     def has_format(self) -> bool:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from mlxstack.core.request import Caller, SamplingParams
+from mlxstack.core.request import Caller, RepeatedCall, SamplingParams
 from mlxstack.core.thinking import ThinkingBound
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 
@@ -48,6 +48,9 @@ class GenerationOptions(Struct, frozen=True):
     """Bound of reasoning in force, where the model reasons."""
     max_context: int | None = None
     """Maximum tokens of prompt and answer together, beside the context of a slot."""
+    stop_loops: bool = False
+    """End the answer when its tokens repeat exactly."""
+    repeated_call: RepeatedCall | None = None
     call_prefix: str = "call_"
     """Beginning of the ids of tool calls."""
     is_one_call: bool = False

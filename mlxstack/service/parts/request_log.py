@@ -32,6 +32,7 @@ AROUND = 24
 
 COSTS = (
     "n_cached", "n_generated", "decode_s", "ttft_s", "saved_s", "n_drafted", "n_accepted",
+    "loops",
     *TTFTPhase,
 )  # fmt: skip
 """Fields of a finished request that its view shares with its timings."""
@@ -181,6 +182,7 @@ def _view(
         priority=request.priority,
         turn_kind=request.caller.turn_kind,
         drops_kv=request.drops_kv,
+        repeated_call=request.repeated_call,
     )
     if slot is not None:
         view = replace(view, slot=slot.slot, source=slot.source)

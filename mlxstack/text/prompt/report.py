@@ -93,7 +93,7 @@ def notes(capabilities: TemplateCapabilities, format_report: FormatReport) -> tu
 def _reuse(
     prompt_maker: PromptMaker, answer_format: AnswerFormat, tokenizer: Any
 ) -> dict[str, float | None]:
-    """Reused share of prompt and answer, in and after tool loops."""
+    """Reused share of prompt and answer, in and after calls of tools."""
     call = ToolCall("call00001", READ.name, {"path": "src/main.py"})
     turns = [SYSTEM, ASKED]
     shares: dict[str, float | None] = {"tool loop": None, "new user message": None}

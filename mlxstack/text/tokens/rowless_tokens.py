@@ -24,6 +24,10 @@ class RowlessTokens:
     def __init__(self, tokenizer: Any, n_rows: int) -> None:
         self._texts = tokens_without_rows(tokenizer, n_rows)
 
+    def has_any(self, tokens: Iterable[int]) -> bool:
+        """Whether one of these tokens has no row."""
+        return not self._texts.keys().isdisjoint(tokens)
+
     def refuse(self, tokens: Iterable[int], param: str) -> None:
         """Raise BadRequest that names a token without a row."""
         if not self._texts:

@@ -29,6 +29,8 @@ N_WIDE_BAR = 64
 
 
 def _tone(request: RequestView) -> CellStyle:
+    if request.loops or request.repeated_call:
+        return CellStyle.WARN
     return CellStyle.BAD if request.ended in BAD else CellStyle.PLAIN
 
 
@@ -118,6 +120,9 @@ def why(request: RequestView) -> tuple[Line, ...]:
         (TextCell("  "), *phases.bar(request, N_WIDE_BAR)),
         *phases.rows(request),
     ]
+    facts += [("ended repetition", printable(str(stop), 70)) for stop in request.loops]
+    if request.repeated_call:
+        facts.append(("repeated call", printable(str(request.repeated_call), 70)))
     for name, text in facts:
         lines.append((TextCell(f"    {name:<26}", CellStyle.FAINT), TextCell(text)))
     if request.turn_kind is not TurnKind.PERSON:
@@ -144,6 +149,10 @@ def response_headers(request: RequestView) -> tuple[Line, ...]:
     }
     if request.n_images:
         headers["images"] = images(request.n_images, request.n_images_computed)
+    if request.loops:
+        headers["loops"] = "; ".join(map(str, request.loops))
+    if request.repeated_call:
+        headers["repeated-call"] = str(request.repeated_call)
     if request.slot is not None:
         headers["slot"] = str(request.slot)
     if request.agent:

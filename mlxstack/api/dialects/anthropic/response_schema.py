@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
+
+from mlxstack.api.response_fields import Loops
 
 
 class AnthropicUsage(Struct, frozen=True):
@@ -12,6 +14,7 @@ class AnthropicUsage(Struct, frozen=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    loops: Loops = UNSET
 
 
 class TextBlock(Struct, frozen=True, tag="text"):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from mlxstack.api import streaming
 from mlxstack.api.block_renderer import BlockRenderer, BlockStart, StreamEvent
@@ -39,6 +39,7 @@ STOP_REASONS = {
     FinishReason.WORD: "stop_sequence",
     FinishReason.LENGTH: "max_tokens",
     FinishReason.CONTEXT: "model_context_window_exceeded",
+    FinishReason.LOOP: "end_turn",
 }
 # Type and field of the deltas of a block.
 DELTAS = {
@@ -144,6 +145,7 @@ def usage(work: RequestTimings) -> AnthropicUsage:
         cache_creation_input_tokens=0,
         cache_read_input_tokens=work.n_cached,
         output_tokens=work.n_generated,
+        loops=work.loops or UNSET,
     )
 
 
@@ -151,7 +153,10 @@ def stop_reason(ended: GenerationFinished, has_calls: bool) -> dict[str, Any]:
     """Stop reason and sequence; complete tool calls are always `tool_use`."""
     if has_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
-    return {"stop_reason": STOP_REASONS[ended.ending], "stop_sequence": ended.stop_string}
+    ending = ended.ending
+    if ending is FinishReason.LOOP and ended.is_limited:
+        ending = FinishReason.LENGTH
+    return {"stop_reason": STOP_REASONS[ending], "stop_sequence": ended.stop_string}
 
 
 def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:

@@ -32,6 +32,7 @@ STOP_TYPES = {
     FinishReason.WORD: "word",
     FinishReason.LENGTH: "limit",
     FinishReason.CONTEXT: "limit",
+    FinishReason.LOOP: "limit",
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mlxstack.api.response_fields import SampledLogprob
+from mlxstack.api.response_fields import Loops, SampledLogprob
 
 OLLAMA_VERSION = "0.13.4"
 """Ollama release of this API, the first with Responses; clients refuse an older server."""
@@ -47,6 +47,7 @@ class OllamaAnswer(Struct, frozen=True, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
     logprobs: tuple[SampledLogprob, ...] | UnsetType = UNSET
+    loops: Loops = UNSET
 
 
 class OllamaChat(OllamaAnswer, frozen=True, kw_only=True):

@@ -95,6 +95,7 @@ class OllamaRenderer(streaming.Renderer):
             prompt_eval_duration=nanoseconds(work.prefill_s),
             eval_count=work.n_generated,
             eval_duration=nanoseconds(work.decode_s),
+            loops=work.loops or UNSET,
         )
 
     def _noted(self, answer: OllamaAnswer, notes: tuple[TokenSampled, ...]) -> OllamaAnswer:

@@ -26,7 +26,6 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
 )
 from mlxstack.api.error_bodies import openai_error
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
-from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     ArgumentsPart,
@@ -253,7 +252,7 @@ def finish_reason(ended: GenerationFinished, has_calls: bool, *, is_legacy: bool
     """`tool_calls` after complete calls, even if text followed; older: `function_call`."""
     if has_calls:
         return "function_call" if is_legacy else "tool_calls"
-    if ended.ending in (FinishReason.LENGTH, FinishReason.CONTEXT):
+    if ended.is_limited:
         return "length"
     return "stop"
 

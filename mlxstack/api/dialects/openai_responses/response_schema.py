@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack.api.response_fields import (
+    Loops,
     PromptTokensDetails,
     ReasoningTokens,
     SampledLogprob,
@@ -26,6 +27,7 @@ class ResponsesUsage(Struct, frozen=True):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
+    loops: Loops = UNSET
 
 
 class OutputText(Struct, frozen=True, tag="output_text"):

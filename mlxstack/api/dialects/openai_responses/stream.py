@@ -32,7 +32,7 @@ from mlxstack.api.dialects.openai_responses.to_conversation import ClientTool, T
 from mlxstack.api.error_bodies import openai_message
 from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
-from mlxstack.core.engine_events import FinishReason, RequestTimings
+from mlxstack.core.engine_events import RequestTimings
 from mlxstack.core.errors import BadRequest, Busy, Loading, StackError, TooLong
 from mlxstack.core.response_parts import (
     CollectedResponse,
@@ -274,7 +274,7 @@ class ResponseStream(BlockRenderer):
 
         Clients loop otherwise.
         """
-        is_cut = ended.ending in {FinishReason.LENGTH, FinishReason.CONTEXT}
+        is_cut = ended.is_limited
         yield from self.close(is_cut=is_cut)
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
             yield from self.open(ContentPart(""))
@@ -323,4 +323,5 @@ def usage(ended: GenerationFinished) -> ResponsesUsage:
         output_tokens=work.n_generated,
         output_tokens_details=ReasoningTokens(ended.n_reasoning),
         total_tokens=work.n_prompt + work.n_generated,
+        loops=work.loops or UNSET,
     )

@@ -80,6 +80,10 @@ class QuoteState:
         """None."""
         return ()
 
+    def close_thought(self) -> bool:
+        """There is none."""
+        return False
+
     def position(self) -> int:
         """Tokens so far."""
         return self._at

@@ -139,6 +139,13 @@ class GrammarState:
             return self._rules.compute_ff_tokens()
         return []
 
+    def close_thought(self) -> bool:
+        """End the thought at hand as a spent budget does; False outside of one."""
+        if self._at is not ConstraintPhase.THINKING or not self._layout.closes:
+            return False
+        self._layout = replace(self._layout, budget=0)
+        return True
+
     def position(self) -> GrammarPosition:
         """Position to pass to `rewind`."""
         return GrammarPosition(
