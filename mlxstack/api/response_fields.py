@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
-from mlxstack.core.engine_events import (
-    FinishReason,
-    LoopStop,
-    RequestTimings,
-    SlotAssigned,
-    TokenSampled,
-)
+from mlxstack.core.engine_events import FinishReason, RequestTimings, SlotAssigned, TokenSampled
+from mlxstack.core.loops import LoopStop
 from mlxstack.core.response_parts import (
     ArgumentsPart,
     ContentPart,

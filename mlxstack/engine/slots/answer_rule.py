@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from mlxstack.core.engine_events import LoopStop
+from mlxstack.core.loops import LoopStop
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.sampler import Sampler
 

@@ -1,6 +1,6 @@
 """Ends answers that repeat themselves, and closes such thoughts."""
 
-from mlxstack.core.engine_events import LoopStop
+from mlxstack.core.loops import LoopStop
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.features.loops.policy import Repetition, RepetitionRule, stands_in

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from mlxstack.core.conversation import Message, Role, ToolCall
-from mlxstack.core.request import RepeatedCall
+from mlxstack.core.loops import RepeatedCall
 
 MIN_TIMES = 3
 

@@ -4,7 +4,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from mlxstack.core.request import Caller, RepeatedCall, SamplingParams
+from mlxstack.core.loops import RepeatedCall
+from mlxstack.core.request import Caller, SamplingParams
 from mlxstack.core.thinking import ThinkingBound
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 

@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """How often the rule against repetition would stop honest text.
 
     python -m tests.features.loops.corpus --texts 100000 --tokenizer TOKENIZER.json ... FOLDER ...

@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """Record answers that run to their limit, as token ids.
 
     python -m tests.features.loops.record MODEL_FOLDER NAME --temperature 0.8
@@ -33,7 +34,8 @@ TASKS = (
 )
 TOPICS = (
     "parses dates", "prime numbers", "sorts linked lists", "European capitals",
-    "colours as hex codes", "SQL joins", "unit tests of a queue", "regular expressions", "mountains", "a red square",
+    "colours as hex codes", "SQL joins", "unit tests of a queue", "regular expressions",
+    "mountains", "a red square",
 )  # fmt: skip
 PROMPTS = (
     "Say hello forever.",

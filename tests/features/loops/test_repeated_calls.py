@@ -3,7 +3,7 @@
 import pytest
 
 from mlxstack.core.conversation import Message, Role, ToolCall
-from mlxstack.core.request import RepeatedCall
+from mlxstack.core.loops import RepeatedCall
 from mlxstack.features.loops.repeated_calls import repeated_call
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from mlxstack.core.engine_events import FinishReason, LoopStop
+from mlxstack.core.engine_events import FinishReason
+from mlxstack.core.loops import LoopStop
 from mlxstack.core.preset import SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
