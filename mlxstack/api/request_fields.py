@@ -178,7 +178,7 @@ def thinking_budget(body: Fields) -> int | None:
 
 
 def _stop_loops(body: Fields, default: LoopStops) -> bool:
-    """Whether repetitions end the answer; a body that ignores its end takes every token."""
+    """Whether repetitions end the answer; never by default with `ignore_eos`."""
     choice = body.stop_loops
     if choice is None:
         return default is LoopStops.AUTO and not body.ignore_eos

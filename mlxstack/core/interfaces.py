@@ -249,7 +249,7 @@ class ConstraintState(Protocol):
         """Next tokens that the grammar forces, up to a tokenization choice."""
 
     def close_thought(self) -> bool:
-        """Have the model end its thought, as at the end of a budget; False outside of one."""
+        """End the thought as a spent budget does; False outside of one."""
 
     def position(self) -> object:
         """Position to pass to `rewind`."""

@@ -96,7 +96,7 @@ class GenerationFinished(Struct, frozen=True):
 
     @property
     def is_limited(self) -> bool:
-        """Whether a limit ended the answer, so that a client has less than a whole one.
+        """Whether a limit cut the answer.
 
         A repetition is no limit: clients that ask for the rest would have the same again. A call
         that it cut must not run, though.

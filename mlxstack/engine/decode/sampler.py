@@ -124,9 +124,9 @@ class Sampler:
         return self._constraint is not None and self._constraint.is_ruled
 
     def close_thought(self, thought_end: Constraint | None, tokens: Sequence[int]) -> None:
-        """Have the model end its thought, by `thought_end` where the answer has no constraint.
+        """Have the model end its thought.
 
-        `tokens` are those of the answer, of which the last may be missing.
+        `thought_end` does it where the answer has no constraint. `tokens` are those of the answer, of which the last may be missing.
         """
         if self._constraint is None and thought_end is not None:
             self._constraint = thought_end.start()

@@ -15,7 +15,7 @@ class AnswerRule(Protocol):
     """What it has ended so far."""
 
     def observe(self, token: int) -> bool:
-        """Whether the answer ends with this token; it may also have a thought closed."""
+        """Whether the answer ends here; a thought may be closed instead."""
 
 
 AnswerRules = Callable[[Request, Sampler], AnswerRule | None]

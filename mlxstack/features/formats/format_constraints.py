@@ -240,7 +240,7 @@ class FormatConstraints:
         return GrammarConstraint(layout, rules)
 
     def _thought_end(self, layout: ConstraintLayout) -> GrammarConstraint | None:
-        """Constraint that may close the thoughts of a free answer; None where no token can."""
+        """Constraint that may close thoughts; None where no token can."""
         can_close = layout.closes and not self._rowless.has_any(layout.closes)
         return GrammarConstraint(layout) if can_close else None
 

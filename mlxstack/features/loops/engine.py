@@ -70,7 +70,7 @@ class LoopRule:
         return state.close_thought()
 
     def _close(self) -> None:
-        """Close the thought, once all tokens but the last of the sampler were observed."""
+        """Close the thought, once at most the last token is unobserved."""
         tokens = self._repetition.tokens
         if len(tokens) >= self._sampler.n_accepted - 1:
             self._is_closing = False

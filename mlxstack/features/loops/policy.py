@@ -68,9 +68,9 @@ class RepetitionRule:
         """Tokens that equal those one period before, by period."""
 
     def observe(self, token: int) -> Repetition | None:
-        """The repetition that a text ends with: one that is too long, or of the shortest period.
+        """The repetition that a text ends with now.
 
-        None until a probe was repeated.
+        Of several, one that is too long, or the shortest period. None until a probe was repeated.
         """
         tokens = self.tokens
         tokens.append(token)
@@ -124,7 +124,7 @@ class RepetitionRule:
         return next(filter(lambda run: run.is_too_long, repetitions), repetitions[0])
 
     def _count_equal(self, n: int, period: int) -> int:
-        """Last tokens that equal those `period` before, at most three periods of them."""
+        """Last tokens that equal those `period` before, up to three periods."""
         tokens = self.tokens
         first = max(self._start + period, n - MAX_COPIES * max(period, self._probe))
         i = n - 1

@@ -13,7 +13,7 @@ CallResult = tuple[str, object, str]
 
 
 def repeated_call(messages: Sequence[Message]) -> RepeatedCall | None:
-    """The calls that the last turns made, equal and with equal results, three times at least.
+    """The calls of the last turns, equal three times with equal results.
 
     What was said between them does not count.
     """
@@ -29,7 +29,7 @@ def repeated_call(messages: Sequence[Message]) -> RepeatedCall | None:
 
 
 def _rounds(messages: Sequence[Message]) -> list[list[CallResult]]:
-    """Calls of each turn with calls, in their order; those without a result are left out."""
+    """Calls with results of each turn that has some, in their order."""
     rounds: list[list[CallResult]] = []
     calls: dict[str, ToolCall] = {}
     for message in messages:

@@ -38,7 +38,7 @@ SKIPPED = (
 
 
 def classes() -> np.ndarray:
-    """Kind of each byte (256,): 1 a letter or a part of one, 2 a digit, 0 others."""
+    """Kinds of bytes (256,): 1 letters, 2 digits, 0 others."""
     kinds = np.zeros(256, np.uint8)
     kinds[128:] = 1
     for byte in range(128):
@@ -61,8 +61,8 @@ def n_terms(text: np.ndarray) -> int:
 
 def probe_hashes(text: np.ndarray) -> np.ndarray:
     """Hash of each stretch of PROBE bytes (n - PROBE + 1,)."""
-    words = np.ndarray((len(text) - 7,), "<u8", text.tobytes(), strides=(1,))
-    hashes = words * np.uint64(MULTIPLIER) ^ words >> np.uint64(31)
+    lanes = np.ndarray((len(text) - 7,), "<u8", text.tobytes(), strides=(1,))
+    hashes = lanes * np.uint64(MULTIPLIER) ^ lanes >> np.uint64(31)
     size = 8
     multiplier = MULTIPLIER
     while size < PROBE:
@@ -73,7 +73,7 @@ def probe_hashes(text: np.ndarray) -> np.ndarray:
 
 
 def repeats(text: np.ndarray) -> bool:
-    """Whether the bytes (n,) hold a repetition with two and a half copies, of any period."""
+    """Whether bytes (n,) repeat, with two and a half copies at least."""
     if len(text) < 2 * PROBE:
         return False
     hashes = probe_hashes(text)
@@ -98,7 +98,7 @@ def _longest(text: np.ndarray, period: int) -> int:
 
 
 def longest_runs(tokens: Iterable[int]) -> list[tuple[int, Repetition]]:
-    """Repetitions in a text at their ends: position of the last token, and the repetition."""
+    """Repetitions in a text, with the positions of their last tokens."""
     rule = RepetitionRule()
     runs: list[tuple[int, Repetition]] = []
     last: Repetition | None = None
@@ -114,7 +114,7 @@ def longest_runs(tokens: Iterable[int]) -> list[tuple[int, Repetition]]:
 
 
 def first_stop(tokens: Iterable[int]) -> tuple[int, Repetition] | None:
-    """Position of the token with which the rule ends a text, and the repetition."""
+    """Position at which the rule ends a text, and the repetition."""
     rule = RepetitionRule()
     for position, token in enumerate(tokens):
         repetition = rule.observe(token)
@@ -124,7 +124,7 @@ def first_stop(tokens: Iterable[int]) -> tuple[int, Repetition] | None:
 
 
 def texts(folders: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
-    """Files that are text, each content once, in a random order that is always the same."""
+    """Text files, each content once, in a fixed random order."""
     paths = sorted(
         Path(root, name)
         for folder in folders

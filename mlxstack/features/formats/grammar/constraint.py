@@ -140,7 +140,7 @@ class GrammarState:
         return []
 
     def close_thought(self) -> bool:
-        """End the thought at hand as a spent budget does; False outside of one."""
+        """End the thought as a spent budget does; False outside of one."""
         if self._at is not ConstraintPhase.THINKING or not self._layout.closes:
             return False
         self._layout = replace(self._layout, budget=0)
