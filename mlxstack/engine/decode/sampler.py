@@ -126,7 +126,8 @@ class Sampler:
     def close_thought(self, thought_end: Constraint | None, tokens: Sequence[int]) -> None:
         """Have the model end its thought.
 
-        `thought_end` does it where the answer has no constraint. `tokens` are those of the answer, of which the last may be missing.
+        `thought_end` does it where the answer has no constraint. `tokens` are those of the answer,
+        of which the last may be missing.
         """
         if self._constraint is None and thought_end is not None:
             self._constraint = thought_end.start()
