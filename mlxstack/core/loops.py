@@ -1,8 +1,9 @@
 """Answers and calls that repeat themselves."""
 
 from enum import StrEnum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 
 class LoopStops(StrEnum):
@@ -10,6 +11,15 @@ class LoopStops(StrEnum):
 
     AUTO = "auto"
     OFF = "off"
+
+
+StopLoops = Annotated[
+    LoopStops,
+    Meta(
+        description="auto ends an answer, or its thought, whose tokens repeat exactly for "
+        "too long; off lets it go on. Requests may set it."
+    ),
+]
 
 
 class LoopStop(Struct, frozen=True):

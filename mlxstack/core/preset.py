@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from mlxstack.core.exact_rows import ExactBits
-from mlxstack.core.loops import LoopStops
+from mlxstack.core.loops import LoopStops, StopLoops
 from mlxstack.core.strict import Strict
 from mlxstack.core.thinking import ClientSpec, ThinkingSpec
 
@@ -314,7 +314,6 @@ class SamplingSpec(ThinkingSpec, frozen=True):
     """Sampling of requests that set none; None takes the model's generation_config.json.
 
     Where neither sets a temperature, top_p, top_k or min_p, they are llama-server's defaults.
-
     `max_tokens` -1 is no limit but the context, as in llama-server.
     """
 
@@ -348,13 +347,7 @@ class SamplingSpec(ThinkingSpec, frozen=True):
             description="Default for requests that do not set it: whether reasoning models reason."
         ),
     ] = None
-    stop_loops: Annotated[
-        LoopStops,
-        Meta(
-            description="auto ends an answer, or its thought, whose tokens repeat exactly for "
-            "too long; off lets it go on. Requests may set it."
-        ),
-    ] = LoopStops.AUTO
+    stop_loops: StopLoops = LoopStops.AUTO
 
 
 class StructuredOutputSpec(Strict, frozen=True):
