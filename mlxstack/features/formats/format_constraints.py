@@ -58,6 +58,9 @@ class FormatConstraints:
         self._n_vocab = n_vocab
         self._may_think = may_think
         self._rowless = rowless
+        closes = output_format.answer_tokens
+        self._can_close = bool(closes) and not rowless.has_any(closes)
+        """Whether there are tokens that close a thought."""
         self._has_free_rules = has_free_rules
         self._grammars = GrammarCompiler(output_format.tokenizer, n_vocab)
         self._client_grammars = ClientGrammars(n_vocab)
@@ -104,7 +107,9 @@ class FormatConstraints:
             may_think=self._may_think(conversation),
         )
         if is_free:
-            return AnswerConstraint(thought_end=self._thought_end(layout))
+            return AnswerConstraint(
+                thought_end=GrammarConstraint(layout) if self._can_close else None
+            )
         if layout.is_in_thinking or layout.opens:
             self._rowless.refuse(layout.closes, "messages")
         return AnswerConstraint(GrammarConstraint(layout, rules), rules is not None)
@@ -238,11 +243,6 @@ class FormatConstraints:
             return None
         layout = ConstraintLayout(self._n_vocab, banned=_banned(options))
         return GrammarConstraint(layout, rules)
-
-    def _thought_end(self, layout: ConstraintLayout) -> GrammarConstraint | None:
-        """Constraint that may close thoughts; None where no token can."""
-        can_close = layout.closes and not self._rowless.has_any(layout.closes)
-        return GrammarConstraint(layout) if can_close else None
 
     def _layout(
         self,
