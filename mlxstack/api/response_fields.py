@@ -98,6 +98,17 @@ def timings(work: RequestTimings) -> Timings:
     )
 
 
+def is_limited(ended: GenerationFinished) -> bool:
+    """Whether a limit cut the answer.
+
+    A repetition is no limit: clients that ask for the rest would have the same again. A call that
+    it cut must not run, though.
+    """
+    if ended.ending is FinishReason.LOOP:
+        return ended.has_cut_call
+    return ended.ending in (FinishReason.LENGTH, FinishReason.CONTEXT)
+
+
 class Stopwatch:
     """Timings and usage of a reply under way, where it is sent."""
 

@@ -94,17 +94,6 @@ class GenerationFinished(Struct, frozen=True):
     has_cut_call: bool = False
     """The end of the answer cut a call."""
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether a limit cut the answer.
-
-        A repetition is no limit: clients that ask for the rest would have the same again. A call
-        that it cut must not run, though.
-        """
-        if self.ending is FinishReason.LOOP:
-            return self.has_cut_call
-        return self.ending in (FinishReason.LENGTH, FinishReason.CONTEXT)
-
 
 NotedPart = ReasoningPart | ContentPart | ArgumentsPart
 SpokenPart = ReasoningPart | ContentPart | ToolCallPart

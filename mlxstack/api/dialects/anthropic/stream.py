@@ -154,7 +154,7 @@ def stop_reason(ended: GenerationFinished, has_calls: bool) -> dict[str, Any]:
     if has_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     ending = ended.ending
-    if ending is FinishReason.LOOP and ended.is_limited:
+    if ending is FinishReason.LOOP and ended.has_cut_call:
         ending = FinishReason.LENGTH
     return {"stop_reason": STOP_REASONS[ending], "stop_sequence": ended.stop_string}
 

@@ -25,7 +25,7 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
     prompt_progress,
 )
 from mlxstack.api.error_bodies import openai_error
-from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
+from mlxstack.api.response_fields import Stopwatch, is_limited, logprobs, timings, usage
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     ArgumentsPart,
@@ -252,7 +252,7 @@ def finish_reason(ended: GenerationFinished, has_calls: bool, *, is_legacy: bool
     """`tool_calls` after complete calls, even if text followed; older: `function_call`."""
     if has_calls:
         return "function_call" if is_legacy else "tool_calls"
-    if ended.is_limited:
+    if is_limited(ended):
         return "length"
     return "stop"
 

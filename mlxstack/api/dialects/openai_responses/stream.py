@@ -31,7 +31,13 @@ from mlxstack.api.dialects.openai_responses.response_schema import (
 from mlxstack.api.dialects.openai_responses.to_conversation import ClientTool, ToolKind, ToolNames
 from mlxstack.api.error_bodies import openai_message
 from mlxstack.api.errors import LOADING_RETRY_S
-from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
+from mlxstack.api.response_fields import (
+    ReasoningTokens,
+    SampledLogprob,
+    is_limited,
+    logprobs,
+    timings,
+)
 from mlxstack.core.engine_events import RequestTimings
 from mlxstack.core.errors import BadRequest, Busy, Loading, StackError, TooLong
 from mlxstack.core.response_parts import (
@@ -274,7 +280,7 @@ class ResponseStream(BlockRenderer):
 
         Clients loop otherwise.
         """
-        is_cut = ended.is_limited
+        is_cut = is_limited(ended)
         yield from self.close(is_cut=is_cut)
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
             yield from self.open(ContentPart(""))
