@@ -343,9 +343,7 @@ class SamplingSpec(ThinkingSpec, frozen=True):
     ] = None
     thinking: Annotated[
         bool | None,
-        Meta(
-            description="Default for requests that do not set it: whether reasoning models reason."
-        ),
+        Meta(description="Whether reasoning models reason where a request does not say."),
     ] = None
     stop_loops: StopLoops = LoopStops.AUTO
 
