@@ -27,7 +27,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.write_counter import WriteCounter
 from tests.ports import unused_port
 
-MAX_DAILY_BYTES = 40_000_000
+MAX_DAILY_BYTES = 8_000_000
 MAX_TOKENS = 12
 TEXT = "the file was read and the test of the folder is green again"
 FINISHED = "request finished"
