@@ -17,7 +17,7 @@ from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
 from mlxstack.api.request_body import JSONRequest
 from mlxstack.api.request_fields import names
-from mlxstack.api.run_generation import loaded_guard, provided
+from mlxstack.api.run_generation import loaded_guard, provided, reader_guard
 from mlxstack.api.web_page import PAGE_ROUTES
 from mlxstack.service.service import Service
 
@@ -36,6 +36,7 @@ def create_app(service: Service) -> Litestar:
             host_guard(server),
             guards.key_guard(server, lambda: (*names(service), service.preset.name)),
             loaded_guard(service),
+            reader_guard(service),
         ],
         exception_handlers={Exception: _answer},
         before_send=[guards.name_response],

@@ -56,6 +56,7 @@ def caller_of(body: CallerFields, connection: Connection) -> Caller:
         agent=agent,
         session_hint=session_hint(connection.headers, body.prompt_cache_key, _user(body)),
         client=client_name(connection.headers),
+        version=client_version(connection.headers),
         salt=salt_of(connection, body.cache_salt or ""),
         priority=priority,
         request_id=request_id(connection.scope),
@@ -94,6 +95,19 @@ def salt_of(connection: Connection, cache_salt: str = "") -> str:
 def client_name(headers: Mapping[str, str]) -> str:
     """Product in the User-Agent, without its version; "" without one."""
     return _stripped(headers.get("user-agent")).partition("/")[0][:MAX_CHARS]
+
+
+def client_version(headers: Mapping[str, str]) -> str:
+    """Version of the product in the User-Agent; "" without one."""
+    product = _stripped(headers.get("user-agent")).partition(" ")[0]
+    return product.partition("/")[2][:MAX_CHARS]
+
+
+def reader_of(connection: Connection) -> Caller:
+    """Caller of a request without a body."""
+    headers = connection.headers
+    name = client_name(headers)
+    return Caller(client=name, version=client_version(headers), salt=salt_of(connection))
 
 
 def session_hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) -> str | None:

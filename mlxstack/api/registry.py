@@ -18,6 +18,7 @@ from mlxstack.api.dialects.openai_embeddings import routes as openai_embeddings
 from mlxstack.api.dialects.openai_models import routes as openai_models
 from mlxstack.api.dialects.openai_responses import routes as openai_responses
 from mlxstack.api.protocols import Dialect
+from mlxstack.features.heads import api as client_heads
 from mlxstack.features.receipts import api as receipts
 from mlxstack.features.remote_kv import api as kv
 from mlxstack.features.usage import api as usage
@@ -30,7 +31,9 @@ def _routed(dialect: Dialect, *modules: ModuleType) -> Dialect:
     return replace(dialect, routes=routes)
 
 
-NATIVE = (agents, events, kv, model_swap, prefix_cache, receipts, usage)
+NATIVE = (
+    agents, client_heads, events, kv, model_swap, prefix_cache, receipts, usage,
+)
 DIALECTS: tuple[Dialect, ...] = (
     _routed(
         protocols.OPENAI,

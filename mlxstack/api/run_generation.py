@@ -13,6 +13,7 @@ from litestar.response import Stream
 from litestar.types import Guard
 from msgspec.json import encode as encode_json
 
+from mlxstack.api.caller import reader_of
 from mlxstack.api.disconnect import cancel, wait_for
 from mlxstack.api.errors import to_stack_error
 from mlxstack.api.guards import Connection, request_id
@@ -59,6 +60,17 @@ def loaded_guard(service: Service) -> Guard:
             service.require_facts()
         elif not handler.opt.get("is_early"):
             service.require()
+
+    return guard
+
+
+def reader_guard(service: Service) -> Guard:
+    """Show the service's features which program reads from it; refuses none."""
+
+    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
+        if connection.scope.get("method") in ("GET", "HEAD"):
+            for feature in service.features:
+                feature.on_connection(reader_of(connection))
 
     return guard
 

@@ -77,6 +77,8 @@ class Caller(Struct, frozen=True):
     """The client's own name for the conversation: where to look first; delays no request."""
     client: str = ""
     """Name of the program."""
+    version: str = ""
+    """Version of the program."""
     salt: str = ""
     """Separates the KV of tenants."""
     priority: Priority = Priority.NORMAL
@@ -118,6 +120,8 @@ class Request(Struct, frozen=True):
     thinking: ThinkingBound | None = None
     """Bound of its reasoning, where the model reasons."""
     repeated_call: RepeatedCall | None = None
+    is_background: bool = False
+    """Nobody waits for it: its chunks are as short as beside decoding requests."""
     is_for_peer: bool = False
     """Another service asked for its KV, so no third one is asked for it."""
 

@@ -283,6 +283,21 @@ class LoadView(Struct, frozen=True):
     is_download: bool = False
 
 
+class HeadView(Struct, frozen=True):
+    """Head of a client: system messages and tools, computed before its first message."""
+
+    client: str
+    version: str = ""
+    folder: str = ""
+    state: str = "waiting"
+    """"waiting", "ready" or "failed"."""
+    n_tokens: int = 0
+    n_cached: int = 0
+    """Tokens that were in KV already, in memory or on disk."""
+    seconds: float = 0.0
+    """Seconds until it was ready."""
+
+
 class StatusFrame(Struct, frozen=True, omit_defaults=True):
     """Status of a service at an instant."""
 
@@ -305,5 +320,6 @@ class StatusFrame(Struct, frozen=True, omit_defaults=True):
     loading: LoadView | None = None
     today: UsageSums | None = None
     """Requests of all services of the home since midnight."""
+    client_heads: tuple[HeadView, ...] = ()
     titles: dict[str, str] = {}
     """Names of agents by client and folder, or by their first message."""

@@ -23,7 +23,7 @@ METHODS: dict[frozenset[str], str] = {
         /api/v0/chat/completions /api/v0/completions /api/v0/embeddings /apply-template
         /cache/clear /cache/gc /cache/prefixes /cache/warm /chat/completions
         /chat/completions/input_tokens /completion /completions /detokenize /embedding /embeddings
-        /infill /kv/match /kv/missing /kv/prefill /page/markdown
+        /heads /infill /kv/match /kv/missing /kv/prefill /page/markdown
         /responses /responses/input_tokens /tokenize /slots/{}
         /v1/agents/{}/fork /v1/agents/{}/generate /v1/agents/{}/move
         /v1/agents/{}/rewind /v1/batch/chat/completions /v1/batch/completions /v1/batch/messages

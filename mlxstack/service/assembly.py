@@ -5,6 +5,8 @@ from pathlib import Path
 from mlxstack.core.preset import Preset
 from mlxstack.features.early_turns.service import EarlyTurns
 from mlxstack.features.loops.service import CallNotes
+from mlxstack.features.heads.service import ClientHeads
+from mlxstack.features.heads.store import HeadStore
 from mlxstack.features.ranks.group import RankGroup
 from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.features.thinking.service import ThinkingDefaults
@@ -44,6 +46,7 @@ def assemble(
         source=source,
         ranks=RankGroup(preset.hosts) if preset.hosts else None,
     )
+    client_heads = ClientHeads(HeadStore(home / "heads"))
     features: list[ServiceFeature] = [
         engine_factory.peers,
         EarlyTurns(),
@@ -51,8 +54,11 @@ def assemble(
         ThinkingDefaults(),
         Usage(Home(home), counter),
         CallNotes(),
+        client_heads,
     ]
     if source is not None:
         features.insert(0, Neighbors(home, source.stem))
     engine = engine_factory.engine(preset)
-    return Service(preset, engine_factory, engine, read_messages, tuple(features))
+    service = Service(preset, engine_factory, engine, read_messages, tuple(features))
+    client_heads.service = service
+    return service

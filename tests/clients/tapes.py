@@ -52,10 +52,11 @@ def tapes() -> tuple[Tape, ...]:
     missing = (
         client for client in CLIENTS if not any(file.stem.startswith(client) for file in of_clients)
     )
-    return (*own, *map(_recorded, of_clients), *(Tape(f"{client}-recorded") for client in missing))
+    return (*own, *map(recorded, of_clients), *(Tape(f"{client}-recorded") for client in missing))
 
 
-def _recorded(file: Path) -> Tape:
+def recorded(file: Path) -> Tape:
+    """Requests of a file, with words of ours for the texts that were left out."""
     requests = tuple(
         Request(
             exchange["method"],

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 NAMES = (
     "claude", "codex", "opencode", "aider", "pi", "qwen", "hermes", "openclaw", "openai",
 )  # fmt: skip
+HEAD_S = 2.0
 INSTALLS = {
     "claude": "npm install -g @anthropic-ai/claude-code",
     "codex": "npm install -g @openai/codex",
@@ -98,7 +100,18 @@ def run(
     if setup.hint is not None:
         note(setup.hint)
     _write(setup)
+    _prepare_head(client, where)
     _become(program, argv, setup)
+
+
+def _prepare_head(client: str, where: "ServiceTarget") -> None:
+    """Let the service compute the client's last head, while the client starts."""
+    from mlxstack.core.errors import StackError
+
+    body = {"client": client, "folder": str(Path.cwd())}
+    # An older service has no heads, and a client starts without one.
+    with suppress(StackError):
+        where.ask(lambda api: api.post("/heads", body), where.member, timeout_s=HEAD_S)
 
 
 def _running(client: str, service: ServiceOptions) -> "ServiceTarget":

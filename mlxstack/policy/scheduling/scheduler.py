@@ -283,9 +283,10 @@ def next_prefill_chunk(
     decoding = []
     if not first:
         decoding = [s for s in state.slots if s.state is SlotState.RUNNING]
-    n_tokens = chunk_size(
-        slot, len(decoding), speed, policy, is_first=is_person_first(slot, decoding)
-    )
+    n_decoding = len(decoding)
+    if slot.request is not None and slot.request.is_background:
+        n_decoding = max(1, n_decoding)
+    n_tokens = chunk_size(slot, n_decoding, speed, policy, is_first=is_person_first(slot, decoding))
     return skip(state, slot.id), PrefillChunk(slot.id, n_tokens, is_awaited=bool(first))
 
 

@@ -81,6 +81,8 @@ class StatusFeed:
             # A file that `mlx-stack mode` writes.
             self._mode = service.engine_factory.mode(service.preset.name)
             self._begin_look(tuple(agent.id for agent in agents))
+        for feature in service.features:
+            frame = feature.report(frame)
         return frame
 
     def _agents(self, snapshot: Snapshot) -> tuple[AgentView, ...]:

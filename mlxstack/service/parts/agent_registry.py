@@ -63,7 +63,7 @@ class AgentTitle(Struct, frozen=True):
 def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     """Name an agent by client and folder, else by its first words."""
     messages = conversation.messages
-    system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MAX_SCANNED]
+    system = _system_text(conversation)
     first = next((m for m in messages if m.role is Role.USER), Message(Role.USER))
     user = (unmarked(first.text) if first.images else first.text)[:MAX_SCANNED]
     client = _client(system, hint)
@@ -71,6 +71,17 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     opening = first_words(REMINDERS.sub("", user))
     title = SEPARATOR.join(filter(None, (client, folder or opening)))
     return AgentTitle(title, first_words(system) or opening)
+
+
+def client_of(conversation: Conversation, hint: str | None) -> str:
+    """Client of a conversation by its system messages; empty for an unknown one."""
+    return _client(_system_text(conversation), hint)
+
+
+def work_folder(conversation: Conversation) -> str:
+    """Folder that the system messages or the first question name."""
+    user = next((m.text for m in conversation.messages if m.role is Role.USER), "")
+    return _path(_system_text(conversation)) or _path(user[:MAX_SCANNED])
 
 
 def first_words(text: str) -> str:
@@ -88,11 +99,18 @@ def _client(system: str, hint: str | None) -> str:
     return next((name for name, pattern in CLIENTS if pattern.search(system)), "")
 
 
-def _folder(text: str) -> str:
+def _system_text(conversation: Conversation) -> str:
+    texts = (m.text for m in conversation.messages if m.role is Role.SYSTEM)
+    return "\n".join(texts)[:MAX_SCANNED]
+
+
+def _path(text: str) -> str:
     match = FOLDER.search(text)
-    if match is None:
-        return ""
-    path = match["path"].strip()
+    return match["path"].strip() if match else ""
+
+
+def _folder(text: str) -> str:
+    path = _path(text)
     if path[1:2] == ":":
         return PureWindowsPath(path).name
     return PurePosixPath(path).name

@@ -9,8 +9,8 @@ from prometheus_client import Metric
 from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
-from mlxstack.core.request import Request, TurnReading
-from mlxstack.core.status import RequestView
+from mlxstack.core.request import Caller, Request, TurnReading
+from mlxstack.core.status import RequestView, StatusFrame
 from mlxstack.core.usage import UsageSums
 from mlxstack.service.parts.agent_registry import AgentSettings
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -59,6 +59,9 @@ class ServiceFeature:
         """
         return conversation, options
 
+    def on_connection(self, caller: Caller) -> None:
+        """When a program reads from the service, as many do before their first request."""
+
     def on_request(self, request: Request) -> None:
         """Before a request goes to the engine."""
 
@@ -75,6 +78,10 @@ class ServiceFeature:
     def metrics(self) -> Iterable[Metric]:
         """Families for /metrics."""
         return ()
+
+    def report(self, frame: StatusFrame) -> StatusFrame:
+        """The status with what the feature adds."""
+        return frame
 
     def troubles(self) -> Sequence[str]:
         """Faults for /props, one text each."""

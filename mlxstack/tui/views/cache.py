@@ -1,7 +1,7 @@
 """The prefix cache: budget, hit rates, prefixes, misses."""
 
-from mlxstack.core.formatting import NONE, age, printable, short_time, size, span
-from mlxstack.core.status import CacheView, DiskView, MissView, PrefixView, WindowSums
+from mlxstack.core.formatting import NONE, age, count, printable, short_time, size, span
+from mlxstack.core.status import CacheView, DiskView, HeadView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import bar, of_size
 from mlxstack.tui.views.names import agent_name, prefix_name
@@ -122,7 +122,7 @@ def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
     lines = [joined(memory), joined(disk)]
     if cache.disk is not None:
         lines += _writes(cache.disk)
-    return tuple(lines)
+    return (*lines, *map(_head, model.frame.client_heads))
 
 
 def _writes(disk: DiskView) -> list[Line]:
@@ -135,6 +135,17 @@ def _writes(disk: DiskView) -> list[Line]:
     if disk.trouble:
         lines.append((TextCell(disk.trouble, CellStyle.WARN),))
     return lines
+
+
+def _head(head: HeadView) -> Line:
+    """Line on the head of a client, computed before its first message."""
+    name = " ".join(filter(None, (head.client, head.version, head.folder)))
+    parts = [TextCell(f"head of {printable(name, 60)}"), TextCell(head.state)]
+    if head.n_tokens:
+        parts.append(TextCell(f"{count(head.n_tokens)} tokens"))
+    if head.state == "ready":
+        parts.append(TextCell(f"{count(head.n_cached)} were kept, {short_time(head.seconds)}"))
+    return joined(parts)
 
 
 def rates(model: DashboardState, width: int) -> TableData:

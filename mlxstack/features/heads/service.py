@@ -1,0 +1,204 @@
+"""Heads of clients: kept after their answers, and computed before their first message."""
+
+import asyncio
+import logging
+import time
+import uuid
+from itertools import takewhile
+
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.engine_events import FinishReason, RequestFinished, SlotAssigned
+from mlxstack.core.errors import StackError
+from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.preset import Anticipation, Preset
+from mlxstack.core.prompt_tokens import PromptTokens
+from mlxstack.core.request import Caller, Priority, Request
+from mlxstack.core.status import HeadView, StatusFrame
+from mlxstack.features.heads.policy import (
+    PRODUCTS,
+    Head,
+    HeadKey,
+    OtherWork,
+    last_head,
+    may_compute,
+)
+from mlxstack.features.heads.store import HeadStore
+from mlxstack.host.memory_pressure import PressureLevel, pressure_level
+from mlxstack.service.parts.agent_registry import client_of, work_folder
+from mlxstack.service.parts.request_stream import RequestStream
+from mlxstack.service.parts.service_feature import CompleteAnswer, ServiceFeature
+from mlxstack.service.parts.stats import n_processing
+from mlxstack.service.parts.text_processor import TextProcessor
+from mlxstack.service.service import Service
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.5
+"""Pause between two looks whether the service is idle."""
+PATIENCE_S = 600.0
+RENEWED_S = 3600.0
+"""Seconds after which the use of an unchanged head is written again."""
+MAX_VIEWS = 4
+PROBE = Message(Role.USER, "x")
+"""Message behind a head: many templates refuse a conversation without one."""
+
+
+class ClientHeads(ServiceFeature):
+    """Keeps the last head of each client, and computes it when the client starts."""
+
+    def __init__(self, store: HeadStore) -> None:
+        self.service: Service | None = None
+        """Set by the assembly."""
+        self._store = store
+        self._is_on = False
+        self._task: asyncio.Task[None] | None = None
+        self._stream: RequestStream | None = None
+        """The request that computes a head now."""
+        self._views: dict[HeadKey, HeadView] = {}
+        self._saves: set[asyncio.Task[None]] = set()
+
+    @property
+    def views(self) -> tuple[HeadView, ...]:
+        """Heads that were wanted since the model was loaded."""
+        return tuple(self._views.values())
+
+    async def after_load(self, preset: Preset, engine: object, facts: ModelFacts) -> None:
+        spec = preset.prefix_cache
+        self._is_on = spec.enabled and spec.client_heads is Anticipation.AUTO and not preset.hosts
+        self._views.clear()
+        if self._is_on:
+            await asyncio.to_thread(self._store.load)
+
+    def on_request(self, request: Request) -> None:
+        """Give way to a request of others; what was computed stays in the slot."""
+        if self._stream is not None and request.id != self._stream.request.id:
+            self._stream.cancel()
+
+    def on_connection(self, caller: Caller) -> None:
+        """Compute the head of a client that looks at the service before its first message."""
+        client = PRODUCTS.get(caller.client)
+        if client is not None:
+            self.begin(HeadKey(client, caller.version, salt=caller.salt))
+
+    def on_answer(self, answer: CompleteAnswer) -> None:
+        """Keep the head of a client's conversation."""
+        head = head_of(answer)
+        if not self._is_on or head is None:
+            return
+        earlier = self._store.by_key.get(head.key)
+        is_same = earlier is not None and earlier.conversation == head.conversation
+        if is_same and earlier is not None and head.used_at < earlier.used_at + RENEWED_S:
+            return
+        # One at a time: the store has one thread.
+        task = asyncio.create_task(self._save(head, tuple(self._saves)))
+        self._saves.add(task)
+        task.add_done_callback(self._saves.discard)
+
+    def begin(self, wanted: HeadKey) -> bool:
+        """Compute the last head of a client in the background; False if none is known."""
+        head = last_head(tuple(self._store.by_key.values()), wanted)
+        if not self._is_on or head is None or self.service is None:
+            return False
+        view = self._views.get(head.key)
+        if view is not None and view.state == "waiting":
+            return True
+        self.before_unload()
+        self._task = asyncio.create_task(self._compute(self.service, head))
+        return True
+
+    def before_unload(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._saves, return_exceptions=True)
+
+    def report(self, frame: StatusFrame) -> StatusFrame:
+        return replace(frame, client_heads=self.views)
+
+    async def _save(self, head: Head, before: tuple["asyncio.Task[None]", ...]) -> None:
+        await asyncio.gather(*before, return_exceptions=True)
+        await asyncio.to_thread(self._store.save, head)
+
+    async def _compute(self, service: Service, head: Head) -> None:
+        """Compute a head while the service is idle, in several parts if others come."""
+        key = head.key
+        self._views.pop(key, None)
+        view = HeadView(key.client, key.version, key.folder)
+        self._show(key, view)
+        try:
+            text_processor = service.text_processor
+            prompt = await prompt_of(text_processor, head.conversation)
+            view = replace(view, n_tokens=len(prompt.tokens))
+            began = time.monotonic()
+            assigned = await self._run(service, text_processor, prompt, key)
+            while assigned is None:
+                await asyncio.sleep(PAUSE_S)
+                assigned = await self._run(service, text_processor, prompt, key)
+        except StackError as error:
+            log.info("the head of %s was not computed: %s", key.client, error)
+            self._show(key, replace(view, state="failed"))
+            return
+        seconds = time.monotonic() - began
+        self._show(key, replace(view, state="ready", n_cached=assigned.n_cached, seconds=seconds))
+
+    async def _run(
+        self, service: Service, text_processor: TextProcessor, prompt: PromptTokens, key: HeadKey
+    ) -> SlotAssigned | None:
+        """Compute what is missing; None if others use the service. Raises StackError."""
+        snapshot = service.snapshot()
+        is_calm = await asyncio.to_thread(pressure_level) is PressureLevel.CALM
+        if not may_compute(OtherWork(n_processing(snapshot), len(snapshot.waiting), is_calm)):
+            return None
+        request = Request(
+            id=f"head-{uuid.uuid4().hex}",
+            prompt=prompt,
+            max_tokens=1,
+            caller=Caller(salt=key.salt, priority=Priority.LOW),
+            arrived=time.monotonic(),
+            is_background=True,
+        )
+        assigned = None
+        with service.open(request, text_processor) as stream:
+            self._stream = stream
+            try:
+                while not isinstance(event := await stream.next(PATIENCE_S), RequestFinished):
+                    if isinstance(event, SlotAssigned):
+                        assigned = event
+            finally:
+                self._stream = None
+        if event.reason is FinishReason.CANCELLED:
+            return None
+        return assigned
+
+    def _show(self, key: HeadKey, view: HeadView) -> None:
+        self._views[key] = view
+        while len(self._views) > MAX_VIEWS:
+            del self._views[next(iter(self._views))]
+
+
+def head_of(answer: CompleteAnswer) -> Head | None:
+    """Head of a known client's conversation; None for titles, sub-agents and others."""
+    caller = answer.request.caller
+    conversation = answer.conversation
+    client = client_of(conversation, caller.session_hint)
+    if not client or not conversation.tools or caller.is_subagent or caller.agent is not None:
+        return None
+    messages = takewhile(lambda message: message.role is Role.SYSTEM, conversation.messages)
+    kept = replace(conversation, messages=tuple(messages), continue_final=False)
+    if not kept.messages:
+        return None
+    key = HeadKey(client, caller.version, work_folder(conversation), caller.salt)
+    return Head(key, kept, time.time())
+
+
+async def prompt_of(text_processor: TextProcessor, head: Conversation) -> PromptTokens:
+    """Tokens of a head, with a checkpoint where the first message begins.
+
+    Raises BadRequest, or TooLong for one that fills a slot.
+    """
+    prompt = await text_processor.prompt(replace(head, messages=(*head.messages, PROBE)))
+    end = prompt.checkpoint_positions[0] if prompt.checkpoint_positions else len(prompt.tokens) - 1
+    return PromptTokens(prompt.tokens[: end + 1], checkpoint_positions=(end,))
