@@ -284,7 +284,7 @@ class LoadView(Struct, frozen=True):
 
 
 class HeadView(Struct, frozen=True):
-    """Head of a client: system messages and tools, computed before its first message."""
+    """System messages and tools of a client, computed before its first message."""
 
     client: str
     version: str = ""

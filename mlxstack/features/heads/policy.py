@@ -1,4 +1,4 @@
-"""Decides which heads of clients are kept, which one is computed, and when."""
+"""Which heads of clients are kept, which is computed, and when."""
 
 from collections.abc import Sequence
 
@@ -57,7 +57,7 @@ class OtherWork(Struct, frozen=True):
 
 
 def last_head(candidates: Sequence[Head], wanted: HeadKey) -> Head | None:
-    """Last head of a client: of its folder and version, or the nearest."""
+    """Last head of a client, of its folder and version if possible."""
     of_client = [
         head
         for head in candidates

@@ -1,10 +1,11 @@
-"""Heads of clients: kept after their answers, and computed before their first message."""
+"""Heads of clients, kept and computed before their first message."""
 
 import asyncio
 import logging
 import time
 import uuid
 from itertools import takewhile
+from math import inf
 
 from msgspec.structs import replace
 
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 PAUSE_S = 0.5
 """Pause between two looks whether the service is idle."""
 PATIENCE_S = 600.0
+AGAIN_S = 600.0
+"""Seconds in which a client that looks again gets no second start."""
 RENEWED_S = 3600.0
 """Seconds after which the use of an unchanged head is written again."""
 MAX_VIEWS = 4
@@ -46,7 +49,7 @@ PROBE = Message(Role.USER, "x")
 
 
 class ClientHeads(ServiceFeature):
-    """Keeps the last head of each client, and computes it when the client starts."""
+    """Keeps the last head of each client, for its next start."""
 
     def __init__(self, store: HeadStore) -> None:
         self.service: Service | None = None
@@ -54,6 +57,10 @@ class ClientHeads(ServiceFeature):
         self._store = store
         self._is_on = False
         self._task: asyncio.Task[None] | None = None
+        self._key: HeadKey | None = None
+        """Head that the task computes."""
+        self._begun_at: dict[HeadKey, float] = {}
+        """Monotonic seconds of the last start, by head."""
         self._stream: RequestStream | None = None
         """The request that computes a head now."""
         self._views: dict[HeadKey, HeadView] = {}
@@ -68,19 +75,20 @@ class ClientHeads(ServiceFeature):
         spec = preset.prefix_cache
         self._is_on = spec.enabled and spec.client_heads is Anticipation.AUTO and not preset.hosts
         self._views.clear()
+        self._begun_at.clear()
         if self._is_on:
             await asyncio.to_thread(self._store.load)
 
     def on_request(self, request: Request) -> None:
-        """Give way to a request of others; what was computed stays in the slot."""
+        """Give way to a request; what was computed stays."""
         if self._stream is not None and request.id != self._stream.request.id:
             self._stream.cancel()
 
     def on_connection(self, caller: Caller) -> None:
-        """Compute the head of a client that looks at the service before its first message."""
+        """Compute the head of a client that looks at the service."""
         client = PRODUCTS.get(caller.client)
         if client is not None:
-            self.begin(HeadKey(client, caller.version, salt=caller.salt))
+            self.begin(HeadKey(client, caller.version, salt=caller.salt), AGAIN_S)
 
     def on_answer(self, answer: CompleteAnswer) -> None:
         """Keep the head of a client's conversation."""
@@ -96,21 +104,29 @@ class ClientHeads(ServiceFeature):
         self._saves.add(task)
         task.add_done_callback(self._saves.discard)
 
-    def begin(self, wanted: HeadKey) -> bool:
-        """Compute the last head of a client in the background; False if none is known."""
+    def begin(self, wanted: HeadKey, again_s: float = 0.0) -> bool:
+        """Compute a client's last head in the background; False without one.
+
+        One that began less than `again_s` seconds ago is not computed again.
+        """
         head = last_head(tuple(self._store.by_key.values()), wanted)
         if not self._is_on or head is None or self.service is None:
             return False
-        view = self._views.get(head.key)
-        if view is not None and view.state == "waiting":
+        is_running = self._task is not None and not self._task.done() and self._key == head.key
+        now = time.monotonic()
+        if is_running or now < self._begun_at.get(head.key, -inf) + again_s:
             return True
         self.before_unload()
+        self._key = head.key
+        self._begun_at[head.key] = now
         self._task = asyncio.create_task(self._compute(self.service, head))
         return True
 
     def before_unload(self) -> None:
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             self._task.cancel()
+            if self._key is not None:
+                self._views.pop(self._key, None)
 
     async def close(self) -> None:
         await asyncio.gather(*self._saves, return_exceptions=True)
@@ -123,7 +139,7 @@ class ClientHeads(ServiceFeature):
         await asyncio.to_thread(self._store.save, head)
 
     async def _compute(self, service: Service, head: Head) -> None:
-        """Compute a head while the service is idle, in several parts if others come."""
+        """Compute a head while the service is idle, at once or in parts."""
         key = head.key
         self._views.pop(key, None)
         view = HeadView(key.client, key.version, key.folder)

@@ -16,7 +16,7 @@ SUFFIX = ".head"
 
 
 class HeadStore:
-    """Heads on disk, with a copy in memory. Not thread-safe: one thread at a time."""
+    """Heads on disk, with a copy in memory. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class HeadStore:
             self.by_key[head.key] = msgspec.structs.replace(head, n_bytes=len(data))
 
     def save(self, head: Head) -> None:
-        """Write a head, unless it is too large, and delete those beyond the bounds."""
+        """Write a head, unless too large; delete those beyond the bounds."""
         data = msgspec.msgpack.encode(head)
         if len(data) > MAX_HEAD_BYTES:
             return

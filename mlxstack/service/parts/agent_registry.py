@@ -74,7 +74,7 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
 
 
 def client_of(conversation: Conversation, hint: str | None) -> str:
-    """Client of a conversation by its system messages; empty for an unknown one."""
+    """Client of a conversation by its system messages, if known."""
     return _client(_system_text(conversation), hint)
 
 

@@ -60,7 +60,7 @@ class ServiceFeature:
         return conversation, options
 
     def on_connection(self, caller: Caller) -> None:
-        """When a program reads from the service, as many do before their first request."""
+        """When a program reads from the service, usually before its first request."""
 
     def on_request(self, request: Request) -> None:
         """Before a request goes to the engine."""
