@@ -1,4 +1,4 @@
-"""Which heads of clients are kept, which is computed, and when."""
+"""Rules for heads of clients: keeping, choosing and computing them."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ PRODUCTS = {
 
 
 class HeadKey(Struct, frozen=True):
-    """Whose head it is."""
+    """Client, version, folder and tenant of a head."""
 
     client: str
     """Name in `mlx-stack run`."""
@@ -47,7 +47,7 @@ class Head(Struct, frozen=True):
 
 
 class OtherWork(Struct, frozen=True):
-    """What else a service does."""
+    """Work of a service beside heads."""
 
     n_active: int = 0
     """Requests of others in slots."""

@@ -20,7 +20,7 @@ SEPARATOR = ", "
 
 
 class Cause(StrEnum):
-    """What a turn spent most of its time on."""
+    """Largest part of the seconds of a turn."""
 
     OTHERS = "waited for others"
     PROMPT = "computed the prompt"
