@@ -15,7 +15,7 @@ from mlxstack.core.errors import StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Anticipation, Preset
 from mlxstack.core.prompt_tokens import PromptTokens
-from mlxstack.core.request import Caller, Priority, Request
+from mlxstack.core.request import Caller, Priority, Request, TurnKind
 from mlxstack.core.status import HeadView, StatusFrame
 from mlxstack.features.heads.policy import (
     PRODUCTS,
@@ -200,7 +200,8 @@ def head_of(answer: CompleteAnswer) -> Head | None:
     caller = answer.request.caller
     conversation = answer.conversation
     client = client_of(conversation, caller.session_hint)
-    if not client or not conversation.tools or caller.is_subagent or caller.agent is not None:
+    is_part = caller.turn_kind in (TurnKind.SUBAGENT, TurnKind.HELPER)
+    if not client or not conversation.tools or is_part or caller.agent is not None:
         return None
     messages = takewhile(lambda message: message.role is Role.SYSTEM, conversation.messages)
     kept = replace(conversation, messages=tuple(messages), continue_final=False)
