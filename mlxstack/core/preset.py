@@ -289,14 +289,6 @@ class PrefixCacheSpec(Strict, frozen=True):
             "pause after an answer, on mains power and while nothing else waits; `off` does not."
         ),
     ] = Anticipation.AUTO
-    client_heads: Annotated[
-        Anticipation,
-        Meta(
-            description="`auto` keeps the system messages and tools of each client's last "
-            "conversation, and computes them when the client starts and nothing else is done; "
-            "`off` does not."
-        ),
-    ] = Anticipation.AUTO
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 

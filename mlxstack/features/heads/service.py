@@ -73,7 +73,7 @@ class ClientHeads(ServiceFeature):
 
     async def after_load(self, preset: Preset, engine: object, facts: ModelFacts) -> None:
         spec = preset.prefix_cache
-        self._is_on = spec.enabled and spec.client_heads is Anticipation.AUTO and not preset.hosts
+        self._is_on = spec.enabled and spec.anticipate is Anticipation.AUTO and not preset.hosts
         self._views.clear()
         self._begun_at.clear()
         if self._is_on:

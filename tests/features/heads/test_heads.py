@@ -55,7 +55,7 @@ lists = st.lists(
     ),
     max_size=2 * MAX_HEADS,
 )
-NO_TURNS = PrefixCacheSpec(anticipate=Anticipation.OFF)
+TURNS = PrefixCacheSpec()
 
 
 @given(lists, keys)
@@ -121,9 +121,7 @@ def test_the_oldest_file_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @contextmanager
-def serving(
-    folder: Path, spec: PrefixCacheSpec = NO_TURNS
-) -> Iterator[tuple[Running, httpx.Client]]:
+def serving(folder: Path, spec: PrefixCacheSpec = TURNS) -> Iterator[tuple[Running, httpx.Client]]:
     """A service of a scripted model, which ends its answers; again, with the same home."""
     scripted = folder / "model"
     if not scripted.exists():
@@ -199,7 +197,7 @@ def test_the_first_message_after_a_restart_finds_the_head(tmp_path: Path, is_on_
 @pytest.mark.mlx
 @pytest.mark.net
 def test_heads_are_off_by_a_key(tmp_path: Path) -> None:
-    off = structs.replace(NO_TURNS, client_heads=Anticipation.OFF)
+    off = structs.replace(TURNS, anticipate=Anticipation.OFF)
     with serving(tmp_path, off) as (_, http):
         send(http, "hello, how are you?", "one")
         assert not http.post("/heads", json={"client": "claude"}).json()["is_known"]
