@@ -31,9 +31,7 @@ def _routed(dialect: Dialect, *modules: ModuleType) -> Dialect:
     return replace(dialect, routes=routes)
 
 
-NATIVE = (
-    agents, client_heads, events, kv, model_swap, prefix_cache, receipts, usage,
-)
+NATIVE = (agents, client_heads, events, kv, model_swap, prefix_cache, receipts, usage)
 DIALECTS: tuple[Dialect, ...] = (
     _routed(
         protocols.OPENAI,

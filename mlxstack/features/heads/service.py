@@ -131,7 +131,7 @@ class ClientHeads(ServiceFeature):
     async def close(self) -> None:
         await asyncio.gather(*self._saves, return_exceptions=True)
 
-    def report(self, frame: StatusFrame) -> StatusFrame:
+    def with_status(self, frame: StatusFrame) -> StatusFrame:
         return replace(frame, client_heads=self.views)
 
     async def _save(self, head: Head, before: tuple["asyncio.Task[None]", ...]) -> None:

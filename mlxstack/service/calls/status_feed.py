@@ -82,7 +82,7 @@ class StatusFeed:
             self._mode = service.engine_factory.mode(service.preset.name)
             self._begin_look(tuple(agent.id for agent in agents))
         for feature in service.features:
-            frame = feature.report(frame)
+            frame = feature.with_status(frame)
         return frame
 
     def _agents(self, snapshot: Snapshot) -> tuple[AgentView, ...]:

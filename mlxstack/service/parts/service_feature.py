@@ -79,7 +79,7 @@ class ServiceFeature:
         """Families for /metrics."""
         return ()
 
-    def report(self, frame: StatusFrame) -> StatusFrame:
+    def with_status(self, frame: StatusFrame) -> StatusFrame:
         """The status with what the feature adds."""
         return frame
 
