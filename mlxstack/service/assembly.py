@@ -4,9 +4,9 @@ from pathlib import Path
 
 from mlxstack.core.preset import Preset
 from mlxstack.features.early_turns.service import EarlyTurns
-from mlxstack.features.loops.service import CallNotes
 from mlxstack.features.heads.service import ClientHeads
 from mlxstack.features.heads.store import HeadStore
+from mlxstack.features.loops.service import CallNotes
 from mlxstack.features.ranks.group import RankGroup
 from mlxstack.features.remote_kv.peers import Peers
 from mlxstack.features.thinking.service import ThinkingDefaults
