@@ -14,8 +14,8 @@ from mlxstack.core.errors import SetupError
 
 PREFIX = "MLX_STACK_"
 OTHER_VARIABLES = (
-    "API_KEY", "CLIENT_KEY", "CPU", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY",
-    "WORKER",
+    "API_KEY", "BENCH_KEY", "CLIENT_KEY", "CLIENT_MODEL", "CLIENT_URL", "CPU", "HOME", "KEY",
+    "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY", "WORKER",
 )  # fmt: skip
 """Variables of the package that are no keys of presets."""
 
