@@ -58,8 +58,8 @@ def pane_of(client: str, live: Running, folder: Path, *options: str) -> Pane:
     return Pane(place, argv, variables)
 
 
-def turn(pane: Pane, client: str, ready: str) -> None:
-    """A turn of a person, once the client is ready."""
+def ask(pane: Pane, client: str, ready: str) -> None:
+    """Task of a person, once the client is ready."""
     task = TASK.format(client)
     pane.shows(ready)
     pane.write(task)
@@ -77,7 +77,7 @@ def last_line(live: Running) -> str:
 def test_claude_code_shows_the_receipt_in_its_status_line(live: Running, tmp_path: Path) -> None:
     pane = pane_of("claude", live, tmp_path)
     try:
-        turn(pane, "claude", "bypass permissions")
+        ask(pane, "claude", "bypass permissions")
         pane.shows(DONE)
         pane.until(lambda seen: last_line(live) in seen, "the last receipt")
     finally:
@@ -91,7 +91,7 @@ def test_claude_code_keeps_a_status_line_above_the_receipt(live: Running, tmp_pa
     settings.write_text(json.dumps({"statusLine": line}))
     pane = pane_of("claude", live, tmp_path, "--receipt", "wrap")
     try:
-        turn(pane, "claude", "bypass permissions")
+        ask(pane, "claude", "bypass permissions")
         assert OWN in pane.text()
     finally:
         pane.close()
@@ -103,6 +103,6 @@ def test_opencode_and_pi_show_the_receipt(
 ) -> None:
     pane = pane_of(client, live, tmp_path)
     try:
-        turn(pane, client, ready)
+        ask(pane, client, ready)
     finally:
         pane.close()

@@ -111,22 +111,23 @@ def test_the_receipt_of_each_slow_turn_explains_it(http: httpx.Client, tape: Tap
     for request in tape.requests:
         if conversation(request) is not None:
             ask(http, request)
-    turns = msgspec.convert(http.get("/requests").json(), list[RequestView])
-    turns = turns[: len(turns) - n_before] or turns
-    for turn in sorted(turns, key=lambda turn: turn.ttft_s + turn.decode_s)[len(turns) // 2 :]:
-        receipt = http.get(f"/receipts/{turn.id}").json()
-        assert receipt["reason"] == (turn.miss.reason if turn.miss else None)
-        seconds = seconds_of(turn)
+    views = msgspec.convert(http.get("/requests").json(), list[RequestView])
+    views = views[: len(views) - n_before] or views
+    slowest = sorted(views, key=lambda view: view.ttft_s + view.decode_s)[len(views) // 2 :]
+    for view in slowest:
+        receipt = http.get(f"/receipts/{view.id}").json()
+        assert receipt["reason"] == (view.miss.reason if view.miss else None)
+        seconds = seconds_of(view)
         assert seconds[receipt["cause"]] == max(seconds.values())
         figures = {
-            Cause.ANSWER: f"tokens in {short_time(turn.decode_s)}",
-            Cause.OTHERS: f"waited {short_time(waited_s(turn))}",
-            Cause.RESTORE: f"in {short_time(turn.restore_s)}",
+            Cause.ANSWER: f"tokens in {short_time(view.decode_s)}",
+            Cause.OTHERS: f"waited {short_time(waited_s(view))}",
+            Cause.RESTORE: f"in {short_time(view.restore_s)}",
         }
-        first_token = f"first token {short_time(turn.ttft_s)}"
+        first_token = f"first token {short_time(view.ttft_s)}"
         assert figures.get(receipt["cause"], first_token) in receipt["line"]
-        if turn.miss is not None and turn.miss.n_lost:
-            assert turn.miss.reason in receipt["line"]
+        if view.miss is not None and view.miss.n_lost:
+            assert view.miss.reason in receipt["line"]
 
 
 def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(

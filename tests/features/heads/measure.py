@@ -18,8 +18,8 @@ from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, Sl
 from mlxstack.features.heads.service import ClientHeads
 from tests.api.running import Running, running
 from tests.clients.tapes import recorded
+from tests.patience import PATIENCE_S
 
-TIMEOUT_S = 3600.0
 N_CTX = 32768
 WAIT_S = 0.2
 
@@ -63,7 +63,7 @@ def first_token(live: Running, body: dict[str, Any], session: str) -> dict[str, 
     headers = {"x-claude-code-session-id": session, "user-agent": "claude-cli/2.1.329"}
     data = {**body, "messages": messages, "stream": False, "max_tokens": 400}
     httpx.post(
-        f"{live.url}/v1/messages", json=data, headers=headers, timeout=TIMEOUT_S
+        f"{live.url}/v1/messages", json=data, headers=headers, timeout=PATIENCE_S
     ).raise_for_status()
     view = httpx.get(f"{live.url}/requests").json()[0]
     return {name: view[name] for name in ("n_prompt", "n_cached", "ttft_s", "source")}

@@ -139,17 +139,17 @@ def serving(folder: Path, spec: PrefixCacheSpec = TURNS) -> Iterator[tuple[Runni
         yield live, http
 
 
-def message(words: str) -> dict[str, Any]:
+def message(text: str) -> dict[str, Any]:
     """First message of a session whose head is long."""
-    body = shapes.opening(words)
+    body = shapes.opening(text)
     body["system"][-1]["text"] += prompt_of(2000, 3)
     return body
 
 
-def send(http: httpx.Client, words: str, session: str) -> tuple[int, int]:
+def send(http: httpx.Client, text: str, session: str) -> tuple[int, int]:
     """Tokens of the prompt, and those that were computed for it."""
     headers = {"x-claude-code-session-id": session, "user-agent": "claude-cli/2.1.3 (external)"}
-    body = {**message(words), "stream": False, "max_tokens": 16}
+    body = {**message(text), "stream": False, "max_tokens": 16}
     answer = http.post("/v1/messages", json=body, headers=headers)
     answer.raise_for_status()
     usage = answer.json()["usage"]

@@ -86,8 +86,8 @@ def test_a_receipt_is_one_line_of_its_width(view: RequestView, width: int) -> No
 @given(views)
 def test_a_receipt_names_the_cause_and_the_reason(view: RequestView) -> None:
     receipt = receipt_of(view, WIDE)
-    words = {Cause.OTHERS: "waited ", Cause.ANSWER: " tokens in ", Cause.RESTORE: "KV "}
-    assert words.get(cause_of(view), "") in receipt.line
+    phrases = {Cause.OTHERS: "waited ", Cause.ANSWER: " tokens in ", Cause.RESTORE: "KV "}
+    assert phrases.get(cause_of(view), "") in receipt.line
     assert receipt.reason == (view.miss.reason if view.miss else None)
     if view.miss is not None and view.miss.n_lost:
         assert view.miss.reason in receipt.line
