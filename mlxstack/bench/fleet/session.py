@@ -83,7 +83,7 @@ def sessions(folder: Path = FOLDER) -> tuple[RecordedSession, ...]:
 
 def _read(file: Path) -> RecordedSession:
     try:
-        text = FILLER.sub(lambda found: filler(int(found[1]), found[2]), file.read_text())
+        text = FILLER.sub(lambda mark: filler(int(mark[1]), mark[2]), file.read_text())
         return msgspec.json.decode(text, type=RecordedSession)
     except (OSError, ValueError) as error:
         raise SetupError(f"{file} is no recorded session ({error})") from error

@@ -175,8 +175,8 @@ def _events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict
             try:
                 yield moment, msgspec.json.decode(data, type=dict[str, Any])
             except msgspec.MsgspecError as error:
-                shown = data[:MAX_SHOWN]
-                raise Broken(f"the stream holds an event that is no JSON: {shown!r}") from error
+                text = data[:MAX_SHOWN]
+                raise Broken(f"the stream holds an event that is no JSON: {text!r}") from error
 
 
 def _openai_text(choice: dict[str, Any]) -> str:

@@ -56,18 +56,16 @@ class OtherWork(Struct, frozen=True):
     """Whether the computer's memory is."""
 
 
-def last_head(candidates: Sequence[Head], wanted: HeadKey) -> Head | None:
+def last_head(candidates: Sequence[Head], key: HeadKey) -> Head | None:
     """Last head of a client, of its folder and version if possible."""
     of_client = [
-        head
-        for head in candidates
-        if head.key.client == wanted.client and head.key.salt == wanted.salt
+        head for head in candidates if head.key.client == key.client and head.key.salt == key.salt
     ]
     return max(
         of_client,
         key=lambda head: (
-            bool(wanted.folder) and head.key.folder == wanted.folder,
-            bool(wanted.version) and head.key.version == wanted.version,
+            bool(key.folder) and head.key.folder == key.folder,
+            bool(key.version) and head.key.version == key.version,
             head.used_at,
         ),
         default=None,

@@ -68,7 +68,7 @@ class ClientHeads(ServiceFeature):
 
     @property
     def views(self) -> tuple[HeadView, ...]:
-        """Heads that were wanted since the model was loaded."""
+        """Heads of clients that started since the model was loaded."""
         return tuple(self._views.values())
 
     async def after_load(self, preset: Preset, engine: object, facts: ModelFacts) -> None:
@@ -104,12 +104,12 @@ class ClientHeads(ServiceFeature):
         self._saves.add(task)
         task.add_done_callback(self._saves.discard)
 
-    def begin(self, wanted: HeadKey, again_s: float = 0.0) -> bool:
+    def begin(self, key: HeadKey, again_s: float = 0.0) -> bool:
         """Compute a client's last head in the background; False without one.
 
         One that began less than `again_s` seconds ago is not computed again.
         """
-        head = last_head(tuple(self._store.by_key.values()), wanted)
+        head = last_head(tuple(self._store.by_key.values()), key)
         if not self._is_on or head is None or self.service is None:
             return False
         is_running = self._task is not None and not self._task.done() and self._key == head.key
@@ -204,11 +204,11 @@ def head_of(answer: CompleteAnswer) -> Head | None:
     if not client or not conversation.tools or is_part or caller.agent is not None:
         return None
     messages = takewhile(lambda message: message.role is Role.SYSTEM, conversation.messages)
-    kept = replace(conversation, messages=tuple(messages), continue_final=False)
-    if not kept.messages:
+    head = replace(conversation, messages=tuple(messages), continue_final=False)
+    if not head.messages:
         return None
     key = HeadKey(client, caller.version, work_folder(conversation), caller.salt)
-    return Head(key, kept, time.time())
+    return Head(key, head, time.time())
 
 
 async def prompt_of(text_processor: TextProcessor, head: Conversation) -> PromptTokens:

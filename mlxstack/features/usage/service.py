@@ -93,14 +93,14 @@ class Usage(ServiceFeature):
         return self._store.total(midnight, self._price)
 
 
-def entry_of(request: Request, view: RequestView, model: str, at: float) -> UsageEntry:
+def entry_of(request: Request, view: RequestView, model: str, ended_at: float) -> UsageEntry:
     """Entry of a finished request; a failed one has no tokens."""
     client = request.caller.client
     agent = view.agent or ""
     if view.ended == FAILED:
-        return UsageEntry(at, model, client, agent, n_failed=1)
+        return UsageEntry(ended_at, model, client, agent, n_failed=1)
     return UsageEntry(
-        at,
+        ended_at,
         model,
         client,
         agent,

@@ -90,10 +90,10 @@ class ChatServer:
 
 def _without_empty(message: dict[str, Any]) -> dict[str, Any]:
     """Message as it is sent again: role, text and calls."""
-    kept = {"role": "assistant", "content": message.get("content") or ""}
+    answer = {"role": "assistant", "content": message.get("content") or ""}
     if message.get("tool_calls"):
-        kept["tool_calls"] = message["tool_calls"]
-    return kept
+        answer["tool_calls"] = message["tool_calls"]
+    return answer
 
 
 def first_model(url: str) -> str:

@@ -100,8 +100,8 @@ def repair(server: ChatServer, task: RepairTask) -> RepairResult:
         name=task.name,
         is_solved=outcome.has_passed,
         n_turns=len(turns),
-        n_prompt=sum(made.answer.n_prompt for made in turns),
-        n_generated=sum(made.answer.n_generated for made in turns),
+        n_prompt=sum(exchange.answer.n_prompt for exchange in turns),
+        n_generated=sum(exchange.answer.n_generated for exchange in turns),
         turns=tuple(turns),
         is_complete=is_complete,
     )

@@ -101,41 +101,41 @@ def kind_results(checks: Sequence[CallCheck], lost: Collection[LostPart]) -> tup
     """Results by kind, each with its loser."""
     results = []
     for kind in CallKind:
-        made = [
+        answered = [
             check
             for check in checks
             if check.kind is kind and check.outcome is not CallOutcome.NOT_MADE
         ]
-        if not made:
+        if not answered:
             continue
-        n_valid = sum(check.outcome is CallOutcome.VALID for check in made)
+        n_valid = sum(check.outcome is CallOutcome.VALID for check in answered)
         loser = ""
-        if n_valid < MIN_VALID * len(made):
+        if n_valid < MIN_VALID * len(answered):
             is_explained = any(kind in AFFECTED.get(part, EVERY_KIND) for part in lost)
             loser = "template" if is_explained else "weights"
         results.append(
             KindResult(
                 kind=kind,
-                n=len(made),
+                n=len(answered),
                 n_valid=n_valid,
-                n_exact=sum(check.is_exact for check in made),
-                n_loops=sum(check.is_loop for check in made),
-                outcomes=dict(Counter(check.outcome.value for check in made)),
+                n_exact=sum(check.is_exact for check in answered),
+                n_loops=sum(check.is_loop for check in answered),
+                outcomes=dict(Counter(check.outcome.value for check in answered)),
                 loser=loser,
             )
         )
     return tuple(results)
 
 
-def better_model(report: ToolReport, kept: Iterable[ToolReport]) -> BetterModel | None:
-    """The best kept model of the same template, if clearly better."""
+def better_model(report: ToolReport, reports: Iterable[ToolReport]) -> BetterModel | None:
+    """The best reports model of the same template, if clearly better."""
     rivals = [
-        other
-        for other in kept
-        if other.model != report.model
-        and other.template.digest == report.template.digest
-        and (other.is_quick, other.n_calls) == (report.is_quick, report.n_calls)
-        and other.n_valid >= report.n_valid + MIN_LEAD
+        rival
+        for rival in reports
+        if rival.model != report.model
+        and rival.template.digest == report.template.digest
+        and (rival.is_quick, rival.n_calls) == (report.is_quick, report.n_calls)
+        and rival.n_valid >= report.n_valid + MIN_LEAD
     ]
-    best = max(rivals, key=lambda other: other.n_valid, default=None)
+    best = max(rivals, key=lambda rival: rival.n_valid, default=None)
     return None if best is None else BetterModel(best.model, best.n_valid)

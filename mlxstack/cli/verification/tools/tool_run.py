@@ -91,11 +91,11 @@ class ToolPlan(Struct, frozen=True):
     @property
     def tasks(self) -> list[CallTask]:
         """The requests."""
-        made: Counter[CallKind] = Counter()
+        counts: Counter[CallKind] = Counter()
         tasks = []
         for task in call_tasks(self.sizes):
-            made[task.kind] += 1
-            if made[task.kind] <= self.n_of_kind:
+            counts[task.kind] += 1
+            if counts[task.kind] <= self.n_of_kind:
                 tasks.append(task)
         return tasks
 

@@ -41,11 +41,11 @@ def show_tools(report: ToolReport) -> None:
 
 
 def _row(kind: KindResult) -> tuple[object, ...]:
-    others = ", ".join(
+    failures = ", ".join(
         f"{n} {outcome}" for outcome, n in kind.outcomes.items() if outcome != CallOutcome.VALID
     )
     return (
-        kind.kind, f"{kind.n_valid}/{kind.n}", kind.n_exact, kind.n_loops, kind.loser, others,
+        kind.kind, f"{kind.n_valid}/{kind.n}", kind.n_exact, kind.n_loops, kind.loser, failures,
     )  # fmt: skip
 
 
