@@ -37,10 +37,11 @@ def test_a1_up_status_logs_ps_down(shell: Shell) -> None:
 
     status = shell.run("status")
     assert status.returncode == 0
-    head = status.stdout.splitlines()[:3]
+    head = status.stdout.splitlines()[:4]
     assert head[0].startswith("Device: ")
     assert head[1].startswith("Memory: ") and "GiB" in head[1]
-    assert head[2].startswith("Mode:")
+    assert head[2].startswith("Disk: ") and "written today" in head[2]
+    assert head[3].startswith("Mode:")
     assert "3 x 1k" in status.stdout
 
     one = shell.services()["tiny"]

@@ -3,6 +3,7 @@
 In a mount namespace of its own everybody may mount a small disk. Nobody else sees it.
 """
 
+import gc
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 
 from mlxstack.core.errors import SetupError
+from mlxstack.store.database import Database
 from tests.api.running import running, tiny_preset
 
 N_BYTES = 6_000_000
@@ -97,9 +99,18 @@ def _mount(disk: Path, options: str) -> None:
     """A disk cannot become read-only while KV of the last answer is still being written."""
     command = ["mount", "-t", "tmpfs", "-o", options, "none", str(disk)]
     end = time.monotonic() + 20
+    _close_databases()
     while subprocess.run(command, capture_output=True, check=False).returncode:
         assert time.monotonic() < end, "the disk stays busy"
         time.sleep(0.1)
+        _close_databases()
+
+
+def _close_databases() -> None:
+    """A disk with files open for writing cannot be mounted read-only; they open again."""
+    for database in gc.get_objects():
+        if isinstance(database, Database):
+            database.close()
 
 
 @contextmanager

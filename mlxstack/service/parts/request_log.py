@@ -68,8 +68,8 @@ class SlotStatus(Struct, frozen=True):
 class RequestLog:
     """Last requests, newest last, fed with every event on the event loop.
 
-    Each is kept as one block of bytes: small objects that outlive a burst of requests would keep
-    its memory from the system.
+    Those that the service makes in the background are left out. Each is kept as one block of
+    bytes: small objects that outlive a burst of requests would keep its memory from the system.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class RequestLog:
         elif isinstance(event, RequestFinished | RequestFailed):
             begun = self._requests.pop(event.request, None)
             slot = self._slots.pop(event.request, None)
-            if begun is not None:
+            if begun is not None and not begun[0].is_background:
                 request, decode = begun
                 view = _view(request, slot, event)
                 miss = None
