@@ -179,11 +179,6 @@ class AgentView(Struct, frozen=True):
     """Its slot while it is live."""
     priority: Priority = Priority.NORMAL
     is_pinned: bool = False
-    thinking_budget: int | None = None
-    """Maximum tokens of its thoughts; -1 has no maximum, None is not set."""
-    effort: Effort | None = None
-    max_context: int | None = None
-    """Maximum tokens of its prompt and answer together."""
     n_tokens: int = 0
     n_bytes: int = 0
     n_requests: int = 0
@@ -201,6 +196,11 @@ class AgentView(Struct, frozen=True):
     """The latest ones, oldest first."""
     name: str = ""
     """Its title."""
+    thinking_budget: int | None = None
+    """Maximum tokens of its thoughts; -1 has no maximum, None is not set."""
+    effort: Effort | None = None
+    max_context: int | None = None
+    """Maximum tokens of its prompt and answer together."""
 
 
 class RequestView(Struct, frozen=True):
