@@ -34,7 +34,7 @@ METHODS: dict[frozenset[str], str] = {
     READ: """
         /api/ps /api/v0/models /api/v0/models/{path} /api/v1/models /cache /events /kv/peers
         /metrics /models/{path} /page/clients /receipts /receipts/{} /requests /requests/{} /schema
-        /schema/{path} /slots /static/{} /v1/agents/{}/history /v1/models/{path}
+        /schema/{path} /slots /static/{} /usage /v1/agents/{}/history /v1/models/{path}
     """,
     PROBED: "/ /api/tags /api/version /health /models /v1/health /v1/models",
     BOTH: "/props /v1/agents",
