@@ -47,10 +47,10 @@ ADVICE_ROWS: list[list[object]] = [
      "10.9 GiB too large; --set slots.n_ctx=4096 or --set slots.count=1 would fit"],
 ]  # fmt: skip
 MODEL_ROWS: list[list[object]] = [
-    [MODEL, "19.0 GiB", "4 bit", "262144", "yes", "hub", "today"],
+    [MODEL, "19.0 GiB", "4 bit", "262144", "yes", "", "hub", "today"],
     ["lmstudio-community/Devstral-Small-2-24B-Instruct-2512-MLX-4bit", "12.3 GiB", "4 bit",
-     "393216", "no", "LM Studio", "12 days ago"],
-    ["tiny", "1.0 MiB", "16 bit", "8192", "incomplete", "hub", "-"],
+     "393216", "no", "", "LM Studio", "12 days ago"],
+    ["tiny", "1.0 MiB", "16 bit", "8192", "incomplete", "", "hub", "-"],
 ]  # fmt: skip
 TABLES: dict[str, tuple[Sequence[str], list[list[object]], tuple[str, ...]]] = {
     "status": (HEADS, ROWS, DROPPED_FIRST),
