@@ -110,10 +110,10 @@ class SystemStatus(Struct, frozen=True):
     memory_bytes: int
     memory_available_bytes: int
     mode: str
-    written: DayWrites
-    """Bytes that all services wrote to disk today."""
-    disk_free_bytes: int
     services: tuple[ServiceStatus, ...]
+    written: DayWrites = DayWrites("")
+    """Bytes that all services wrote to disk today."""
+    disk_free_bytes: int = 0
 
 
 class ProcessStatus(Struct, frozen=True):

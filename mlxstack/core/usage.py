@@ -1,17 +1,8 @@
 """Usage of a home: sums of finished requests, and their list price."""
 
-from enum import StrEnum
-
 from msgspec import Struct
 
-
-class UsageKey(StrEnum):
-    """Field by which usage is divided."""
-
-    AGENT = "agent"
-    CLIENT = "client"
-    MODEL = "model"
-    DAY = "day"
+from mlxstack.core.usage_key import UsageKey
 
 
 class UsageSums(Struct, frozen=True):

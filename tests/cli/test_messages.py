@@ -121,11 +121,8 @@ def test_a_broken_preset_is_listed_with_its_fault(tmp_path: Path) -> None:
 def test_a10_status_without_any_service(tmp_path: Path) -> None:
     done = run(tmp_path, "status")
     assert done.returncode == 3
-    assert [line.split(":")[0] for line in done.stdout.splitlines()[:3]] == [
-        "Device",
-        "Memory",
-        "Mode",
-    ]
+    titles = [line.split(":")[0] for line in done.stdout.splitlines()[:4]]
+    assert titles == ["Device", "Memory", "Disk", "Mode"]
     assert json.loads(run(tmp_path, "status", "--json").stdout)["services"] == []
 
 

@@ -19,7 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.config import presets
-from mlxstack.core.usage import UsageKey, UsageSums
+from mlxstack.core.usage import UsageSums
+from mlxstack.core.usage_key import UsageKey
 from mlxstack.features.usage.prices import price_named, price_table
 from mlxstack.features.usage.store import UsageStore
 from mlxstack.host.home import Home

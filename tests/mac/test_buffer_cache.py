@@ -197,7 +197,8 @@ def test_buffers_of_the_self_check_are_released_at_load(
         monkeypatch.setattr(target, name, _recorded(events, name, getattr(target, name)))
     with running(preset_of(model_of("tiny-swa")), tmp_path) as driver:
         driver.answer(prompt(20), 4)
-    assert events[:3] == ["self_check", "clear_cache", "_serve"]
+    assert events[0] == "self_check"
+    assert events[events.index("_serve") - 1] == "clear_cache"
 
 
 def _recorded(events: list[str], name: str, original: Any) -> Any:

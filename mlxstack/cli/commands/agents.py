@@ -183,9 +183,9 @@ def set_values(
     ] = None,
     level: Annotated[str | None, typer.Option("--priority", help="high, normal or low.")] = None,
 ) -> VerbResult:
-    """Change an agent's settings, from its next request on; `default` clears one.
+    """Change settings of an agent; `default` clears one.
 
-    They stay over restarts.
+    They hold from its next request on, and stay over restarts.
     """
     sent = {
         "thinking_budget": None if thinking is None else _number(thinking),

@@ -11,10 +11,10 @@ from mlxstack.cli.output import say, table
 from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.verbs import VerbResult
 from mlxstack.core.formatting import count, printable, size, span
-from mlxstack.core.usage import UsageKey, UsageReport, UsageSums
+from mlxstack.core.usage_key import UsageKey
 
 if TYPE_CHECKING:
-    from mlxstack.core.usage import CloudPrice
+    from mlxstack.core.usage import CloudPrice, UsageReport, UsageSums
 
 Since = Annotated[str, typer.Option("--since", help="How far back: 12h, 7d, 4w.")]
 By = Annotated[UsageKey, typer.Option("--by", help="Divide by agent, client, model or day.")]
@@ -35,7 +35,7 @@ def usage(
     return VerbResult(report, lambda: _show(report, since))
 
 
-def _local(since: str, by: UsageKey, price: str | None) -> UsageReport:
+def _local(since: str, by: UsageKey, price: str | None) -> "UsageReport":
     from mlxstack.features.usage.report import UsageQuery
     from mlxstack.features.usage.store import UsageStore
     from mlxstack.host.home import home_from
@@ -46,13 +46,15 @@ def _local(since: str, by: UsageKey, price: str | None) -> UsageReport:
     return query.report(since, by, price, time.time())
 
 
-def _remote(since: str, by: UsageKey, price: str | None, url: str) -> UsageReport:
+def _remote(since: str, by: UsageKey, price: str | None, url: str) -> "UsageReport":
+    from mlxstack.core.usage import UsageReport
+
     query = {"since": since, "by": by.value} | ({"price": price} if price else {})
     path = f"/usage?{urlencode(query)}"
     return ServiceOptions(url=url).ask(lambda client: client.get(path, UsageReport))
 
 
-def _show(report: UsageReport, since: str) -> None:
+def _show(report: "UsageReport", since: str) -> None:
     """Print the report as a table with its total."""
     headings = (
         report.by.value.upper(), "REQUESTS", "READ", "REUSED", "WRITTEN", "TIME", "SAVED", "DISK",
@@ -66,7 +68,7 @@ def _show(report: UsageReport, since: str) -> None:
     say(f"LIST PRICE: {_terms(report.price, report.currency)}, as of {report.price_date}.")
 
 
-def _row(name: str, sums: UsageSums, report: UsageReport) -> tuple[object, ...]:
+def _row(name: str, sums: "UsageSums", report: "UsageReport") -> tuple[object, ...]:
     return (
         name,
         count(sums.n_requests),

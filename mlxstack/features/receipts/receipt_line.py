@@ -120,9 +120,9 @@ def _output_of(command: str, text: str) -> str:
     """Output of a user's own status line."""
     import subprocess  # noqa: PLC0415 - few have a line of their own
 
-    done = subprocess.run(
-        command, shell=True, input=text, stdout=subprocess.PIPE, text=True, check=False
-    )
+    # As Claude Code runs it.
+    shell = ["/bin/sh", "-c", command]
+    done = subprocess.run(shell, input=text, stdout=subprocess.PIPE, text=True, check=False)
     return done.stdout.rstrip("\n")
 
 

@@ -6,7 +6,8 @@ from litestar.params import FromQuery
 from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.usage import UsageKey, UsageReport
+from mlxstack.core.usage import UsageReport
+from mlxstack.core.usage_key import UsageKey
 from mlxstack.features.usage.service import Usage
 
 

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.units import seconds_in
-from mlxstack.core.usage import UsageKey, UsageReport, UsageSums
+from mlxstack.core.usage import UsageReport, UsageSums
+from mlxstack.core.usage_key import UsageKey
 from mlxstack.features.usage.prices import price_named, price_table
 from mlxstack.features.usage.store import UsageStore, quarter_of
 from mlxstack.host.home import Home

@@ -10,7 +10,8 @@ from mlxstack.core.errors import StackError
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
 from mlxstack.core.status import RequestView
-from mlxstack.core.usage import CloudPrice, UsageKey, UsageReport, UsageSums
+from mlxstack.core.usage import CloudPrice, UsageReport, UsageSums
+from mlxstack.core.usage_key import UsageKey
 from mlxstack.features.usage.prices import price_named, price_table
 from mlxstack.features.usage.report import UsageQuery
 from mlxstack.features.usage.store import UsageEntry, UsageStore

@@ -8,7 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.usage import CloudPrice, UsageKey, UsageSums
+from mlxstack.core.usage import CloudPrice, UsageSums
+from mlxstack.core.usage_key import UsageKey
 from mlxstack.features.usage.prices import price_of
 from mlxstack.store.database import Database
 

@@ -19,7 +19,8 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.core.status import RequestView
-from mlxstack.core.usage import CloudPrice, UsageKey, UsageSums
+from mlxstack.core.usage import CloudPrice, UsageSums
+from mlxstack.core.usage_key import UsageKey
 from mlxstack.features.usage.prices import FILE, price_named, price_of, price_table
 from mlxstack.features.usage.report import UsageQuery
 from mlxstack.features.usage.service import entry_of
