@@ -44,8 +44,9 @@ class VolumeSpace(Struct, frozen=True):
 
 
 def space_of(path: Path) -> VolumeSpace:
-    """Space of the volume of `path`. Raises OSError."""
-    usage = shutil.disk_usage(path)
+    """Space of the volume of `path`, which may be gone. Raises OSError."""
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    usage = shutil.disk_usage(existing)
     return VolumeSpace(usage.free, usage.total)
 
 
