@@ -203,8 +203,8 @@ def set_values(
 def _short_settings(agent: AgentDict) -> str:
     """Settings other than the priority, for a column."""
     names = {"thinking_budget": "thinking", "effort": "effort", "max_context": "context"}
-    parts = [f"{label} {agent[name]}" for name, label in names.items() if agent[name] is not None]
-    return ", ".join(parts)
+    values = {label: agent.get(name) for name, label in names.items()}
+    return ", ".join(f"{label} {value}" for label, value in values.items() if value is not None)
 
 
 def _number(text: str) -> int | str:
@@ -218,13 +218,13 @@ def _number(text: str) -> int | str:
 def _settings(agent: AgentDict) -> str:
     """Settings that an agent has of its own, in words."""
     parts: list[str] = []
-    budget = agent["thinking_budget"]
+    budget = agent.get("thinking_budget")
     if budget is not None:
         limit = f"at most {budget:,} tokens"
         parts.append(f"thinking {limit if budget >= 0 else 'without a maximum'}")
-    if agent["effort"]:
+    if agent.get("effort"):
         parts.append(f"effort {agent['effort']}")
-    max_context = agent["max_context"]
+    max_context = agent.get("max_context")
     if max_context is not None:
         parts.append(f"context at most {max_context:,} tokens")
     if agent["priority"] != "normal":
