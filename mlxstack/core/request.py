@@ -121,7 +121,7 @@ class Request(Struct, frozen=True):
     """Bound of its reasoning, where the model reasons."""
     repeated_call: RepeatedCall | None = None
     is_background: bool = False
-    """Nobody waits for it: its chunks are as short as beside decoding requests."""
+    """Background work: its prefill chunks are as short as beside decoding requests."""
     is_for_peer: bool = False
     """Another service asked for its KV, so no third one is asked for it."""
 

@@ -207,8 +207,8 @@ def aider(service: Endpoint, folder: Path) -> ClientSetup:
     )
 
 
-def pi(service: Endpoint, folder: Path) -> ClientSetup:
-    """pi: a provider in an agent folder of ours."""
+def _pi_provider(service: Endpoint) -> dict[str, object]:
+    """Provider in the form of pi's library, which OpenClaw uses too."""
     model = {
         "id": service.model,
         "name": service.model,
@@ -218,13 +218,17 @@ def pi(service: Endpoint, folder: Path) -> ClientSetup:
         "maxTokens": service.max_output,
         "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
     }
-    provider = {
+    return {
         "baseUrl": f"{service.url}/v1",
         "api": "openai-completions",
         "apiKey": service.key,
         "models": [model],
     }
-    text = json.dumps({"providers": {"mlx-stack": provider}}, indent=2) + "\n"
+
+
+def pi(service: Endpoint, folder: Path) -> ClientSetup:
+    """pi: a provider in an agent folder of ours."""
+    text = json.dumps({"providers": {"mlx-stack": _pi_provider(service)}}, indent=2) + "\n"
     return ClientSetup(
         variables={"PI_CODING_AGENT_DIR": str(folder)},
         files={str(folder / "models.json"): text},
@@ -279,23 +283,8 @@ def openclaw(service: Endpoint, folder: Path) -> ClientSetup:
 
     Its search of memories needs embeddings of a provider, and is off.
     """
-    model = {
-        "id": service.model,
-        "name": service.model,
-        "reasoning": True,
-        "input": service.modalities,
-        "contextWindow": service.n_ctx,
-        "maxTokens": service.max_output,
-        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
-    }
-    provider = {
-        "baseUrl": f"{service.url}/v1",
-        "api": "openai-completions",
-        "apiKey": service.key,
-        "models": [model],
-    }
     settings = {
-        "models": {"mode": "merge", "providers": {"mlx-stack": provider}},
+        "models": {"mode": "merge", "providers": {"mlx-stack": _pi_provider(service)}},
         "agents": {"defaults": {"model": {"primary": f"mlx-stack/{service.model}"}}},
         "memory": {"search": {"enabled": False}},
     }

@@ -102,12 +102,14 @@ def _config(model: str) -> dict[str, Any]:
 
 def _ends(model: str, config: dict[str, Any]) -> list[str]:
     """Ids of tokens that end an answer, as keys of `logit_bias`."""
-    generation = Path(model) / "generation_config.json"
-    ends: list[int] = []
-    for source in (config, _config_or_none(generation)):
+    ends: set[int] = set()
+    for source in (config, _config_or_none(Path(model) / "generation_config.json")):
         value = source.get("eos_token_id")
-        ends += value if isinstance(value, list) else [value] if isinstance(value, int) else []
-    return [str(token) for token in dict.fromkeys(ends)]
+        if isinstance(value, int):
+            ends.add(value)
+        elif isinstance(value, list):
+            ends.update(value)
+    return [str(token) for token in sorted(ends)]
 
 
 def _config_or_none(file: Path) -> dict[str, Any]:

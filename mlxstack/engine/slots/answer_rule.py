@@ -12,7 +12,7 @@ class AnswerRule(Protocol):
     """Rule of one answer. MLX thread only."""
 
     stops: list[LoopStop]
-    """What it has ended so far."""
+    """Thoughts and answers that it has ended so far."""
 
     def observe(self, token: int) -> bool:
         """Whether the answer ends here; a thought may be closed instead."""

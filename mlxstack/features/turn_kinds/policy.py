@@ -15,7 +15,7 @@ SUBAGENT = TurnReading(TurnKind.SUBAGENT)
 SCRIPT = TurnReading(TurnKind.SCRIPT)
 HELPER = TurnReading(TurnKind.HELPER, drops_kv=True)
 SUMMARY = TurnReading(TurnKind.PERSON, drops_kv=True)
-"""A person waits for it, and the next prompt begins anew."""
+"""Summary or commit message during a turn; the next prompt does not continue it."""
 
 
 class TurnRow(Struct, frozen=True):

@@ -61,7 +61,7 @@ def test_answers_end_and_thoughts_are_closed(
             assert len(tokens) == at + 2 + MAX_SHORT
 
 
-def test_copies_and_forced_tokens_go_on(model_of: ModelOf, tmp_path: Path) -> None:
+def test_copies_of_the_prompt_go_on(model_of: ModelOf, tmp_path: Path) -> None:
     run = (LOOPING,) * 600
     with running(preset_of(model_of("tiny"), slots=SLOTS), tmp_path) as driver:
         copied = driver.submit((*PROMPT, *run), 600, sampling=ALWAYS_THE_SAME, stop_loops=True)
