@@ -29,7 +29,7 @@ class HeadKey(Struct, frozen=True):
     client: str
     """Name in `mlx-stack run`."""
     version: str = ""
-    """Version of the program; empty where it is not told."""
+    """Version of the program; empty if unknown."""
     folder: str = ""
     """Folder that it works in; empty for any."""
     salt: str = ""

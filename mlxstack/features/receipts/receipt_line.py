@@ -21,7 +21,7 @@ WRAP = "--wrap"
 GATEWAY = "mlxstack.gateway"
 TIMEOUT_S = 2.0
 WIDTH = 120
-"""Cells where neither client nor terminal tells its width."""
+"""Cells where neither client nor terminal gives its width."""
 MIN_WIDTH = 40
 MARGIN = 4
 """Cells beside the status line of Claude Code."""
