@@ -28,7 +28,7 @@ Loops = tuple[LoopStop, ...] | UnsetType
 class Timings(Struct, frozen=True):
     """Timings: cache_n + prompt_n = prompt tokens; undefined rates are 0.0.
 
-    As in llama-server, `draft_n` is there only if something was drafted.
+    As in llama-server, each is a number, and `draft_n` is there only if something was drafted.
     """
 
     cache_n: int
@@ -42,7 +42,6 @@ class Timings(Struct, frozen=True):
     predicted_per_second: float
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
-    loops: Loops = UNSET
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -94,7 +93,6 @@ def timings(work: RequestTimings) -> Timings:
         predicted_per_second=_ratio(n_steps, work.decode_s),
         draft_n=work.n_drafted or UNSET,
         draft_n_accepted=work.n_accepted if work.n_drafted else UNSET,
-        loops=work.loops or UNSET,
     )
 
 

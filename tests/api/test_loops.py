@@ -32,7 +32,7 @@ SAID: list[Any] = [{"role": "user", "content": "say it"}]
         ("/v1/messages", {"messages": SAID, **LOOPING, "thinking": {"type": "disabled"}},
          ("stop_reason", "end_turn"), ("usage", "loops")),
         ("/completion", {"prompt": "once", **LOOPING},
-         ("stop_type", "limit"), ("timings", "loops")),
+         ("stop_type", "limit"), ("loops",)),
         ("/api/chat", {"messages": SAID, "stream": False, "think": False,
                        "options": {**LOOPING, "num_predict": 600}},
          ("done_reason", "stop"), ("loops",)),

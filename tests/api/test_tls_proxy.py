@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -64,6 +65,8 @@ def caddy(service: str, folder: Path) -> Iterator[httpx.Client]:
         needed = [root, *(local / name / f"{name}.crt" for name in (NAME, "localhost"))]
         wait_until(lambda: all(file.exists() for file in needed), (folder / "caddy.log").read_text)
         context = ssl.create_default_context(cafile=root)
+        # The files are there a little before Caddy uses the certificates.
+        wait_until(lambda: serves(port, context), (folder / "caddy.log").read_text)
         with httpx.Client(
             base_url=f"https://127.0.0.1:{port}", verify=context, timeout=PATIENCE_S
         ) as client:
@@ -71,6 +74,20 @@ def caddy(service: str, folder: Path) -> Iterator[httpx.Client]:
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
+
+
+def serves(port: int, context: ssl.SSLContext) -> bool:
+    """Whether Caddy has a certificate for both names."""
+    try:
+        for name in (NAME, "localhost"):
+            with (
+                socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain,
+                context.wrap_socket(plain, server_hostname=name),
+            ):
+                pass
+    except OSError:
+        return False
+    return True
 
 
 def ask(client: httpx.Client, path: str, **options: Any) -> httpx.Response:

@@ -29,8 +29,9 @@ ALIKE = {
     "chat_template_kwargs": {"enable_thinking": False},
     "stream_options": {"include_usage": True},
     "stream": True,
+    "stop_loops": False,
 }
-"""Sent to every server, so that all do the same work."""
+"""Sent to every server, so that all do the same work. Random models repeat themselves."""
 
 TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 

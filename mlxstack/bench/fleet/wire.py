@@ -52,12 +52,13 @@ def path(dialect: FleetDialect) -> str:
 
 
 def body(request: PromptedRequest, dialect: FleetDialect, model: str) -> JsonObject:
-    """Greedy, streamed request without thoughts."""
+    """Greedy, streamed request without thoughts; repetitions have the recorded length too."""
     common: JsonObject = {
         "model": model,
         "max_tokens": request.n_answer,
         "temperature": 0,
         "stream": True,
+        "stop_loops": False,
     }
     if dialect is FleetDialect.ANTHROPIC:
         return {**common, **_anthropic(request)}

@@ -113,6 +113,7 @@ class PromptRenderer:
 
     def _final(self, ended: GenerationFinished, content: str, tokens: list[int]) -> dict[str, Any]:
         work = ended.work
+        loops = {"loops": work.loops} if work.loops else {}
         return {
             "index": self.index,
             "content": content,
@@ -132,6 +133,7 @@ class PromptRenderer:
             "stopping_word": ended.stop_string or "",
             "tokens_cached": work.n_prompt + max(0, work.n_generated - 1),
             "timings": timings(work),
+            **loops,
         }
 
     def _text(self) -> str:
