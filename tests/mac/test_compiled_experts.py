@@ -15,14 +15,11 @@ from mlx_lm.tuner.lora import LoRASwitchLinear
 from mlx_lm.utils import load_model
 
 from mlxstack.core.errors import DeviceError
-from mlxstack.core.preset import KVSpec, SlotSpec, Speculation
-from mlxstack.engine import assembly, parts
-from mlxstack.engine.decode import batching_check
+from mlxstack.core.preset import KVSpec, Speculation
+from mlxstack.engine import parts
 from mlxstack.engine.model import compiled_experts
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.compiled_experts import MAX_S, MIN_GAIN, compile_experts, expert_blocks
-from mlxstack.features.ranks.group import RankGroup
-from tests import ring
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, draft_freely, preset_of, prompt, running
 from tests.models import EXPERTS, LLAMA, write
@@ -237,24 +234,6 @@ def test_nothing_is_replaced_without_a_gain_or_a_gpu_or_experts(
     compile_all(model, clock)
     assert {type(layer.mlp) for layer in model.layers} == {own} and not clock.calls
     assert expert_blocks(load(model_of("tiny"))) == []
-
-
-def test_ranks_compile_nothing(
-    folder_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path / "rank-1"))
-    monkeypatch.setattr(assembly, "self_check", batching_check.self_check)
-    monkeypatch.setattr(mx.distributed, "init", ring.join)
-    clock = Clock(monkeypatch, "qwen3_moe", faster)
-    preset = preset_of(folder_of("qwen3_moe"), slots=SlotSpec(count=1, n_ctx=256))
-    group = RankGroup(("127.0.0.1", "127.0.0.1"))
-    try:
-        with running(preset, tmp_path, ranks=group) as driver:
-            clock.calls.clear()
-            driver.answer(prompt(9), 4)
-    finally:
-        group.close()
-    assert clock.calls[1, 1]
 
 
 def test_a_pass_whose_compiled_bits_differ_is_not_compiled(

@@ -30,6 +30,7 @@ from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
+from mlxstack.engine.model import compiled_experts
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
@@ -45,6 +46,7 @@ from mlxstack.text.grammar.compiler import GrammarCompiler
 from tests import ring
 from tests.engine.gated_disk import Gate
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
+from tests.mac.test_compiled_experts import Clock, faster
 from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
 from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak
@@ -476,3 +478,15 @@ def test_random_arrivals_cancels_and_slot_actions_lead_no_rank_astray(
     assert compare(lambda driver: driver.answer(beginnings[0], 4)) == compare(
         lambda driver: driver.cold(beginnings[0], 4)
     )
+
+
+def test_blocks_of_experts_are_not_compiled(
+    group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_experts, "has_gpu", lambda: True)
+    clock = Clock(monkeypatch, "qwen3_moe", faster)
+    preset = preset_of(write(tmp_path / "model", CONFIGS["qwen3_moe"]))
+    with running(preset, tmp_path, ranks=group) as driver:
+        clock.calls.clear()
+        driver.answer(prompt(9), 4)
+    assert clock.calls[1, 1]
