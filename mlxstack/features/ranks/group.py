@@ -164,7 +164,9 @@ class RankGroup:
 
     def close(self) -> None:
         """End the other ranks, which end with their connections."""
-        self.lost = self.lost or "the group was closed"
+        with self._lock:
+            self.lost = self.lost or "the group was closed"
+        self._fail_tasks(Broken(self.lost))
         for channel in self._channels:
             channel.close()
         for process in self._processes:
@@ -386,15 +388,20 @@ class RankGroup:
             self.lost = (
                 reason if is_setup else f"{reason}; all ranks restart, try again in a moment"
             )
-            open_tasks = [future for _, future in self._tasks.values()]
             self._is_lost.set()
         log.error("%s", self.lost)
         error = SetupError(self.lost) if is_setup else Broken(self.lost)
-        for future in open_tasks:
-            _fail(future, error)
+        self._fail_tasks(error)
         for channel in self._channels:
             channel.close()
         self.on_lost(error)
+
+    def _fail_tasks(self, error: StackError) -> None:
+        """Fail those that no rank will answer; later ones fail in `ask`."""
+        with self._lock:
+            open_tasks = [future for _, future in self._tasks.values()]
+        for future in open_tasks:
+            _fail(future, error)
 
 
 def _fail(future: Future[None], error: StackError) -> None:

@@ -21,6 +21,7 @@ from tests.clients.tapes import recorded
 from tests.patience import PATIENCE_S
 
 N_CTX = 32768
+N_ANSWER = 16
 WAIT_S = 0.2
 
 
@@ -61,7 +62,7 @@ def first_token(live: Running, body: dict[str, Any], session: str) -> dict[str, 
     """Figures of the request as `/requests` has them."""
     messages = [*body["messages"], {"role": "user", "content": f"Say hello to session {session}."}]
     headers = {"x-claude-code-session-id": session, "user-agent": "claude-cli/2.1.329"}
-    data = {**body, "messages": messages, "stream": False, "max_tokens": 400}
+    data = {**body, "messages": messages, "stream": False, "max_tokens": N_ANSWER}
     httpx.post(
         f"{live.url}/v1/messages", json=data, headers=headers, timeout=PATIENCE_S
     ).raise_for_status()

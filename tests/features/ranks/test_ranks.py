@@ -154,6 +154,18 @@ def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
     assert not group.lost
 
 
+def test_blocks_of_experts_are_not_compiled(
+    group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_experts, "has_gpu", lambda: True)
+    clock = Clock(monkeypatch, "qwen3_moe", faster)
+    preset = preset_of(write(tmp_path / "model", CONFIGS["qwen3_moe"]))
+    with running(preset, tmp_path, ranks=group) as driver:
+        clock.calls.clear()
+        driver.answer(prompt(9), 4)
+    assert clock.calls[1, 1]
+
+
 def test_a_rank_holds_a_file_for_every_read(llama: Preset, tmp_path: Path) -> None:
     """Reads of one key overlap, and each is taken once; none is held longer."""
     key = "cd" * 16
@@ -296,6 +308,14 @@ def test_a_stranger_does_not_get_into_the_group() -> None:
         wire.Channel(there).send(wire.Hello("x" * 5000, "0", 1))
         with pytest.raises(OSError, match="at most 1024"):
             wire.Channel(here).receive(1024)
+
+
+def test_a_task_fails_when_the_group_is_closed() -> None:
+    group = RankGroup(("127.0.0.1", "127.0.0.1"))
+    task = group.ask(wire.FlushKV())
+    group.close()
+    with pytest.raises(Broken, match="the group was closed"):
+        task.result(timeout=WAIT_S)
 
 
 @pytest.fixture(
@@ -478,15 +498,3 @@ def test_random_arrivals_cancels_and_slot_actions_lead_no_rank_astray(
     assert compare(lambda driver: driver.answer(beginnings[0], 4)) == compare(
         lambda driver: driver.cold(beginnings[0], 4)
     )
-
-
-def test_blocks_of_experts_are_not_compiled(
-    group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled_experts, "has_gpu", lambda: True)
-    clock = Clock(monkeypatch, "qwen3_moe", faster)
-    preset = preset_of(write(tmp_path / "model", CONFIGS["qwen3_moe"]))
-    with running(preset, tmp_path, ranks=group) as driver:
-        clock.calls.clear()
-        driver.answer(prompt(9), 4)
-    assert clock.calls[1, 1]
