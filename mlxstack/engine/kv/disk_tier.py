@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+from msgspec.structs import replace
+
 from mlxstack.core.commands import SlotRestoreResult, SlotSaveResult
 from mlxstack.core.errors import Damaged, StackError, Unsupported, describe_error
 from mlxstack.core.interfaces import (
@@ -29,6 +31,8 @@ from mlxstack.engine.kv.segments import Segment, parents_first, record_of
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.kv.slot_restore import RestoreRequest, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue
+from mlxstack.policy.kv import checkpoint_writes, prefix_index
+from mlxstack.policy.kv.checkpoint_writes import CheckpointSize, WrittenContext
 from mlxstack.policy.kv.prefix_index import Record
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.kv.shared_prefixes import SharedPrefixes
@@ -88,6 +92,22 @@ class DiskTier:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
         return n_known
 
+    def index_due(self, context: SlotContext, *, is_leaving: bool) -> IndexedContext:
+        """Index what of a context is to be on disk now."""
+        now = time.monotonic()
+        indexed = self.parker.index_segments(context, now)
+        due = self._due(context, indexed, is_leaving=is_leaving)
+        chosen = [c for c in context.checkpoints if c.position in due]
+        return self.parker.index_checkpoints(context, indexed, chosen, now)
+
+    def due_of(self, context: SlotContext, parked: IndexedContext) -> IndexedContext:
+        """The part of a parked context that is to be on disk."""
+        due = self._due(context, parked, is_leaving=True)
+        marks = zip(context.checkpoints, parked.checkpoints, strict=True)
+        chosen = tuple(key for mark, key in marks if mark.position in due)
+        self._prefix_cache.keep_off_disk(set(parked.checkpoints).difference(chosen))
+        return replace(parked, checkpoints=chosen)
+
     def write(self, indexed: IndexedContext, *, is_deferred: bool = False) -> None:
         """Write in the background what of the context is in memory alone."""
         new = [key for key in indexed.keys if not self._prefix_cache.is_on_disk(key)]
@@ -99,10 +119,9 @@ class DiskTier:
         self.has_deferred = self.writing.submit_pending(is_busy=is_busy)
 
     def write_rest(self) -> None:
-        """Write all records in the background that lie in memory alone."""
-        self.writing.write(
-            [key for key in self._prefix_cache.index.nodes if self._is_unwritten(key)]
-        )
+        """Write all records that lie in memory alone and may be on disk."""
+        keys = (key for key in self._prefix_cache.index.nodes if self._is_unwritten(key))
+        self.writing.write([key for key in keys if not self._prefix_cache.is_off_disk(key)])
 
     def is_foreign(self, agent: str) -> bool:
         """Whether this agent has saved KV, but of other models only."""
@@ -159,7 +178,9 @@ class DiskTier:
         """
         agent = context.agent
         manifests = self._manifests
-        manifest = self._manifest(context, context.salt, indexed)
+        written = self._written_checkpoints(context, indexed)
+        named = tuple(dict.fromkeys((*written, *indexed.checkpoints)))
+        manifest = self._manifest(context, context.salt, replace(indexed, checkpoints=named))
 
         def finish() -> None:
             if missing := self._missing(manifest):
@@ -279,6 +300,35 @@ class DiskTier:
         """
         keys = (*manifest.segments, *manifest.checkpoints)
         return [key for key in keys if not self._store.has(self._identity, key)]
+
+    def _due(
+        self, context: SlotContext, indexed: IndexedContext, *, is_leaving: bool
+    ) -> tuple[int, ...]:
+        """Positions of a context's checkpoints to write now."""
+        if not context.checkpoints:
+            return ()
+        nodes = self._prefix_cache.index.nodes
+        written = self._written_checkpoints(context, indexed)
+        sizes = tuple(CheckpointSize(c.position, c.n_bytes) for c in context.checkpoints)
+        ends = frozenset(prefix_index.end_of(nodes[key].record) for key in written)
+        n_bytes = sum(nodes[key].record.n_bytes for key in indexed.segments)
+        token_bytes = n_bytes / max(len(context), 1)
+        facts = WrittenContext(sizes, ends, token_bytes, context.n_prompt)
+        return checkpoint_writes.due(facts, is_leaving=is_leaving)
+
+    def _written_checkpoints(
+        self, context: SlotContext, indexed: IndexedContext
+    ) -> tuple[str, ...]:
+        """Checkpoints of these tokens that are on disk, or about to be, ascending."""
+        if not indexed.segments:
+            return ()
+        index = self._prefix_cache.index
+        path = prefix_index.reach(index, indexed.segments[-1], len(context))
+        return tuple(
+            key
+            for key in prefix_index.checkpoints_on(index, path)
+            if self._prefix_cache.is_on_disk(key) or self.writing.promised((key,))
+        )
 
     def _index(self, context: SlotContext) -> IndexedContext:
         indexed = self.parker.index_context(context, time.monotonic())

@@ -4,9 +4,10 @@ Runs on the MLX thread. Long contexts are packed in steps, so that decoding neve
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.interfaces import CallSoon
 from mlxstack.core.prompt_tokens import kept
@@ -99,6 +100,11 @@ class ContextParker:
 
     def index_context(self, context: SlotContext, now: float) -> IndexedContext:
         """Index the unknown part of this context, for writing only."""
+        indexed = self.index_segments(context, now)
+        return self.index_checkpoints(context, indexed, context.checkpoints, now)
+
+    def index_segments(self, context: SlotContext, now: float) -> IndexedContext:
+        """Index all tokens of this context, and take a checkpoint at its end."""
         context.checkpoint()
         chain = self._prefix_cache.chain_of(context)
         match = self._prefix_cache.match(chain, context, self._trail(context))
@@ -108,14 +114,27 @@ class ContextParker:
         if leaf is None:
             return IndexedContext((), (), ())
         context.set_parent_segment(leaf)
-        path = prefix_index.reach(self._prefix_cache.index, leaf, len(context))
-        checkpoints = [
-            self._add_checkpoint(c, chain, context, path, now) for c in context.checkpoints
-        ]
-        keys = [key for key, _ in checkpoints]
-        new += [key for key, is_new in checkpoints if is_new]
         self._prefix_cache.mark_write_through(new)
-        return IndexedContext(tuple(step.key for step in path), tuple(keys), tuple(new))
+        path = prefix_index.reach(self._prefix_cache.index, leaf, len(context))
+        return IndexedContext(tuple(step.key for step in path), (), tuple(new))
+
+    def index_checkpoints(
+        self,
+        context: SlotContext,
+        indexed: IndexedContext,
+        checkpoints: Iterable[StateCheckpoint],
+        now: float,
+    ) -> IndexedContext:
+        """Index checkpoints of a context with indexed segments, for writing only."""
+        if not indexed.segments:
+            return indexed
+        chain = self._prefix_cache.chain_of(context)
+        path = prefix_index.reach(self._prefix_cache.index, indexed.segments[-1], len(context))
+        added = [self._add_checkpoint(c, chain, context, path, now) for c in checkpoints]
+        new = tuple(key for key, is_new in added if is_new)
+        self._prefix_cache.mark_write_through(new)
+        keys = tuple(key for key, _ in added)
+        return replace(indexed, checkpoints=keys, new=(*indexed.new, *new))
 
     def index_next(self, context: SlotContext, now: float) -> bool:
         """Index one piece for `index_context`; False when at most one is left."""

@@ -51,6 +51,7 @@ class PrefixCache:
         self._kept: dict[str, Segment | StateCheckpoint] = {}
         self._held: set[int] = set()
         self._transient: set[str] = set()
+        self._off_disk: set[str] = set()
         self._ends: dict[int, dict[str, int]] = {}
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
         self._tokens: dict[str, KeptTokens] = {}
@@ -109,6 +110,14 @@ class PrefixCache:
     def pin_in_memory(self, keys: Iterable[str]) -> None:
         """These stay in memory, also when they are on disk."""
         self._transient.difference_update(keys)
+
+    def keep_off_disk(self, keys: Iterable[str]) -> None:
+        """These are parked, and not worth their bytes on disk."""
+        self._off_disk.update(keys)
+
+    def is_off_disk(self, key: str) -> bool:
+        """Whether a record is to stay in memory alone."""
+        return key in self._off_disk
 
     def on_disk(self, record: prefix_index.Record, now: float) -> None:
         """Mark a record as on disk; write-through ones leave memory."""
@@ -185,6 +194,7 @@ class PrefixCache:
             self._let_go(key)
         if key not in self.index.nodes:
             self._transient.discard(key)
+            self._off_disk.discard(key)
             self._tokens.pop(key, None)
             self._ends.get(prefix_index.end_of(node.record), {}).pop(key, None)
 

@@ -217,7 +217,8 @@ class SlotKVManager:
         context.checkpoint(spared)
         indexed = self._parker.park(context, time.monotonic())
         if self._is_stored(context):
-            self._write(context, indexed, is_deferred=True)
+            due = self.disk_tier.due_of(context, indexed)
+            self._write(context, due, is_deferred=True)
         return indexed
 
     def end_request(self, slot: int) -> None:
@@ -377,11 +378,13 @@ class SlotKVManager:
         self.disk_tier.catch_up()
         return FlushResult(len(held), self.disk_tier.writing.n_written - before)
 
-    def store(self, context: SlotContext, *, is_deferred: bool = False) -> None:
-        """Write this context's missing KV; memory releases it."""
+    def store(
+        self, context: SlotContext, *, is_leaving: bool = True, is_deferred: bool = False
+    ) -> None:
+        """Write this context's missing KV that is due; memory releases it."""
         if self._is_stored(context):
-            indexed = self._parker.index_context(context, time.monotonic())
-            self._write(context, indexed, is_deferred=is_deferred)
+            due = self.disk_tier.index_due(context, is_leaving=is_leaving)
+            self._write(context, due, is_deferred=is_deferred)
 
     def is_storing(self, slot: int) -> bool:
         """Whether this slot's last answer is still being packed."""
@@ -396,7 +399,7 @@ class SlotKVManager:
         def end() -> None:
             self._storing.discard(id(context))
             if packing.is_current:
-                self.store(context, is_deferred=True)
+                self.store(context, is_leaving=False, is_deferred=True)
 
         def fail(error: Exception) -> None:
             self._storing.discard(id(context))

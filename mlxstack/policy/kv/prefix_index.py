@@ -344,8 +344,13 @@ def cut_path(path: tuple[PathStep, ...], position: int) -> tuple[PathStep, ...]:
 
 def last_checkpoint(index: PrefixIndex, path: tuple[PathStep, ...]) -> str | None:
     """The checkpoint nearest to the end of a path."""
-    checkpoints = _checkpoints(index, path, ())
-    return checkpoints[-1].checkpoint if checkpoints else None
+    return next(reversed(checkpoints_on(index, path)), None)
+
+
+def checkpoints_on(index: PrefixIndex, path: tuple[PathStep, ...]) -> tuple[str, ...]:
+    """Keys of the checkpoints on a path, ascending."""
+    points = _checkpoints(index, path, ())
+    return tuple(point.checkpoint for point in points if point.checkpoint is not None)
 
 
 def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
