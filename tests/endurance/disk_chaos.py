@@ -1,5 +1,7 @@
 """kill -9 under a loop of agents, with a daily limit: usage and bytes written stay true.
 
+Each life has one of three models: full attention, windows, recurrent layers.
+
 python -m tests.endurance.disk_chaos MINUTES [SEED]
 """
 
@@ -19,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.config import presets
+from mlxstack.core.preset import ModelSpec
 from mlxstack.core.usage import UsageSums
 from mlxstack.core.usage_key import UsageKey
 from mlxstack.features.usage.prices import price_named, price_table
@@ -26,12 +29,22 @@ from mlxstack.features.usage.store import UsageStore
 from mlxstack.host.home import Home
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.write_counter import WriteCounter
+from tests.models import build
 from tests.ports import unused_port
 
-MAX_DAILY_BYTES = 8_000_000
+DAILY_BYTES_PER_MINUTE = 4_000_000
+"""Bytes that may be written, in a minute of the run: less than its agents ask for."""
+
+KINDS = ("demo", "tiny-swa", "tiny-hybrid")
 MAX_TOKENS = 12
+MAX_TURNS = 6
+N_AGENTS = 20
+LIVES_OF_AGENTS = 8
+"""Lives after which other agents talk, whose KV is not on disk."""
 TEXT = "the file was read and the test of the folder is green again"
 FINISHED = "request finished"
+REASON_HEADER = "X-MLX-Stack-Cache-Miss-Reason"
+LOST_HEADER = "X-MLX-Stack-Cache-Lost-Tokens"
 
 
 class DiskChaosOutcome(Struct, frozen=True):
@@ -46,40 +59,61 @@ class DiskChaosOutcome(Struct, frozen=True):
     kv_bytes: int
     n_answers: int
     has_refused: bool
+    n_states_lost: int
+    """Tokens that were computed again because a crash came before their checkpoint."""
+
+
+class Talk(Struct, frozen=True):
+    """Turns of one agent, and what they lost."""
+
+    n_turns: int
+    n_states_lost: int
 
 
 def chaos(minutes: float, seed: int, home: Home) -> DiskChaosOutcome:
     """Start, talk and kill until the time is over. Raises AssertionError."""
     random = Random(seed)
     answers: dict[str, str] = {}
-    n_lives = n_killed = n_answers = 0
+    n_lives = n_killed = n_answers = n_states_lost = 0
     has_refused = False
     end = time.monotonic() + 60 * minutes
-    preset = _write_preset(home)
+    daily_bytes = round(DAILY_BYTES_PER_MINUTE * max(1.0, minutes))
+    files = [_write_preset(home, kind, daily_bytes) for kind in KINDS]
     while time.monotonic() < end or n_lives < 2:
-        n_lives += 1
-        url, worker = _start(home, preset)
+        kind = random.randrange(len(KINDS))
+        url, worker = _start(home, files[kind])
         try:
-            n_talks = random.randrange(1, 12)
-            n_answers += sum(_talk(url, random, answers) for _ in range(n_talks))
+            for _ in range(random.randrange(1, 12)):
+                agent = f"{n_lives // LIVES_OF_AGENTS}-{random.randrange(N_AGENTS)}-{KINDS[kind]}"
+                talk = _talk(url, agent, random.randrange(1, MAX_TURNS + 1), answers)
+                n_answers += talk.n_turns
+                n_states_lost += talk.n_states_lost
             view = httpx.get(f"{url}/cache", timeout=60).json()["disk"]
             has_refused |= bool(view["trouble"])
-            assert view["today"]["kv_bytes"] <= MAX_DAILY_BYTES, view
+            assert view["today"]["kv_bytes"] <= daily_bytes, view
         finally:
             is_killed = random.random() < 0.7
             worker.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
             worker.wait(120)
+        n_lives += 1
         n_killed += is_killed
-        _check(home, n_killed)
+        _check(home, n_killed, daily_bytes)
     total = _total(home)
     kv_bytes = max(day.kv_bytes for day in WriteCounter(home.writes_file).days())
     logged = _logged(home)
     return DiskChaosOutcome(
-        n_lives, n_killed, logged.n_requests, total.n_requests, kv_bytes, n_answers, has_refused
+        n_lives,
+        n_killed,
+        logged.n_requests,
+        total.n_requests,
+        kv_bytes,
+        n_answers,
+        has_refused,
+        n_states_lost,
     )
 
 
-def _check(home: Home, n_killed: int) -> None:
+def _check(home: Home, n_killed: int, daily_bytes: int) -> None:
     """Sums are at most those of the log, short of it by one request a kill."""
     total = _total(home)
     logged = _logged(home)
@@ -90,7 +124,7 @@ def _check(home: Home, n_killed: int) -> None:
     stored = sum(entry.n_bytes for entry in DiskKVStore(home.kv).entries())
     days = WriteCounter(home.writes_file).days()
     assert stored <= sum(day.kv_bytes for day in days), (stored, days)
-    assert all(day.kv_bytes <= MAX_DAILY_BYTES for day in days), days
+    assert all(day.kv_bytes <= daily_bytes for day in days), days
 
 
 def _total(home: Home) -> UsageSums:
@@ -117,11 +151,14 @@ def _logged(home: Home) -> UsageSums:
     return sums
 
 
-def _write_preset(home: Home) -> Path:
+def _write_preset(home: Home, kind: str, daily_bytes: int) -> Path:
     preset = presets.load("demo", home).preset
     cache = preset.prefix_cache
-    limited = replace(cache, disk=replace(cache.disk, daily_write_bytes=MAX_DAILY_BYTES))
-    path = home.root / "preset.json"
+    limited = replace(cache, disk=replace(cache.disk, daily_write_bytes=daily_bytes))
+    if kind != "demo":
+        folder = build(home.root / "models" / kind, kind)
+        preset = replace(preset, model=ModelSpec(id=str(folder)), name=kind)
+    path = home.root / f"{kind}.json"
     server = replace(preset.server, port=unused_port())
     path.write_bytes(msgspec.json.encode(replace(preset, prefix_cache=limited, server=server)))
     return path
@@ -144,20 +181,22 @@ def _start(home: Home, preset: Path) -> tuple[str, Popen[bytes]]:
         time.sleep(0.2)
 
 
-def _talk(url: str, random: Random, answers: dict[str, str]) -> int:
+def _talk(url: str, agent: str, n_turns: int, answers: dict[str, str]) -> Talk:
     """Send turns of one agent; equal prompts have equal answers in all lives."""
-    agent = f"agent-{random.randrange(20)}"
     topic = Random(agent)
     messages = [{"role": "system", "content": " ".join(topic.choices(TEXT.split(), k=120))}]
-    n_turns = random.randrange(1, 4)
+    n_states_lost = 0
     for _ in range(n_turns):
         messages.append({"role": "user", "content": " ".join(topic.choices(TEXT.split(), k=40))})
         body = {"messages": messages, "agent": agent, "max_tokens": MAX_TOKENS, "temperature": 0}
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
         content = response.raise_for_status().json()["choices"][0]["message"]["content"]
-        assert answers.setdefault(json.dumps(messages), content) == content, messages
+        key = json.dumps([agent, messages])
+        assert answers.setdefault(key, content) == content, messages
         messages.append({"role": "assistant", "content": content})
-    return n_turns
+        if response.headers.get(REASON_HEADER, "").startswith("no checkpoint"):
+            n_states_lost += int(response.headers[LOST_HEADER])
+    return Talk(n_turns, n_states_lost)
 
 
 if __name__ == "__main__":
