@@ -192,6 +192,11 @@ WINDOW = window(500, RestorePoint(400, "c"))
             MissContext(1000, n_previous=700, n_common=700),
             CacheMiss(MissReason.EVICTED, 0, n_lost=700),
         ),
+        (
+            [],
+            MissContext(1000, n_previous=702, n_common=700),
+            CacheMiss(MissReason.EVICTED, 0, n_lost=700),
+        ),
         ([SLOT], MissContext(1000, n_previous=530, n_common=530), None),
     ],
 )

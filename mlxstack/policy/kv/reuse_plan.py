@@ -115,8 +115,8 @@ def explain_miss(
 ) -> CacheMiss | None:
     """Reason for a smaller reuse than possible; None without a loss.
 
-    When the prompt diverged and a checkpoint was missing too, the larger loss is named. The last
-    tokens of a known prompt that do not fill a block are no loss.
+    When the prompt diverged, and a checkpoint was missing or KV was evicted too, the larger loss is
+    named. The last tokens of a known prompt that do not fill a block are no loss.
     """
     position = chosen.position
     limit = max(clues.n_prompt - 1, 0)
@@ -126,8 +126,9 @@ def explain_miss(
     n_known = max(common, min(clues.n_evicted, limit))
     # Where more is reused than the prompt shares with a guess, it continues another prompt.
     is_before = clues.is_new or (position < previous and not (clues.is_guess and position > common))
-    has_diverged = is_before and 0 < previous - common >= covered - position
     is_partial_block = position < common < position + clues.block_size
+    n_missing = covered - position if is_partial_block else max(covered, n_known) - position
+    has_diverged = is_before and 0 < previous - common >= n_missing
     losses = (
         (not clues.is_enabled, CacheMiss(MissReason.DISABLED, n_lost=n_known)),
         (clues.is_foreign and not position, CacheMiss(MissReason.MODEL)),
