@@ -219,6 +219,16 @@ CLIENTS = (
         (*CLAUDE, "{}"),
         (*CLAUDE, "--continue", "{}"),
     ),
+    RecordedClient(
+        "opencode",
+        ClientTools(
+            ("bash", "command"),
+            ("read", "filePath"),
+            ("edit", "filePath", "oldString", "newString"),
+        ),
+        ("run", "{}"),
+        ("run", "--continue", "{}"),
+    ),
 )
 
 
