@@ -1,4 +1,4 @@
-"""Models of mlx-vlm behind the seam; `make models` tries every type in an environment of its own."""
+"""Models of mlx-vlm behind the seam; `make models` tries every type in its own environment."""
 
 import subprocess
 import sys

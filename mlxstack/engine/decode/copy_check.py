@@ -1,7 +1,8 @@
 """Check at load whether contexts of a model of mlx-vlm can be cut and copied.
 
 Its caches may be of classes that the engine does not know, or hold other than one entry for each
-token. A copy of such a cache would answer otherwise without an error, so it is tried once.
+token; some sparse attention depends on where a prompt was cut. What is reused would answer
+otherwise without an error, so it is tried once.
 """
 
 import logging
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlxstack.engine.decode.batching_check import TOLERANCES, precision
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -21,7 +23,7 @@ N_TOKENS = 53
 N_MORE = 3
 """Tokens fed one by one to the context and to its copies."""
 TOLERANCE = 1e-2
-"""Of the largest logit."""
+"""Of the largest logit; copies compute the same."""
 
 
 def why_not_copied(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> str | None:
@@ -31,7 +33,8 @@ def why_not_copied(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: in
     try:
         _feed(runner, source, tokens[:CUT])
         source.checkpoint()
-        _feed(runner, source, tokens[CUT:N_TOKENS])
+        in_pieces = _feed(runner, source, tokens[CUT:N_TOKENS])
+        at_once = _feed(runner, source.new_empty(), tokens[:N_TOKENS])
         whole = source.new_empty()
         n_whole = whole.fork_from(source, N_TOKENS)
         part = source.new_empty()
@@ -43,10 +46,15 @@ def why_not_copied(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: in
         return f"its caches cannot be copied: {error or type(error).__name__}"
     if (n_whole, n_part) != (N_TOKENS, CUT):
         return "its caches can neither be cut nor kept as they are"
-    limit = TOLERANCE * mx.abs(expected).max()
-    if any((mx.abs(logits - expected).max() > limit).item() for logits in found):
+    if any(_differ(logits, expected, TOLERANCE) for logits in found):
         return "a copy of its caches answers otherwise"
+    if _differ(in_pieces, at_once, TOLERANCES[precision(runner.model)]):
+        return "a prompt in pieces gets other logits than at once"
     return None
+
+
+def _differ(logits: mx.array, expected: mx.array, tolerance: float) -> bool:
+    return bool((mx.abs(logits - expected).max() > tolerance * mx.abs(expected).max()).item())
 
 
 def _feed(runner: ModelRunner, context: SlotContext, tokens: Sequence[int]) -> mx.array:

@@ -32,6 +32,7 @@ DTYPES = {
     mx.int32: "I32",
     mx.int64: "I64",
     mx.uint8: "U8",
+    mx.bool_: "BOOL",
 }
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 

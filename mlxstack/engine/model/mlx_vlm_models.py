@@ -113,10 +113,13 @@ def text_model(whole: Any) -> TextModel:
 
 
 def built(name: str, config: dict[str, Any]) -> tuple[TextModel, Any]:
-    """Model of mlx-vlm's folder `name` without weights, and its parsed config.
+    """Language model of mlx-vlm's folder `name` without weights, and its parsed config."""
+    whole, args = built_whole(name, config)
+    return text_model(whole), args
 
-    Made as mlx-vlm's `load_model` makes it.
-    """
+
+def built_whole(name: str, config: dict[str, Any]) -> tuple[Any, Any]:
+    """As `built` with its towers, made as mlx-vlm's `load_model` makes it."""
     join()
     module: Any = importlib.import_module(f"{PACKAGE}.models.{name}")
     config.setdefault("text_config", config.pop("llm_config", {}))
@@ -127,7 +130,7 @@ def built(name: str, config: dict[str, Any]) -> tuple[TextModel, Any]:
         key = f"{section}_config"
         if hasattr(args, key) and config.get(key) is not None:
             setattr(args, key, getattr(module, f"{section.title()}Config").from_dict(config[key]))
-    return text_model(module.Model(args)), args
+    return module.Model(args), args
 
 
 @cache
