@@ -38,7 +38,8 @@ written by `make models` (`python -m tests.matrix.more`); {versions}.
 * **HTTP**: tiny weights on disk, loaded and asked over HTTP: a second turn answers the same after
   the first, after a restart, and cold.
 * **drafts**: several tokens of a row in a pass, some taken back.
-* Where nothing is said but what a type makes instead of text, it was not run: that is by the reading of mlx-vlm's folders.
+* A type of which the last column says only what it makes instead of text was not run: that is
+  read from mlx-vlm's folders.
 * *FAILED*: the last column says how answers differ. A type is served all the same where it loads.
 """
 
