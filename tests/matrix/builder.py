@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx_lm.models
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.utils import _get_classes
+from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
 from mlxstack.engine.model import mlx_vlm_models
@@ -42,7 +42,7 @@ def model_types() -> list[str]:
 
 @cache
 def mlx_vlm_types() -> frozenset[str]:
-    """Every model type that mlx-vlm has a folder for and mlx-lm no file; none without the extra."""
+    """Every type that mlx-vlm has a folder for and mlx-lm no file; none without the extra."""
     if not mlx_vlm_models.is_installed():
         return frozenset()
     mlx_vlm_models.join()
@@ -51,7 +51,8 @@ def mlx_vlm_types() -> frozenset[str]:
     folders = {
         module.name for module in pkgutil.iter_modules(mlx_vlm.models.__path__) if module.ispkg
     }
-    return frozenset(folders - {name.replace("-", "_").lower() for name in model_types()})
+    of_mlx_lm = {name.replace("-", "_").lower() for name in [*model_types(), *MODEL_REMAPPING]}
+    return frozenset(folders - of_mlx_lm)
 
 
 def build(name: str, seed: int = 0, n_vocab: int = VOCAB) -> Any:

@@ -1,6 +1,9 @@
 """The section of types of mlx-vlm says something of every type, and no more than was run."""
 
+from mlx_lm.utils import MODEL_REMAPPING
+
 from tests.matrix import more_table
+from tests.matrix.builder import model_types
 from tests.matrix.more_configs import NOT_LANGUAGE
 
 ASKED_FOR = ("qwen4_exp", "glm5_next", "step3p7", "k2_horizon", "inkling", "mimo_v2")
@@ -16,6 +19,10 @@ def test_a_type_that_is_not_served_in_full_says_why() -> None:
     for name, row in lines().items():
         is_full = row[SERVED] == "yes" and "FAILED" not in row and row[2] == "yes"
         assert is_full or row[NOTE] != "-", name
+
+
+def test_mlx_lm_has_none_of_them_by_any_name() -> None:
+    assert set(lines()).isdisjoint([*model_types(), *MODEL_REMAPPING])
 
 
 def test_types_that_users_ask_for_answer_over_http() -> None:
