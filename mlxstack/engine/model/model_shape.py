@@ -11,6 +11,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ def shape_of_config(config: Config) -> ModelShape:
     """
     kind = str(config.get("model_type", ""))
     try:
-        return _shape(config, *_built(config))
+        model, args = _built(config)
+        with _uncomputed(model):
+            return _shape(config, model, args)
     except Unsupported:
         raise
     except KeyError as missing:
@@ -120,6 +123,20 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         has_scaled_rope=has_scaled_rope(model),
         head=head,
     )
+
+
+@contextmanager
+def _uncomputed(model: Any) -> Iterator[None]:
+    """Let a pass of a model of mlx-vlm, which may ask for parts of it at once, compute nothing."""
+    if not type(model).__module__.endswith("mlx_vlm_models"):
+        yield
+        return
+    ordered = mx.eval, mx.async_eval
+    mx.eval = mx.async_eval = lambda *_: None
+    try:
+        yield
+    finally:
+        mx.eval, mx.async_eval = ordered
 
 
 def _built(config: Config) -> tuple[Any, Any]:
