@@ -76,6 +76,7 @@ def test_a_context_that_cannot_be_copied_goes_back_to_its_start_only() -> None:
 
 @with_extra
 @pytest.mark.mlx
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", SLICE)
 def test_it_keeps_every_promise_of_the_page(name: str) -> None:
     from tests.matrix import more, more_table

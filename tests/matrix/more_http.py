@@ -52,11 +52,11 @@ def check_http(name: str, work: Path) -> str:
     preset = tiny_preset(
         write(work / "model", name), sampling=SamplingSpec(temperature=0, thinking=False)
     )
-    turn = [{"role": "user", "content": QUESTION}]
-    turns = [*turn, {"role": "assistant", "content": "yes"}, {"role": "user", "content": MORE}]
-    _, hit = asked(preset, work / "home", turn, turns)
-    (restored,) = asked(preset, work / "home", turns)
-    (cold,) = asked(preset, work / "cold", turns)
+    first = [{"role": "user", "content": QUESTION}]
+    both = [*first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": MORE}]
+    _, hit = asked(preset, work / "home", first, both)
+    (restored,) = asked(preset, work / "home", both)
+    (cold,) = asked(preset, work / "cold", both)
     for kind, answer in (("a hit", hit), ("a restart", restored)):
         if answer.text != cold.text:
             raise Wrong(f"after {kind} it answers otherwise than cold")

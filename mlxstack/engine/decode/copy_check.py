@@ -1,6 +1,6 @@
-"""Check at load whether contexts of a model of mlx-vlm can be cut and copied.
+"""Check at load whether contexts can be cut and copied.
 
-Its caches may be of classes that the engine does not know, or hold other than one entry for each
+Caches of mlx-vlm's models may be of classes that the engine does not know, or hold other than one entry for each
 token; some sparse attention depends on where a prompt was cut. What is reused would answer
 otherwise without an error, so it is tried once.
 """
@@ -27,7 +27,7 @@ TOLERANCE = 1e-2
 
 
 def why_not_copied(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> str | None:
-    """Why contexts cannot be copied; None where copies answer as their source does."""
+    """Why contexts cannot be copied; None where they can."""
     tokens = [(7 * i + 3) % n_vocab for i in range(N_TOKENS + N_MORE)]
     source = SlotContext(cache_factory)
     try:

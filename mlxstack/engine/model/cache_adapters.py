@@ -123,7 +123,7 @@ def is_stateful(leaf: Any) -> bool:
 
 
 def has_own_state(leaf: Any) -> bool:
-    """Whether the class of this cache is mlx-vlm's, which says itself what its state is."""
+    """Whether mlx-vlm's class of this cache names its state."""
     return type(leaf).__module__.startswith("mlx_vlm.")
 
 
@@ -370,7 +370,7 @@ def _own_state(leaf: Any) -> LayerState:
 
 
 def _without_arrays(value: Any, arrays: list[mx.array]) -> Any:
-    """The value with numbers of arrays in their place; they are detached and appended."""
+    """The value, its arrays detached, appended and numbered."""
     if isinstance(value, mx.array):
         arrays.append(_detach(value) if value.ndim else mx.array(value))
         return {"array": len(arrays) - 1}

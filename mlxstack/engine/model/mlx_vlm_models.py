@@ -34,7 +34,7 @@ SECTIONS = ("text", "vision", "perceiver", "projector", "audio")
 
 
 class TextModel(nn.Module):  # type: ignore[misc]
-    """The language model in a model of mlx-vlm, called as one of mlx-lm."""
+    """Language model of mlx-vlm, called as one of mlx-lm."""
 
     def __init__(self, language_model: Any) -> None:
         super().__init__()
@@ -71,7 +71,10 @@ def version() -> str:
 
 
 def folder_of(config: Mapping[str, Any]) -> str | None:
-    """Name of mlx-vlm's folder for a config.json; None where it has none, or is not installed."""
+    """Folder of mlx-vlm for a config.json.
+
+    None where it has none, or is not installed.
+    """
     spec = _spec()
     if spec is None:
         return None
@@ -98,14 +101,20 @@ def join() -> None:
 
 
 def load(folder: Path) -> TextModel:
-    """The language model in a model folder; its weights, and no others, are read later."""
+    """Load the language model of a model folder.
+
+    Its weights, and no others, are read later.
+    """
     join()
     utils: Any = importlib.import_module(f"{PACKAGE}.utils")
     return text_model(utils.load_model(folder, lazy=True))
 
 
 def text_model(whole: Any) -> TextModel:
-    """The language model of a whole one. Raises ValueError where it has none."""
+    """Language model of a whole one.
+
+    Raises ValueError where it has none.
+    """
     language_model = getattr(whole, "language_model", None)
     if language_model is None:
         raise ValueError("it has no language model, so it generates no text")
@@ -135,7 +144,10 @@ def built_whole(name: str, config: dict[str, Any]) -> tuple[Any, Any]:
 
 @cache
 def _renamed(package: Path) -> dict[str, str]:
-    """Names of model types that have another folder, parsed: an import takes seconds."""
+    """Model types with a folder of another name.
+
+    Parsed: an import takes seconds.
+    """
     tree = ast.parse((package / "utils.py").read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODEL_REMAPPING":
@@ -149,7 +161,7 @@ def _spec() -> Any:
 
 
 def _positions(tokens: mx.array, caches: Sequence[Any]) -> mx.array:
-    """Positions (3, batch, n) of the next tokens: text has the same one on each axis."""
+    """Positions (3, batch, n) of the next tokens, text's on each axis."""
     n_rows, n = tokens.shape
     offset = mx.array(_offset(caches)).reshape(-1, 1)
     positions = mx.broadcast_to(offset + mx.arange(n), (n_rows, n))
@@ -157,7 +169,10 @@ def _positions(tokens: mx.array, caches: Sequence[Any]) -> mx.array:
 
 
 def _offset(caches: Sequence[Any]) -> Any:
-    """Tokens before, by the first cache that counts them; views of several are lists."""
+    """Tokens before, by the first cache that counts them.
+
+    Views of several caches are lists.
+    """
     for layer in caches:
         inner = layer if isinstance(layer, list) else getattr(layer, "caches", ())
         offset = getattr(layer, "offset", None)

@@ -127,7 +127,10 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
 
 @contextmanager
 def _uncomputed(model: Any) -> Iterator[None]:
-    """Let a pass of a model of mlx-vlm, which may ask for parts of it at once, compute nothing."""
+    """Let a pass of a model of mlx-vlm compute nothing.
+
+    It may ask for parts of it at once.
+    """
     if not type(model).__module__.endswith("mlx_vlm_models"):
         yield
         return
@@ -158,9 +161,9 @@ def _built(config: Config) -> tuple[Any, Any]:
 
 
 def folder_of_mlx_vlm(config: Config) -> str | None:
-    """Folder of mlx-vlm that has this type; None where mlx-lm has it, or the model its own code.
+    """Folder of mlx-vlm that has this type.
 
-    Raises Unsupported where neither has it.
+    None where mlx-lm has it, or the model its own code. Raises Unsupported where neither has it.
     """
     if config.get("model_file"):
         return None
@@ -252,7 +255,7 @@ def _has_own_state(leaf: Any) -> bool:
 
 
 def _measured(model: Any, caches: Any, rank: int | None) -> list[Layer]:
-    """Layers of which some have caches of mlx-vlm: their numbers grow by what a pass adds."""
+    """Layers, of which caches of mlx-vlm grow by what a pass adds."""
     before = [_n_state(leaf) for leaf in _leaves(caches)]
     model(mx.zeros((1, N_MEASURED), mx.int32), cache=caches)
     return [

@@ -1,4 +1,4 @@
-"""Recurrent state of a layer, with the updates that mlx-vlm's layers ask of their cache."""
+"""Recurrent state of a layer, for layers of mlx-vlm."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ class RecurrentUpdates:
     metadata_revision = 0
 
     def update_recurrent(self: Any, index: int, length: int, update: Update) -> tuple[Any, Any]:
-        """Output and state of `update(state, None)` after `length` tokens; the state is stored."""
+        """Store the state of `update(state, None)`; returns its output too."""
         output, state = update(self[index], None)[:2]
         self[index] = state
         return output, state
