@@ -1,8 +1,8 @@
 """Check at load whether contexts can be cut and copied.
 
-Caches of mlx-vlm's models may be of classes that the engine does not know, or hold other than one entry for each
-token; some sparse attention depends on where a prompt was cut. What is reused would answer
-otherwise without an error, so it is tried once.
+Caches of mlx-vlm's models may be of classes that the engine does not know, or hold other than one
+entry for each token; some sparse attention depends on where a prompt was cut. What is reused would
+answer otherwise without an error, so it is tried once.
 """
 
 import logging
