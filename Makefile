@@ -157,6 +157,16 @@ real: setup $(VENV)/real/lib/ready ## Real weights (SmolLM2 135M, Gemma 3 270M):
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
 
+# As of the oracle: models need none of mlx-vlm's other dependencies, several hundred megabytes.
+$(VENV)/models/ready: pyproject.toml | $(BIN)/activate
+	@test -x $(VENV)/models/bin/python || $(BIN)/python -m venv $(VENV)/models
+	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=25.1"
+	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[vision]' --group dev requests
+	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps mlx-vlm==0.7.10 && touch $@
+
+models: $(VENV)/models/ready ## Try every type of mlx-vlm that mlx-lm lacks, and write docs/models.md; ONLY="qwen4_exp" tries some
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(VENV)/models/bin/python -m tests.matrix.more $(ONLY)
+
 docs: setup ## Write the pages that are drawn from the code
 	@$(BIN)/python -m tests.pages
 
@@ -219,4 +229,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real smollm2 suite peers programs assistants oracle clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real models smollm2 suite peers programs assistants oracle clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

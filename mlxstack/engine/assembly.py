@@ -14,6 +14,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
+from mlxstack.engine.decode.copy_check import why_not_copied
 from mlxstack.engine.decode.proposer import NO_PROPOSALS
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
 from mlxstack.engine.decode.width_costs import measure_widths
@@ -26,6 +27,7 @@ from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.length_rope import exact_ropes, keyed_by_length
+from mlxstack.engine.model.mlx_vlm_models import TextModel
 from mlxstack.engine.model.runner import ModelRunner, kv_bytes_per_token
 from mlxstack.engine.parts import EngineParts
 from mlxstack.engine.slot_actions import SlotActionRunner
@@ -156,6 +158,11 @@ class EngineAssembly:
             return self_check(model.model, caches, model.facts.n_vocab, steps, group_rows)
 
         check = checked(loaded, factory)
+        if isinstance(loaded.model, TextModel):
+            why_not = why_not_copied(ModelRunner(loaded.model), factory, loaded.facts.n_vocab)
+            factory.can_copy = why_not is None
+            if why_not is not None:
+                log.warning("every prompt is computed from its start: %s", why_not)
         # Its random KV is as long as the model's windows.
         device.release()
         exact = self._exact(loaded, factory, check)

@@ -27,7 +27,7 @@ from mlxstack.policy.memory.capacity import LayerKind, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
 
 NOT_LOADED = {
-    "model_type": "; a newer mlx-lm may have the type, and docs/models.md lists those of this one",
+    "model_type": "; docs/models.md lists the types of each, and a newer release may have the type",
     "quantization_config": "",
 }
 """Keys of config.json with values that mlx-lm cannot load, and advice."""

@@ -22,7 +22,11 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("up ./nowhere.yaml", 5, ("there is no preset file",)),
     ("up {gguf}", 5, ("GGUF files, which llama.cpp reads", "get the MLX version")),
     ("up {empty}", 5, ("holds no config.json, so it is not a model folder",)),
-    ("up {unheard}", 5, ("'qwen9_exp' are not in mlx-lm", "a newer mlx-lm may have the type")),
+    (
+        "up {unheard}",
+        5,
+        ("'qwen9_exp' are not in mlx-lm", ".[more-models]", "a newer release may have the type"),
+    ),
     ("up demo --ctx many", 2, ("`many` is not a number of tokens", "write it as 32768 or 32k")),
     ("plan demo --ctx ²", 2, ("`²` is not a number of tokens",)),
     ("up demo --kv-bits 5", 5, ("kv.bits is `5`", "must be `4` or `8` or `16`")),

@@ -47,6 +47,8 @@ RULES = (
 """How each row is sampled; those of even number have a grammar, too."""
 GREEDY = (RULES[0], SamplingParams(repetition_penalty=1.1), RULES[2], RULES[0])
 """For 8-bit KV, whose rounding now and then decides a draw."""
+PIECES_TOLERANCE = 1e-3
+"""Of the largest logit, in float32."""
 KV16 = KVSpec()
 KV8 = KVSpec(bits=8, group_size=32)
 
@@ -307,6 +309,36 @@ def check_rewind(model: Any, cache_factory: CacheFactory) -> str:
     if warm != cold(model, cache_factory, changed):
         raise Wrong(f"after a rewind to {position} it answers otherwise than cold")
     return {0: "no", CUT: "to checkpoints"}.get(position, "anywhere")
+
+
+def check_fork(model: Any, cache_factory: CacheFactory) -> str:
+    """A copy goes on with other tokens as if cold, and its source as if it had none."""
+    source = SlotContext(cache_factory)
+    prefill(model, source, LONG)
+    if not source.is_storable:
+        return "no"
+    changed = LONG[: CUT + 3] + prompt(20, seed=98)
+    copy = source.new_empty()
+    position = copy.fork_from(source, CUT + 3)
+    if position not in (CUT, CUT + 3):
+        raise Wrong(f"forked at {position}")
+    prefill(model, copy, changed)
+    if decode(model, [copy], [changed], False)[0] != cold(model, cache_factory, changed):
+        raise Wrong("a fork answers otherwise than cold")
+    if decode(model, [source], [LONG], False)[0] != cold(model, cache_factory, LONG):
+        raise Wrong("after a fork the source answers otherwise than cold")
+    return "yes"
+
+
+def check_pieces(model: Any, cache_factory: CacheFactory) -> None:
+    """A prompt in pieces gets the logits of mlx-vlm's own call, all of it at once."""
+    whole = model.language_model(mx.array([LONG]), cache=model.make_cache()).logits[0, -1]
+    context = SlotContext(cache_factory)
+    prefill(model, context, LONG)
+    pieces = model(mx.array([LONG[-1:]]), cache=context.caches)[0, -1]
+    distance = (mx.abs(whole - pieces).max() / mx.abs(whole).max()).item()
+    if not distance < PIECES_TOLERANCE:
+        raise Wrong(f"in pieces a prompt has other logits than at once, by {distance:.3g}")
 
 
 def check_stored(model: Any, cache_factory: CacheFactory) -> str:

@@ -41,20 +41,20 @@ def examine(name: str) -> Row:
     except Unbuildable as error:
         return Row(name, note=f"not built: {error}")
     except Exception as error:
-        return Row(name, note=f"does not run: {_message(error)}")
+        return Row(name, note=f"does not run: {message(error)}")
     faults: list[str] = []
-    _try(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
+    attempt(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
     exact = exact_model(
         model, cache_factory, VOCAB, ExactBits.ON, is_batching=check.is_batching, n_slots=4
     ).mode
     if exact is not None and check.is_batching:
-        _try(faults, "equal bits", lambda: checks.check_exact(model, cache_factory, exact))
+        attempt(faults, "equal bits", lambda: checks.check_exact(model, cache_factory, exact))
     if check.can_group:
-        _try(faults, "stacks", lambda: checks.check_stacks(model, cache_factory))
+        attempt(faults, "stacks", lambda: checks.check_stacks(model, cache_factory))
     if check.can_draft:
-        _try(faults, "drafts", lambda: checks.check_drafts(model, cache_factory, check))
-    rewind = _try(faults, "rewind", lambda: checks.check_rewind(model, cache_factory))
-    stored = _try(faults, "store", lambda: checks.check_stored(model, cache_factory))
+        attempt(faults, "drafts", lambda: checks.check_drafts(model, cache_factory, check))
+    rewind = attempt(faults, "rewind", lambda: checks.check_rewind(model, cache_factory))
+    stored = attempt(faults, "store", lambda: checks.check_stored(model, cache_factory))
     kv8, why_not_8 = examine_kv8(model, faults)
     return Row(
         name,
@@ -76,16 +76,18 @@ def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
     try:
         check = self_check(model, cache_factory, VOCAB, group_rows=stack_fully)
     except Exception as error:
-        return "no", f"8-bit KV: {_message(error)}"
-    _try(faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
+        return "no", f"8-bit KV: {message(error)}"
+    attempt(
+        faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, check.is_batching)
+    )
     if check.can_draft:
-        _try(
+        attempt(
             faults,
             "kv8 drafts",
             lambda: checks.check_drafts(model, cache_factory, check, checks.GREEDY),
         )
-    _try(faults, "kv8 rewind", lambda: checks.check_rewind(model, cache_factory))
-    _try(faults, "kv8 store", lambda: checks.check_stored(model, cache_factory))
+    attempt(faults, "kv8 rewind", lambda: checks.check_rewind(model, cache_factory))
+    attempt(faults, "kv8 store", lambda: checks.check_stored(model, cache_factory))
     if not check.is_batching:
         return "slot by slot", f"8-bit KV: {check.why_not}"
     return "yes", ""
@@ -102,6 +104,7 @@ KINDS = {
     "RotatingKVCache": "sliding",
     "ChunkedKVCache": "chunked",
     "ArraysCache": "state",
+    "RecurrentCache": "state",
 }
 
 
@@ -111,14 +114,16 @@ def _kind(cache: Any) -> str:
     return KINDS.get(type(cache).__name__, type(cache).__name__)
 
 
-def _try(faults: list[str], check_name: str, check: Callable[[], str | None]) -> str:
+def attempt(faults: list[str], check_name: str, check: Callable[[], str | None]) -> str:
+    """The verdict of a check; what it raises is noted as a fault."""
     try:
         return check() or ""
     except Exception as error:
-        faults.append(f"{check_name}: {_message(error)}")
+        faults.append(f"{check_name}: {message(error)}")
         return "FAILED"
 
 
-def _message(error: Exception) -> str:
+def message(error: Exception) -> str:
+    """The first line of an error, with its type where it is no verdict of a check."""
     first = (str(error).splitlines() or [""])[0]
     return first if isinstance(error, checks.Wrong) else f"{type(error).__name__}: {first}"

@@ -30,7 +30,14 @@ PRODUCTS = (
     ("Llama 3, SmolLM2", "llama"),
 )
 """Names that people know, and their model type. A preset of another type needs a row."""
-NOT_YET = {"Qwen3.8-Flash-Next 125B": "qwen4_exp"}
+NOT_YET = {
+    "Qwen3.8-Flash-Next 125B": "qwen4_exp",
+    "DeepSeek V4": "deepseek_v4",
+    "GLM-5-Next": "glm5_next",
+    "Step 3.7": "step3p7",
+    "K2-Horizon": "k2_horizon",
+    "MiMo-V2": "mimo_v2",
+}
 """Names that people look for, and types that this mlx-lm has no file for."""
 
 
@@ -44,7 +51,7 @@ def product_table(batched: Mapping[str, str]) -> str:
     ]
     lines = ["| " + " | ".join(row) + " |" for row in (headings, ("---",) * len(headings), *rows)]
     missing = ", ".join(f"{name} (`{kind}`)" for name, kind in NOT_YET.items())
-    lines += ["", f"Not in mlx-lm yet: {missing}."]
+    lines += ["", f"Not in mlx-lm yet: {missing}; [mlx-vlm](#model-types-of-mlx-vlm) has them."]
     return "\n".join(lines)
 
 

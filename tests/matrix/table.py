@@ -85,11 +85,12 @@ def with_products(text: str) -> str:
 
 
 def page(rows: Sequence[Row], text: str) -> str:
-    """The page `text` with its table by product and its last section written anew."""
-    before = text.partition(TYPES.partition("\n")[0])[0]
+    """The page `text` with its table by product and its section of types written anew."""
+    before, _, old = text.partition(TYPES.partition("\n")[0])
+    _, heading, after = old.partition("\n## ")
     about = TYPES.format(versions=versions(), counts=counts(rows))
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     names = [f"`{new}` is served as `{old}`" for new, old in sorted(MODEL_REMAPPING.items())]
     aliases = "Other names of these types: " + ", ".join(names) + "."
     types = "\n".join([about, *head, *map(line, rows), "", aliases, ""])
-    return with_products(before + types)
+    return with_products(before + types + heading + after)

@@ -157,7 +157,7 @@ class CheckTrial:
         self._runner = runner
         self._cache_factory = cache_factory
         self._prompts = prompts
-        self._dtype = _precision(runner.model)
+        self._dtype = precision(runner.model)
         self.logits: list[Logits] = []
         """Logits of each row after the tokens in `fed`."""
         self.fed: list[list[int]] = []
@@ -375,7 +375,7 @@ def _execute(
     return [list(logits[end - len(row) : end]) for end, row in zip(ends, tokens, strict=True)]
 
 
-def _precision(model: Any) -> mx.Dtype:
+def precision(model: Any) -> mx.Dtype:
     """Coarsest floating-point type of the weights, which bounds the rounding."""
     types = {array.dtype for _, array in tree_flatten(model.parameters())}
     halves = [dtype for dtype in (mx.bfloat16, mx.float16) if dtype in types]

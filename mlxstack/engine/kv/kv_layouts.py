@@ -28,10 +28,14 @@ class ArrayLayout(Struct, frozen=True):
 
 
 class LayerLayout(Struct, frozen=True):
-    """Arrays of a layer's state, None where unset; it has `n_numbers` numbers."""
+    """Arrays of a layer's state, None where unset; it has `n_numbers` numbers.
+
+    A state with a skeleton of its own has arrays of any dimensions.
+    """
 
     arrays: tuple[ArrayLayout | None, ...]
     n_numbers: int
+    is_own: bool = False
 
 
 class KVLayouts:
@@ -89,6 +93,8 @@ def _state_layout(checkpoint: StateCheckpoint) -> tuple[LayerLayout, ...]:
 
 
 def _layer_layout(layer: LayerState) -> LayerLayout:
+    if layer.skeleton:
+        return LayerLayout((), 0, is_own=True)
     return LayerLayout(tuple(map(_array_layout, layer.arrays)), len(layer.numbers))
 
 
@@ -105,6 +111,8 @@ def _fits(layout: tuple[LayerLayout, ...], reference: tuple[LayerLayout, ...]) -
     if len(layout) != len(reference):
         return False
     for layer, expected in zip(layout, reference, strict=True):
+        if layer.is_own != expected.is_own:
+            return False
         if (len(layer.arrays), layer.n_numbers) != (len(expected.arrays), expected.n_numbers):
             return False
         pairs = zip(layer.arrays, expected.arrays, strict=True)

@@ -32,6 +32,7 @@ DTYPES = {
     mx.int32: "I32",
     mx.int64: "I64",
     mx.uint8: "U8",
+    mx.bool_: "BOOL",
 }
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -113,15 +114,19 @@ def layout_of(part: Segment | StateCheckpoint) -> list[Any]:
     """Layout of the arrays of a segment, as plain JSON values."""
     if isinstance(part, Segment):
         return list(part.order)
-    return [[[a is not None for a in f.arrays], list(f.numbers)] for f in part.states]
+    return [[[a is not None for a in f.arrays], list(f.numbers), f.skeleton] for f in part.states]
 
 
 def checkpoint(position: int, arrays: Sequence[mx.array], layout: Sequence[Any]) -> StateCheckpoint:
     """The checkpoint that `arrays_of` and `layout_of` took apart."""
     remaining = iter(arrays)
     frozen = tuple(
-        LayerState(tuple(next(remaining) if is_set else None for is_set in present), tuple(numbers))
-        for present, numbers in layout
+        LayerState(
+            tuple(next(remaining) if is_set else None for is_set in present),
+            tuple(numbers),
+            *skeleton,
+        )
+        for present, numbers, *skeleton in layout
     )
     return StateCheckpoint(position, frozen)
 

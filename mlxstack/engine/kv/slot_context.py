@@ -159,12 +159,14 @@ class SlotContext:
     @property
     def is_sliceable(self) -> bool:
         """Whether every layer can be cut anywhere, now and later."""
-        return all(cache_adapters.is_sliceable(leaf) for leaf in self._own_leaves)
+        return self._cache_factory.can_copy and all(
+            cache_adapters.is_sliceable(leaf) for leaf in self._own_leaves
+        )
 
     @property
     def is_storable(self) -> bool:
         """Whether every layer's cache can be stored and rebuilt."""
-        return all(
+        return self._cache_factory.can_copy and all(
             cache_adapters.is_sliceable(leaf) or cache_adapters.is_stateful(leaf)
             for leaf in self._own_leaves
         )
@@ -277,7 +279,9 @@ class SlotContext:
     @property
     def is_cuttable(self) -> bool:
         """Whether the last tokens can be dropped, down to the floor."""
-        return all(cache_adapters.can_cut(leaf) for leaf in self._own_leaves)
+        return self._cache_factory.can_copy and all(
+            cache_adapters.can_cut(leaf) for leaf in self._own_leaves
+        )
 
     def set_parent_segment(self, leaf: str) -> None:
         """Set segment `leaf` as parent of all current tokens."""

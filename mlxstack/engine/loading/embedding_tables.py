@@ -16,10 +16,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
+from mlxstack.engine.model.mlx_vlm_models import TextModel
 
 TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 N_PROBED = 3
-"""Tokens of the pass; the last one is beyond all rows."""
+"""Tokens of the pass; the last one is beyond all rows where nothing is computed."""
 
 
 class EmbeddingTables(Struct, frozen=True):
@@ -41,8 +42,10 @@ def embedding_tables(model: Any) -> EmbeddingTables:
     tables = [module for _, module in model.named_modules() if isinstance(module, TABLES)]
     if not tables:
         return EmbeddingTables()
-    beyond = max(_n_rows(table) for table in tables)
-    tokens = [*range(N_PROBED - 2, -1, -1), beyond]
+    # A model of mlx-vlm may compute in its pass, so its last token has a row.
+    is_lazy = not isinstance(model, TextModel)
+    last = max(map(_n_rows, tables)) if is_lazy else min(map(_n_rows, tables)) - 1
+    tokens = [*range(N_PROBED - 2, -1, -1), last]
     try:
         with _recorded(tables) as indices:
             logits = model(mx.array([tokens]), cache=make_prompt_cache(model))

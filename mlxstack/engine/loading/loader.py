@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
-from mlxstack.core.errors import SetupError
+from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec, ModelSpec, scaled_context
@@ -28,7 +28,9 @@ from mlxstack.engine.loading.hub_download import fetch
 from mlxstack.engine.loading.load_errors import why_not_loaded
 from mlxstack.engine.loading.tokenizer_folder import check_rows, tokenizer_of
 from mlxstack.engine.loading.tokenizer_folder import refusal as tokenizer_refusal
-from mlxstack.engine.model.model_shape import has_scaled_rope
+from mlxstack.engine.model import mlx_vlm_models
+from mlxstack.engine.model.mlx_vlm_models import TextModel
+from mlxstack.engine.model.model_shape import folder_of_mlx_vlm, has_scaled_rope
 from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.folder_check import check_adapter, check_folder
@@ -82,6 +84,8 @@ def load(
     progress.report(f"loading {spec.id}, {size(n_bytes)} of weights")
     try:
         model, config = _model_of(spec, path)
+        if not has_gpu():
+            model.set_dtype(mx.float32)
         if divide is None:
             read_weights(model, progress)
     # Some model files end the program when a package of theirs is missing.
@@ -111,12 +115,22 @@ def load(
 
 def _model_of(spec: ModelSpec, path: Path) -> tuple[Any, dict[str, Any]]:
     """Model whose weights are not read yet, and its config."""
-    change = scaled_config(mlx_utils.load_config(path), spec.rope) if spec.rope else None
+    plain = mlx_utils.load_config(path)
+    try:
+        is_more = folder_of_mlx_vlm(plain) is not None
+    except Unsupported as refused:
+        raise SetupError(refused.message) from refused
+    if is_more:
+        if spec.rope is not None or spec.adapter is not None:
+            raise SetupError(
+                f"model.rope and model.adapter are for types of mlx-lm, and {spec.id} is of type "
+                f"'{plain['model_type']}', which mlx-vlm serves"
+            )
+        return mlx_vlm_models.load(path), plain
+    change = scaled_config(plain, spec.rope) if spec.rope else None
     model, config = mlx_utils.load_model(
         path, lazy=True, model_config=change, trust_remote_code=spec.trust_remote_code
     )
-    if not has_gpu():
-        model.set_dtype(mx.float32)
     return model, config
 
 
@@ -233,12 +247,15 @@ def _facts(
 ) -> ModelFacts:
     text = config.get("text_config") or config
     parameters = [p for _, p in tree_flatten(model.parameters())]
+    code = code_digest(path, config) + (f" rope {spec.rope}" if spec.rope else "")
+    if isinstance(model, TextModel):
+        code += f" mlx-vlm {mlx_vlm_models.version()}"
     identity = Identity(
         model=spec.id,
         weights=weights_digest(path, progress),
         adapter=adapter_digest(Path(spec.adapter)) if spec.adapter else "",
         kv_bits=kv.bits,
-        code=code_digest(path, config) + (f" rope {spec.rope}" if spec.rope else ""),
+        code=code,
         mlx_lm=mlx_lm.__version__,
         kv_format=kv_file_format.VERSION,
     )

@@ -1,10 +1,12 @@
 """A layer's cache: made, cut, rebuilt, frozen and restored.
 
 Sliceable caches (full attention) hold one entry per token and can be cut anywhere. Stateful
-ones (sliding window, chunked, recurrent) can only be frozen as they are at one exact position.
-A kind that is neither is never stored or rewound: fail closed.
+ones (sliding window, chunked, recurrent) can only be frozen as they are at one exact position, and
+so can classes of mlx-vlm, by their own `state`. A kind that is neither is never stored or rewound:
+fail closed.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,9 +24,11 @@ from mlx_lm.models.cache import (
 from msgspec import Struct
 
 from mlxstack.core.preset import KVSpec
+from mlxstack.engine.model.recurrent_cache import RecurrentCache
 
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
+RECURRENT = (ArraysCache, RecurrentCache)
 
 
 class LayerState(Struct, frozen=True):
@@ -35,6 +39,8 @@ class LayerState(Struct, frozen=True):
 
     arrays: tuple[Any, ...]
     numbers: tuple[int, ...] = ()
+    skeleton: str = ""
+    """JSON of an own state, with {"array": i} for the i-th array."""
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
@@ -68,6 +74,8 @@ class CacheFactory:
         self._kv = kv
         self.quantized_start = kv.quantized_start if kv.bits < 16 else 0
         """Position of KV quantization; 0: never, or from the first token."""
+        self.can_copy = True
+        """Whether contexts can be cut and copied, as the check at load found."""
 
     def make(self, n_tokens: int = 0) -> list[Any]:
         """Empty caches of the kinds that a context of `n_tokens` has."""
@@ -111,7 +119,12 @@ def is_sliceable(leaf: Any) -> bool:
 
 def is_stateful(leaf: Any) -> bool:
     """Whether this cache can be frozen and thawed as a whole."""
-    return type(leaf) in (RotatingKVCache, ChunkedKVCache, ArraysCache)
+    return type(leaf) in (RotatingKVCache, ChunkedKVCache, *RECURRENT) or has_own_state(leaf)
+
+
+def has_own_state(leaf: Any) -> bool:
+    """Whether mlx-vlm's class of this cache names its state."""
+    return type(leaf).__module__.startswith("mlx_vlm.")
 
 
 def can_cut(leaf: Any) -> bool:
@@ -127,7 +140,7 @@ def can_roll_back(leaf: Any) -> bool:
     """Whether a pass can be rolled back, partly or as a whole."""
     if type(leaf) is RotatingKVCache:
         return bool(leaf.keep == 0)
-    return is_sliceable(leaf) or is_stateful(leaf)
+    return (is_sliceable(leaf) or is_stateful(leaf)) and not has_own_state(leaf)
 
 
 def cut(leaf: Any, n_tokens: int) -> None:
@@ -232,6 +245,8 @@ def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
 
 def snapshot_state(leaf: Any) -> LayerState:
     """Detached state of a stateful cache; windows are trimmed."""
+    if has_own_state(leaf):
+        return _own_state(leaf)
     if isinstance(leaf, ArraysCache):
         return LayerState(tuple(None if a is None else _detach(a) for a in leaf.cache))
     if isinstance(leaf, ChunkedKVCache):
@@ -246,6 +261,9 @@ def restore_state(leaf: Any, frozen: LayerState) -> None:
     """Restore a frozen state into an equal cache; frozen arrays stay."""
     # A new array object each: slice assignment changes the object it is called on.
     arrays = [None if a is None else mx.array(a) for a in frozen.arrays]
+    if frozen.skeleton:
+        _restore_own(leaf, json.loads(frozen.skeleton), arrays)
+        return
     if isinstance(leaf, ArraysCache):
         leaf.cache = arrays
         return
@@ -283,7 +301,7 @@ def extend_room(leaf: Any, n_tokens: int, seed: int) -> None:
 
     Two caches of the same content, lengthened with the same seed, stay the same.
     """
-    if not isinstance(leaf, BY_TOKEN) or leaf.empty():
+    if type(leaf) not in BY_TOKEN or leaf.empty() or not _is_floating(leaf.keys):
         return
     keys, values = mx.random.split(mx.random.key(seed))
     leaf.update_and_fetch(
@@ -293,6 +311,8 @@ def extend_room(leaf: Any, n_tokens: int, seed: int) -> None:
 
 def n_bytes(leaf: Any) -> int:
     """Bytes allocated by this cache."""
+    if has_own_state(leaf):
+        return sum(a.nbytes for _, a in tree_flatten(leaf.state) if isinstance(a, mx.array))
     return 0 if leaf.empty() else int(leaf.nbytes)
 
 
@@ -301,6 +321,11 @@ def _extended(parts: Sequence[mx.array], n_more: int) -> mx.array:
     shape = list(parts[0].shape)
     shape[2] = n_more
     return mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2)
+
+
+def _is_floating(keys: Any) -> bool:
+    """Whether keys are numbers, and not indices that a sparse layer keeps."""
+    return not isinstance(keys, mx.array) or mx.issubdtype(keys.dtype, mx.floating)
 
 
 def _noise(leaf: Any, like: Any, n_tokens: int, key: mx.array) -> mx.array:
@@ -331,6 +356,50 @@ def _window(leaf: Any, array: mx.array) -> mx.array:
         head = [ordered[..., : leaf.keep, :]] if leaf.keep else []
         ordered = mx.concatenate([*head, ordered[..., surplus + leaf.keep :, :]], axis=2)
     return _detach(ordered)
+
+
+def _own_state(leaf: Any) -> LayerState:
+    """State that a cache of mlx-vlm names itself."""
+    if hasattr(leaf, "prefix_cache_snapshot"):
+        state = leaf.prefix_cache_snapshot()
+    else:
+        state = {"state": leaf.state, "meta_state": getattr(leaf, "meta_state", "")}
+    arrays: list[mx.array] = []
+    skeleton = json.dumps(_without_arrays(state, arrays))
+    return LayerState(tuple(arrays), skeleton=skeleton)
+
+
+def _without_arrays(value: Any, arrays: list[mx.array]) -> Any:
+    """The value, its arrays detached, appended and numbered."""
+    if isinstance(value, mx.array):
+        arrays.append(_detach(value) if value.ndim else mx.array(value))
+        return {"array": len(arrays) - 1}
+    if isinstance(value, dict):
+        return {key: _without_arrays(inner, arrays) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(inner, arrays) for inner in value]
+    return value
+
+
+def _with_arrays(value: Any, arrays: Sequence[Any]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"array"}:
+            return arrays[value["array"]]
+        return {key: _with_arrays(inner, arrays) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_arrays(inner, arrays) for inner in value]
+    return value
+
+
+def _restore_own(leaf: Any, skeleton: Any, arrays: Sequence[Any]) -> None:
+    """Restore what `_own_state` took."""
+    state = _with_arrays(skeleton, arrays)
+    if hasattr(leaf, "prefix_cache_restore"):
+        leaf.prefix_cache_restore(state)
+        return
+    leaf.state = state["state"]
+    if state["meta_state"]:
+        leaf.meta_state = state["meta_state"]
 
 
 def _detach(array: mx.array) -> mx.array:

@@ -11,6 +11,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import Unsupported
+from mlxstack.host.installer import install_command
 from mlxstack.policy.memory.capacity import (
     Division,
     Geometry,
@@ -40,6 +42,8 @@ READABLE = frozenset(
     {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
 )
 """Methods of `quantization_config` that mlx-lm's loader reads; it ignores others."""
+N_MEASURED = 1024
+"""Tokens of the pass that measures caches of unknown classes."""
 MISSING = re.compile(r"missing \d+ required positional arguments?: (.+)")
 WIDTHS = (
     ("hidden_size", "n_embd", "dim", "d_model"),
@@ -57,7 +61,9 @@ def shape_of_config(config: Config) -> ModelShape:
     """
     kind = str(config.get("model_type", ""))
     try:
-        return _shape(config, *_built(config))
+        model, args = _built(config)
+        with _uncomputed(model):
+            return _shape(config, model, args)
     except Unsupported:
         raise
     except KeyError as missing:
@@ -119,6 +125,23 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
     )
 
 
+@contextmanager
+def _uncomputed(model: Any) -> Iterator[None]:
+    """Let a pass of a model of mlx-vlm compute nothing.
+
+    It may ask for parts of it at once.
+    """
+    if not type(model).__module__.endswith("mlx_vlm_models"):
+        yield
+        return
+    ordered = mx.eval, mx.async_eval
+    mx.eval = mx.async_eval = lambda *_: None
+    try:
+        yield
+    finally:
+        mx.eval, mx.async_eval = ordered
+
+
 def _built(config: Config) -> tuple[Any, Any]:
     plain = msgspec.json.decode(msgspec.json.encode(dict(config)))
     name = _module_name(config)
@@ -129,15 +152,45 @@ def _built(config: Config) -> tuple[Any, Any]:
             "such as one of mlx-community",
             "quantization_config",
         )
-    try:
-        module = importlib.import_module(f"{PACKAGE}.models.{name}")
-    except ModuleNotFoundError:
-        raise Unsupported(
-            f"models of type '{config.get('model_type', '')}' are not in mlx-lm {_version()}",
-            "model_type",
-        ) from None
+    if folder := folder_of_mlx_vlm(config):
+        model, args = _more_models().built(folder, plain)
+        return model, args
+    module = importlib.import_module(f"{PACKAGE}.models.{name}")
     args = module.ModelArgs.from_dict(plain)
     return module.Model(args), args
+
+
+def folder_of_mlx_vlm(config: Config) -> str | None:
+    """Folder of mlx-vlm that has this type.
+
+    None where mlx-lm has it, or the model its own code. Raises Unsupported where neither has it.
+    """
+    if config.get("model_file"):
+        return None
+    try:
+        if importlib.util.find_spec(f"{PACKAGE}.models.{_module_name(config)}") is not None:
+            return None
+    except (ModuleNotFoundError, ValueError):
+        # The name of a type may be anything.
+        pass
+    more = _more_models()
+    folder: str | None = more.folder_of(config)
+    if folder is None:
+        raise Unsupported(_no_library(config, more), "model_type")
+    return folder
+
+
+def _no_library(config: Config, more: Any) -> str:
+    """Why no library has this type, and which one may."""
+    refusal = f"models of type '{config.get('model_type', '')}' are not in mlx-lm {_version()}"
+    if more.is_installed():
+        return f"{refusal} and not in mlx-vlm {more.version()}"
+    return f"{refusal}; mlx-vlm has more types, which `{install_command(more.EXTRA)}` adds"
+
+
+def _more_models() -> Any:
+    # Needed for types that mlx-lm lacks only; the package of the engine is not imported here.
+    return importlib.import_module("mlxstack.engine.model.mlx_vlm_models")
 
 
 def _module_name(config: Config) -> str:
@@ -184,7 +237,10 @@ def _layers(model: Any, config: Config) -> tuple[tuple[Layer, ...], int]:
     caches = cache.make_prompt_cache(model)
     logits = model(mx.array([[0, 0]]), cache=caches)
     rank = _flat(config).get("kv_lora_rank")
-    layers = [_layer(leaf, rank) for leaf in _leaves(caches)]
+    if any(_has_own_state(leaf) for leaf in _leaves(caches)):
+        layers = _measured(model, caches, rank)
+    else:
+        layers = [_layer(leaf, rank) for leaf in _leaves(caches)]
     n_shared = max(0, len(getattr(model, "layers", ())) - len(caches))
     return (*layers, *[Layer(LayerKind.SHARED)] * n_shared), int(logits.shape[-1])
 
@@ -194,9 +250,32 @@ def _leaves(caches: Any) -> Iterator[Any]:
         yield from _leaves(cache.caches) if type(cache).__name__ == "CacheList" else (cache,)
 
 
+def _has_own_state(leaf: Any) -> bool:
+    return type(leaf).__module__.startswith("mlx_vlm.")
+
+
+def _measured(model: Any, caches: Any, rank: int | None) -> list[Layer]:
+    """Layers, of which caches of mlx-vlm grow by what a pass adds."""
+    before = [_n_state(leaf) for leaf in _leaves(caches)]
+    model(mx.zeros((1, N_MEASURED), mx.int32), cache=caches)
+    return [
+        Layer(LayerKind.LATENT, 1, -(-(_n_state(leaf) - n_before) // N_MEASURED))
+        if _has_own_state(leaf)
+        else _layer(leaf, rank)
+        for leaf, n_before in zip(_leaves(caches), before, strict=True)
+    ]
+
+
+def _n_state(leaf: Any) -> int:
+    """Numbers in the arrays of a cache."""
+    if not _has_own_state(leaf):
+        return 0
+    return sum(a.size for _, a in tree_flatten(leaf.state) if isinstance(a, mx.array))
+
+
 def _layer(leaf: Any, rank: int | None) -> Layer:
     match type(leaf).__name__:
-        case "ArraysCache":
+        case "ArraysCache" | "RecurrentCache":
             arrays = [state for state in leaf.cache if state is not None]
             return Layer(LayerKind.RECURRENT, state_bytes=sum(state.nbytes for state in arrays))
         case "RotatingKVCache":

@@ -22,6 +22,8 @@ from mlx_lm.models.cache import (
 )
 from msgspec import Struct
 
+from mlxstack.engine.model.recurrent_cache import RecurrentUpdates
+
 
 class RaggedArray(mx.array):
     """Arrays of different lengths, one per row of the batch.
@@ -202,7 +204,7 @@ class StackedStates:
 STACKED_STATES = StackedStates()
 
 
-class RecurrentStateView(ArraysCache):  # type: ignore[misc]
+class RecurrentStateView(RecurrentUpdates, ArraysCache):  # type: ignore[misc]
     """A layer's recurrent state: joined when read, split when written. Fixed size.
 
     Of mlx-lm's class, because some models write their state to nothing else; `lengths` is how
