@@ -40,7 +40,6 @@ COUNTED = {
     "engine/test_write_queue.py": 1,
     "features/heads/measure.py": 3,
     "gateway/test_idle.py": 1,
-    "gateway/test_upstream.py": 4,
     "host/worker.py": 2,
     "mac/test_sleep.py": 1,
     "service/test_request_stream.py": 2,
