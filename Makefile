@@ -157,12 +157,12 @@ real: setup $(VENV)/real/lib/ready ## Real weights (SmolLM2 135M, Gemma 3 270M):
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
 
-# As of the oracle: models need none of mlx-vlm's other dependencies, several hundred megabytes.
+# As of the oracle: models need few of the other dependencies of mlx-vlm, several hundred megabytes.
 $(VENV)/models/ready: pyproject.toml | $(BIN)/activate
 	@test -x $(VENV)/models/bin/python || $(BIN)/python -m venv $(VENV)/models
 	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=25.1"
-	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[vision]' --group dev requests
-	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps mlx-vlm==0.7.10 && touch $@
+	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[vision]' --group dev requests sentencepiece opencv-python-headless
+	@$(VENV)/models/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps mlx-vlm==0.7.10 mlx-audio && touch $@
 
 models: $(VENV)/models/ready ## Try every type of mlx-vlm that mlx-lm lacks, and write docs/models.md; ONLY="qwen4_exp" tries some
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(VENV)/models/bin/python -m tests.matrix.more $(ONLY)
