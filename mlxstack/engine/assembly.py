@@ -17,6 +17,7 @@ from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, sel
 from mlxstack.engine.decode.copy_check import why_not_copied
 from mlxstack.engine.decode.proposer import NO_PROPOSALS
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
+from mlxstack.engine.decode.shared_passes import max_shared_tokens
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.idle_wait import idle_wait
@@ -167,7 +168,7 @@ class EngineAssembly:
         device.release()
         exact = self._exact(loaded, factory, check)
         if exact.mode is not None:
-            check = replace(check, kv=f"{check.kv}, equal bits", can_group=False)
+            check = replace(check, kv=f"{check.kv}, equal bits", can_group=False, can_share=False)
         device.release()
         identity = self._parts.kv_identity(loaded.facts, check, preset)
         has_states = self._parts.has_hidden_states
@@ -256,4 +257,8 @@ class EngineAssembly:
     def _limits(self, model: PreparedModel, plan: MemoryPlan) -> SchedulerLimits:
         attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)
         attention = self._parts.choose_kernels(model.runner, model.factory, attention)
-        return limits_of(self._preset, plan.kv_budget, attention)
+        max_shared = 0
+        if self._parts.can_share and model.check.can_share:
+            max_shared = max_shared_tokens(model.runner, model.factory)
+            log.info("prompts of up to %d tokens share a pass", max_shared)
+        return limits_of(self._preset, plan.kv_budget, attention, max_shared)

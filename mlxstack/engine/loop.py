@@ -5,7 +5,7 @@ No thread and no queue here: `EngineLoop` is driven by `engine.thread`, and by t
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -26,8 +26,8 @@ from mlxstack.core.errors import Broken, Busy, DeviceError, StackError, describe
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.decode.kernel_choice import KERNEL_FAULTS, without_forced
-from mlxstack.engine.decode.prefill import prefill_chunk, row_of
+from mlxstack.engine.decode.kernel_choice import without_forced
+from mlxstack.engine.decode.prefill import PreparedChunk, compute_chunks, prepare_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.idle_work import IdleWork
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -36,11 +36,11 @@ from mlxstack.engine.slots.kv_provider import KVProvider
 from mlxstack.engine.slots.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.slots.request_state import PhaseClocks, RequestState
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
-from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
+from mlxstack.engine.stats import EngineStats, batch_counters, batch_facts, build_snapshot
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy, stall_left
-from mlxstack.policy.scheduling.scheduler import COMPUTING, Action, AssignSlot, Expire
+from mlxstack.policy.scheduling.scheduler import COMPUTING, Action, AssignSlot, Expire, PrefillChunk
 from mlxstack.policy.scheduling.scheduler_state import ACTIVE, SchedulerState, SlotState
 
 log = logging.getLogger(__name__)
@@ -161,10 +161,10 @@ class EngineLoop:
             request = transform(request)
         return request
 
-    def end_idle_work(self) -> None:
-        """End all work that no request has asked for; its KV stays."""
+    def end_idle_work(self, slot: int | None = None) -> None:
+        """End work that no request has asked for, in a slot or in all; its KV stays."""
         for work in self.idle_works:
-            work.end()
+            work.end(slot)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request in any phase; its KV stays in the slot."""
@@ -231,8 +231,8 @@ class EngineLoop:
         if chunk is not None:
             # Before the chunk, so that it does not delay these tokens.
             self.flush(deliver)
-            self._phases.note(self._state.slots, chunk.slot)
-            self._prefill(chunk.slot, chunk.n_tokens)
+            self._phases.note(self._state.slots, chunk.slots)
+            self._prefill(chunk)
             self._phases.note(self._state.slots)
         elif work is not None:
             # No step may be in flight, whose tokens the chunk would delay.
@@ -290,13 +290,9 @@ class EngineLoop:
             error,
         )
         for slot in suspects:
-            self._end_work_in(slot)
+            self.end_idle_work(slot)
             self.clear_slot(slot, error)
             self.renew(slot)
-
-    def _end_work_in(self, slot: int) -> None:
-        for work in self.idle_works:
-            work.end(slot)
 
     def _fail_these(self, request_ids: list[str], error: StackError) -> None:
         self.batch.reset()
@@ -313,15 +309,10 @@ class EngineLoop:
 
     def snapshot(self) -> Snapshot:
         """Immutable state for other threads."""
-        n_evicted = self.slot_kv.prefix_cache.index.n_evicted
-        counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
+        cache = self.slot_kv.prefix_cache
+        counters = batch_counters(self.stats.counters, self.batch, cache.index.n_evicted)
         requests = self._last | {x.slot: x for x in self._requests.values() if x.slot is not None}
-        facts = replace(
-            self.facts,
-            kv_budget_bytes=self.slot_kv.prefix_cache.budget,
-            is_drafting=self.batch.proposer.is_active,
-            draft_model=self.batch.proposer.model_name,
-        )
+        facts = replace(batch_facts(self.facts, self.batch), kv_budget_bytes=cache.budget)
         snapshot = build_snapshot(facts, self._state, self.slots, requests, counters, self.n_ctx)
         for work in self.idle_works:
             snapshot = work.report(snapshot)
@@ -339,7 +330,7 @@ class EngineLoop:
 
     def _execute(self, action: Action) -> None:
         if isinstance(action, AssignSlot):
-            self._end_work_in(action.slot)
+            self.end_idle_work(action.slot)
             request_id = action.request.id
             self._guard(request_id, partial(self._assign_slot, request_id, action.slot))
         elif isinstance(action, Expire):
@@ -347,7 +338,7 @@ class EngineLoop:
             request_id = action.request.id
             self._end(self._requests[request_id], RequestFailed(request_id, late))
         else:
-            self._end_work_in(action.slot)
+            self.end_idle_work(action.slot)
             work, _ = self._works.pop(action.id)
             work(self.slots[action.slot])
 
@@ -414,38 +405,49 @@ class EngineLoop:
         self.stats.count(n_cached_tokens=n_gained)
         self._advance(request_state, plan.position)
 
-    def _prefill(self, slot: int, n_tokens: int) -> None:
-        slot_state = self._state.slot(slot)
-        assert slot_state.request is not None
-        request_state = self._requests[slot_state.request.id]
-        self._guard(
-            request_state.request.id, partial(self._prefill_chunk, request_state, slot, n_tokens)
-        )
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        """Compute a chunk, and those beside it, in one pass."""
+        began = time.perf_counter()
+        prepared: list[PreparedChunk] = []
+        for part in (chunk, *chunk.beside):
+            request = self._state.slot(part.slot).request
+            assert request is not None
+            self._guard(request.id, partial(self._prepare_chunk, part, request, prepared))
+        note = self._note_progress
+        try:
+            compute_chunks(self.batch, prepared)
+            self.stats.prefilled([own.span for own in prepared], time.perf_counter() - began)
+        except Exception as error:
+            limits = without_forced(self._limits, error)
+            if limits is None:
+                self._break_slots(chunk.slots, error)
+                return
+            self._limits = limits
+            note = self._begin_again
+        for own in prepared:
+            self._guard(own.request.id, partial(note, own))
 
-    def _prefill_chunk(self, request_state: RequestState, slot: int, n_tokens: int) -> None:
-        context = self.slots[slot]
-        self.slot_kv.admit_growth(
-            context, self.slot_kv.need(request_state.request), self.idle_slots
-        )
-        start = len(context)
+    def _prepare_chunk(
+        self, chunk: PrefillChunk, request: Request, prepared: list[PreparedChunk]
+    ) -> None:
+        context = self.slots[chunk.slot]
+        self.slot_kv.admit_growth(context, self.slot_kv.need(request), self.idle_slots)
         policy = self._limits.prefill
         free_s = stall_left(self.stats.speed, policy) if self.batch.is_busy else policy.patience_s
-        try:
-            took = prefill_chunk(self.batch, context, request_state.request, n_tokens, free_s)
-        except KERNEL_FAULTS as error:
-            self._limits = without_forced(self._limits, error)
-            context.clear()
-            request_state.n_cached = 0
-            self._advance(request_state, 0)
-            self._switch(request_state, slot)
-            return
-        self.stats.prefilled(start, len(context) - start, took)
-        self._events.append(
-            PrefillProgress(
-                request_state.request.id, len(context), len(request_state.request.tokens)
-            )
-        )
-        self._advance(request_state, len(context))
+        prepared.append(prepare_chunk(self.batch, context, request, chunk.n_tokens, free_s))
+
+    def _begin_again(self, chunk: PreparedChunk) -> None:
+        request_state = self._requests[chunk.request.id]
+        assert request_state.slot is not None
+        chunk.context.clear()
+        request_state.n_cached = 0
+        self._advance(request_state, 0)
+        self._switch(request_state, request_state.slot)
+
+    def _note_progress(self, chunk: PreparedChunk) -> None:
+        n_prompt = len(chunk.request.tokens)
+        self._events.append(PrefillProgress(chunk.request.id, chunk.span.stop, n_prompt))
+        self._advance(self._requests[chunk.request.id], chunk.span.stop)
 
     def _advance(self, request_state: RequestState, position: int) -> None:
         """Record the prefill position; the last token joins the batch."""
@@ -562,7 +564,7 @@ class EngineLoop:
         except Exception as error:  # any error concerns this request only
             self._break(request_id, error)
 
-    def _break_slots(self, slots: list[int], error: Exception) -> None:
+    def _break_slots(self, slots: Iterable[int], error: Exception) -> None:
         for request in [self._state.slot(slot).request for slot in slots]:
             if request is not None:
                 self._break(request.id, error)

@@ -41,6 +41,8 @@ class EngineParts:
     """Whether passes may have a mode of their own."""
     can_group = True
     """Whether rows may be grouped in common arrays."""
+    can_share = True
+    """Whether prompts may share a pass."""
     is_alone = True
     """Whether a pass can run at any time, without anyone else."""
     lost: str = ""

@@ -136,9 +136,11 @@ class EngineStats:
         now = self.counters
         self.counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
 
-    def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
-        """Record a prefill chunk from position `start` on."""
-        self.observe_chunk(start, n_tokens, seconds)
+    def prefilled(self, chunks: Sequence[range], seconds: float) -> None:
+        """Record a pass over these positions of prompts."""
+        n_tokens = sum(map(len, chunks))
+        for chunk in chunks:
+            self.observe_chunk(chunk.start, len(chunk), seconds * len(chunk) / max(1, n_tokens))
         self.count(n_prompt_tokens=n_tokens, prompt_s=seconds, n_model_calls=1)
 
     def decoded(self, seconds: float, n_tokens: int, plain_share: float = 1.0) -> None:
@@ -206,15 +208,22 @@ class EngineStats:
         return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, start, n_tokens)
 
 
-def batch_counters(counters: Counters, batch: Batch) -> Counters:
+def batch_counters(counters: Counters, batch: Batch, n_evicted: int) -> Counters:
     """Counters with those of the batch, its proposer and inputs."""
     return replace(
         counters,
+        n_evicted=n_evicted,
         n_decode_calls=batch.n_calls,
         n_decode_rows=batch.n_rows,
         **batch.proposer.counters,
         **batch.inputs.counters,
     )
+
+
+def batch_facts(facts: Snapshot, batch: Batch) -> Snapshot:
+    """Facts with those of the batch's proposer."""
+    proposer = batch.proposer
+    return replace(facts, is_drafting=proposer.is_active, draft_model=proposer.model_name)
 
 
 def build_snapshot(

@@ -7,6 +7,7 @@ docs/decisions/0001-one-seam-in-mlx-lm.md.
 
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,14 @@ from mlx_lm.models.cache import QuantizedKVCache
 from mlxstack.engine.device import has_gpu, has_nax_units
 from mlxstack.engine.model.cpu_attention import attend_single, attend_tiled, is_tiled
 from mlxstack.engine.model.pass_mode import current_mode
-from mlxstack.engine.model.row_views import CommonKV, KVView, PaddedKVView, RaggedArray, row_of
+from mlxstack.engine.model.row_views import (
+    CommonKV,
+    KVView,
+    PaddedKVView,
+    PromptView,
+    RaggedArray,
+    row_of,
+)
 from mlxstack.policy.attention_kernels import Dims, can_force
 
 _original = base.scaled_dot_product_attention
@@ -43,6 +51,8 @@ def attend(
         if by_mode is not None:
             return by_mode
     is_alone = not isinstance(keys, RaggedArray)
+    if not is_alone and len(keys) < queries.shape[0]:
+        return _attend_by_slot(queries, keys, values, cache, scale, mask, sinks)
     row_keys = [keys]
     row_values = [values]
     if not is_alone:
@@ -67,6 +77,27 @@ def attend(
         if padding:
             out = mx.pad(out, [(0, 0), (0, 0), (0, padding), (0, 0)])
         outputs.append(out)
+    return mx.concatenate(outputs, axis=0)
+
+
+def _attend_by_slot(
+    queries: mx.array,
+    keys: RaggedArray,
+    values: RaggedArray,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention of rows (tokens, heads, 1, dim) of a `PromptView`."""
+    caches = cache.caches if isinstance(cache, PromptView) else [None] * len(keys)
+    ends = list(accumulate(keys.counts))[:-1]
+    outputs = []
+    for i, own in enumerate(mx.split(queries, ends)):
+        out = _attend_alone(
+            own.transpose(2, 1, 0, 3), keys[i], values[i], caches[i], scale, row_of(mask, i), sinks
+        )
+        outputs.append(out.transpose(2, 1, 0, 3))
     return mx.concatenate(outputs, axis=0)
 
 

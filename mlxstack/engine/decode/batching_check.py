@@ -34,17 +34,19 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, describe
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
 from mlxstack.host.load_progress import LoadProgress
+from mlxstack.policy.pass_layout import PassLayout
 
 log = logging.getLogger(__name__)
 
 SELF_CHECK_S = 60.0
 """Seconds after which no further step of the check begins."""
 
-N_STEPS = 4
+N_STEPS = 5
 ROWS = "rows decoded together"
 GROUPED_ROWS = "rows in common arrays"
 DRAFTED_ROWS = "drafts of rows together"
 DRAFTED_ALONE = "drafts of single rows"
+PROMPTS = "prompts in one pass"
 
 LENGTHS = (5, 11, 8)
 STEPS = 3
@@ -92,6 +94,8 @@ class BatchingCheck(Struct, frozen=True):
     can_group: bool = False
     """Whether rows may have their KV in common arrays."""
     why_no_drafts: str = "its caches cannot take tokens back"
+    can_share: bool = False
+    """Whether prompts may be computed in one pass."""
 
 
 class CheckSteps:
@@ -235,6 +239,8 @@ def self_check(
     steps = steps or CheckSteps(LoadProgress(), inf)
     check = _checked_rows(model, cache_factory, n_vocab, steps, group_rows)
     check = _with_drafts(check, model, cache_factory, n_vocab, steps)
+    if check.is_ragged and steps.begins(PROMPTS):
+        check = replace(check, can_share=_can_share(ModelRunner(model), cache_factory, n_vocab))
     steps.log_left_out()
     return check
 
@@ -251,9 +257,8 @@ def _checked_rows(
     runner = ModelRunner(model)
     distances: list[float] = []
     for number in range(N_TRIALS):
-        prompts = [[(7 * i + 3 * n + 101 * number) % n_vocab for i in range(n)] for n in LENGTHS]
         try:
-            trial = CheckTrial(runner, cache_factory, prompts)
+            trial = CheckTrial(runner, cache_factory, _prompts(n_vocab, number, 7, 101))
         except Exception as error:
             raise_device_error(error)
             raise SetupError(_cannot(cache_factory, error)) from error
@@ -317,8 +322,7 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
     if not all(map(cache_adapters.can_roll_back, cache_adapters.leaves(cache_factory.make()))):
         return False
     for number in range(N_TRIALS):
-        prompts = [[(5 * i + 3 * n + 89 * number) % n_vocab for i in range(n)] for n in LENGTHS]
-        trial = CheckTrial(runner, cache_factory, prompts)
+        trial = CheckTrial(runner, cache_factory, _prompts(n_vocab, number, 5, 89))
         contexts = trial.contexts()
         single = trial.prefilled(0)
         try:
@@ -330,6 +334,29 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
         if trial.compare(drafted, *sequence).is_same:
             return True
     return False
+
+
+def _can_share(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
+    """Whether chunks of prompts in one pass get the same logits as alone."""
+    if runner.layout(cache_factory.make()) is not PassLayout.RAGGED:
+        return False
+    for number in range(N_TRIALS):
+        trial = CheckTrial(runner, cache_factory, _prompts(n_vocab, number, 5, 89))
+        try:
+            shared = _execute(runner, trial.contexts(), trial.fed, n_prefill=STEPS)
+        except Exception as error:
+            raise_device_error(error)
+            return False
+        if trial.compare(shared).is_same:
+            return True
+    return False
+
+
+def _prompts(n_vocab: int, number: int, by_token: int, by_trial: int) -> list[list[int]]:
+    """Prompts of a trial, which differ from token to token and from trial to trial."""
+    return [
+        [(by_token * i + 3 * n + by_trial * number) % n_vocab for i in range(n)] for n in LENGTHS
+    ]
 
 
 def _drafted(
@@ -365,10 +392,14 @@ def _execute(
     contexts: Sequence[SlotContext],
     tokens: Sequence[list[int]],
     views: Sequence[Any] | None = None,
+    n_prefill: int = 0,
 ) -> list[Logits]:
     """Logits of every row's tokens, computed in one pass."""
-    pairs = zip(contexts, tokens, strict=True)
-    logits = runner.execute([SlotTokens(c.own_caches, mx.array(row)) for c, row in pairs], views)
+    plan = [
+        SlotTokens(context.own_caches, mx.array(row), n_prefill=n_prefill)
+        for context, row in zip(contexts, tokens, strict=True)
+    ]
+    logits = runner.execute(plan, views)
     logits = logits.astype(mx.float32)
     mx.eval(logits)
     ends = [*accumulate(map(len, tokens))]

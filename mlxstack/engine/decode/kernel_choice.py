@@ -60,14 +60,14 @@ def choose_kernels(
     return prefill_attention(planned, frozenset(by_dims), forced, has_nax=has_nax)
 
 
-def without_forced(limits: SchedulerLimits, error: Exception) -> SchedulerLimits:
-    """Limits of prefill without forced kernels, after one of them failed.
+def without_forced(limits: SchedulerLimits, error: Exception) -> SchedulerLimits | None:
+    """Limits of prefill without forced kernels, after one of them failed; None where none did.
 
-    Raises `error` where none is forced, and DeviceError.
+    Raises DeviceError.
     """
     raise_device_error(error)
-    if not unforce():
-        raise error
+    if not isinstance(error, KERNEL_FAULTS) or not unforce():
+        return None
     log.warning("prefill goes on without the fused attention kernel, which failed: %s", error)
     return replace(limits, prefill=replace(limits.prefill, is_forced=False))
 

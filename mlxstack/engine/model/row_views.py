@@ -28,7 +28,7 @@ from mlxstack.engine.model.recurrent_cache import RecurrentUpdates
 class RaggedArray(mx.array):
     """Arrays of different lengths, one per row of the batch.
 
-    `counts` are the queries of each row that are not padding.
+    `counts` are the queries of each row that are not padding, or of each slot in a `PromptView`.
 
     Latent attention (MLA) multiplies queries by keys outside of the attention function, so
     transposing and multiplying from the left work row by row. It is a subclass of `mx.array`
@@ -132,6 +132,29 @@ class KVView:
         if all(mask is None for mask in masks):
             return None
         return RaggedArray(masks)
+
+
+class PromptView(KVView):
+    """KV caches of a layer, one per slot, for prompts that share a pass.
+
+    Tokens are rows as in `KVView`, but those of a slot attend together: the keys and values, the
+    masks and the queries that `counts` tells are by slot.
+    """
+
+    def __init__(
+        self, slots: Sequence[Any], counts: Sequence[int], shifts: Sequence[int] = ()
+    ) -> None:
+        super().__init__(slots, counts, shifts)
+        self.caches = list(slots)
+
+    def make_mask(self, n: int, **options: Any) -> RaggedArray:
+        """One mask per slot, for all of its tokens."""
+        pairs = zip(self._slots, self._counts, strict=True)
+        return RaggedArray([slot.make_mask(count, **options) for slot, count in pairs])
+
+    def _by_row(self, stored: Sequence[tuple[Any, Any]]) -> tuple[RaggedArray, RaggedArray]:
+        keys, values = zip(*stored, strict=True)
+        return RaggedArray(keys, self._counts), RaggedArray(values, self._counts)
 
 
 class PaddedKVView:
@@ -307,23 +330,23 @@ def shifted(cache: Any, shift: int | mx.array, added: mx.array | None = None) ->
 def view(
     caches: Sequence[Any],
     counts: Sequence[int],
-    is_padded: bool = False,
+    kind: type[KVView | PaddedKVView] = KVView,
     shifts: Sequence[int] = (),
 ) -> Any:
-    """The view over one layer's caches, `counts` tokens each.
+    """The view over one layer's caches, `counts` tokens each; of this `kind` over KV.
 
     Positions are indices plus the `shifts` of their slots.
     Raises TypeError for a kind of cache that has none.
     """
     first = caches[0]
     if isinstance(first, PER_ROW):
-        return (PaddedKVView if is_padded else KVView)(caches, counts, shifts)
+        return kind(caches, counts, shifts)
     if isinstance(first, ArraysCache):
         return RecurrentStateView(caches, counts)
     if isinstance(first, CacheList):
         # A layer with several caches, such as attention beside a state space model.
         inner = zip(*(cache.caches for cache in caches), strict=True)
-        return [view(layers, counts, is_padded, shifts) for layers in inner]
+        return [view(layers, counts, kind, shifts) for layers in inner]
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")
 
 

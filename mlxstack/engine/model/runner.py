@@ -18,7 +18,15 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cpu_attention import joined
 from mlxstack.engine.model.length_rope import pass_length
 from mlxstack.engine.model.pass_mode import PassMode, using_mode
-from mlxstack.engine.model.row_views import ExtraPairs, masked, shifted, view
+from mlxstack.engine.model.row_views import (
+    ExtraPairs,
+    KVView,
+    PaddedKVView,
+    PromptView,
+    masked,
+    shifted,
+    view,
+)
 from mlxstack.policy.pass_layout import PassLayout
 
 
@@ -148,7 +156,14 @@ class ModelRunner:
             return joined([self._alone(slot, compute) for slot in plan])
         if max(counts) == 1:
             return _rows(plan, _views(plan, counts), compute)
-        match self.layout(plan[0].caches):
+        return self._uneven(plan, counts, compute)
+
+    def _uneven(self, plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> mx.array:
+        """Output of slots that bring several tokens."""
+        layout = self.layout(plan[0].caches)
+        if all(slot.n_prefill for slot in plan):
+            return self._prompts(plan, layout, compute)
+        match layout:
             case PassLayout.APART:
                 return self._apart(plan, compute)
             case PassLayout.PADDED:
@@ -177,6 +192,15 @@ class ModelRunner:
         output = _alone(slot, compute)
         self._pass_length.n_prefill = 0
         return output
+
+    def _prompts(
+        self, plan: Sequence[SlotTokens], layout: PassLayout, compute: Compute
+    ) -> mx.array:
+        """Chunks of prompts in one pass where their tokens can be rows."""
+        if layout is not PassLayout.RAGGED or any(slot.embedded is not None for slot in plan):
+            return joined([self._alone(slot, compute) for slot in plan])
+        counts = [slot.n_tokens for slot in plan]
+        return _rows(plan, _views(plan, counts, PromptView), compute)
 
     def _apart(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
         """Single tokens in one pass, each longer piece in another."""
@@ -247,10 +271,12 @@ class PassStart(Struct, frozen=True):
         return 0
 
 
-def _views(plan: Sequence[SlotTokens], counts: list[int], is_padded: bool = False) -> list[Any]:
+def _views(
+    plan: Sequence[SlotTokens], counts: list[int], kind: type[KVView | PaddedKVView] = KVView
+) -> list[Any]:
     layers = zip(*(slot.caches for slot in plan), strict=True)
     shifts = [slot.shift for slot in plan]
-    return [view(caches, counts, is_padded, shifts) for caches in layers]
+    return [view(caches, counts, kind, shifts) for caches in layers]
 
 
 def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
@@ -279,7 +305,7 @@ def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> 
     """A sequence per slot, padded on the right to the longest."""
     longest = max(counts)
     rows = [mx.pad(slot.tokens, (0, longest - slot.n_tokens)) for slot in plan]
-    outputs = compute(mx.stack(rows), _views(plan, counts, is_padded=True))
+    outputs = compute(mx.stack(rows), _views(plan, counts, PaddedKVView))
     return mx.concatenate([outputs[i, :n] for i, n in enumerate(counts)])
 
 

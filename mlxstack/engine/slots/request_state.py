@@ -158,9 +158,9 @@ class PhaseClocks:
         self.awaiting: Collection[str] = ()
 
     def note(
-        self, slots: Sequence[Slot], computing: int | None = None, *, is_decoding: bool = False
+        self, slots: Sequence[Slot], computing: Collection[int] = (), *, is_decoding: bool = False
     ) -> None:
-        """Note the work from now on: a chunk of `computing`, or decode."""
+        """Note the work from now on: prompts of the slots `computing`, or decode."""
         now = time.monotonic()
         for request_state in self._requests.values():
             if request_state.phases.is_over:
@@ -170,9 +170,8 @@ class PhaseClocks:
                 phase = TTFTPhase.OTHER_PROMPTS if is_awaiting else TTFTPhase.QUEUED
             else:
                 state = slots[request_state.slot].state
-                phase = _phase(
-                    state, is_decoding, is_passed=computing not in {None, request_state.slot}
-                )
+                is_passed = bool(computing) and request_state.slot not in computing
+                phase = _phase(state, is_decoding, is_passed=is_passed)
             request_state.phases.enter(phase, now)
 
 

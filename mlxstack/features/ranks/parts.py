@@ -44,6 +44,7 @@ class RankedParts(EngineParts):
     can_embed = False
     can_group = False
     can_be_exact = False
+    can_share = False
     is_alone = False
 
     def __init__(self, group: RankGroup) -> None:

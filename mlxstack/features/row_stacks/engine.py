@@ -221,7 +221,7 @@ class RowStack:
             layer.offset = offsets[layer.lengths]
         counts = [1] * len(self._contexts)
         return [
-            self._stacked[i] if i in self._stacked else view(caches, counts, False, shifts)
+            self._stacked[i] if i in self._stacked else view(caches, counts, shifts=shifts)
             for i, caches in enumerate(self._layers)
         ]
 

@@ -133,7 +133,7 @@ class PrefillPolicy(Struct, frozen=True):
     it. `score_bytes` is what unfused attention stores per query token and context token, of which
     `max_score_bytes` may be alive; 0: fused, no bound. Chunks of `fused_from` tokens or more are
     fused too; 0: none. With `is_forced` all are, by kernels that MLX passes over: no bound while
-    these run.
+    these run. Prompts of which at most `max_shared` tokens are left share a pass; 0: none do.
     """
 
     max_stall_s: Seconds = 0.25
@@ -146,6 +146,7 @@ class PrefillPolicy(Struct, frozen=True):
     max_score_bytes: NonNegativeInt = 0
     fused_from: NonNegativeInt = 0
     is_forced: bool = False
+    max_shared: NonNegativeInt = 0
 
 
 def next_to_prefill(slots: Sequence[Slot], policy: PrefillPolicy) -> Slot:
@@ -227,11 +228,7 @@ def chunk_size(
     `fused_from` tokens, no chunk is shorter, the last one included if the one before it can give
     way.
     """
-    seconds = policy.patience_s
-    if n_decoding:
-        seconds = stall_left(speed, policy)
-        if is_first:
-            seconds = max(seconds, min(policy.patience_s, _person_s(speed)))
+    seconds = _chunk_s(n_decoding, speed, policy, is_first=is_first)
     budget = _budget(slot, n_decoding, seconds, speed, policy)
     if slot.n_left <= budget:
         return slot.n_left
@@ -247,6 +244,49 @@ def chunk_size(
     if policy.fused_from <= n_before_last < n_tokens:
         return n_before_last
     return n_tokens
+
+
+def sharing(
+    slots: Sequence[Slot],
+    first: Slot,
+    n_decoding: int,
+    speed: ThroughputModel,
+    policy: PrefillPolicy,
+) -> list[Slot]:
+    """Prompts among `slots` that end in the pass of the `first`, in their order.
+
+    Each takes its part of the tokens that a chunk of it could have. None is less urgent than the
+    first, whose token waits for all of them, and none is passed over.
+    """
+    seconds = _chunk_s(n_decoding, speed, policy)
+
+    def part(slot: Slot) -> float:
+        if slot.n_left > policy.max_shared or (slot.request and slot.request.images):
+            return math.inf
+        return slot.n_left / _budget(slot, n_decoding, seconds, speed, policy)
+
+    left = 1.0 - part(first)
+    others = [s for s in slots if s.id != first.id and _priority(s) <= _priority(first)]
+    beside: list[Slot] = []
+    while left > 0 and others:
+        slot = next_to_prefill(others, policy)
+        others.remove(slot)
+        left -= part(slot)
+        if left >= 0:
+            beside.append(slot)
+    return beside
+
+
+def _chunk_s(
+    n_decoding: int, speed: ThroughputModel, policy: PrefillPolicy, *, is_first: bool = False
+) -> float:
+    """Seconds of the next chunk at most."""
+    if not n_decoding:
+        return policy.patience_s
+    seconds = stall_left(speed, policy)
+    if is_first:
+        return max(seconds, min(policy.patience_s, _person_s(speed)))
+    return seconds
 
 
 def _person_s(speed: ThroughputModel) -> float:

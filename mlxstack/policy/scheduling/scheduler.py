@@ -20,6 +20,7 @@ from mlxstack.policy.scheduling.chunked_prefill import (
     chunk_size,
     is_person_first,
     next_to_prefill,
+    sharing,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
     ACTIVE,
@@ -211,12 +212,19 @@ class Expire(Struct, frozen=True):
 class PrefillChunk(Struct, frozen=True):
     """Compute the next `n_tokens` of the prompt in `slot`.
 
-    `is_awaited`: computed requests wait for it, and nothing is decoded in this step.
+    `is_awaited`: computed requests wait for it, and nothing is decoded in this step. The chunks
+    `beside` end other prompts in the same pass.
     """
 
     slot: int
     n_tokens: int
     is_awaited: bool = False
+    beside: "tuple[PrefillChunk, ...]" = ()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """All slots of the pass."""
+        return self.slot, *(other.slot for other in self.beside)
 
 
 Action = AssignSlot | Expire | SlotAction
@@ -279,7 +287,8 @@ def next_prefill_chunk(
         return state, None
     slots = [s for s in slots if s.request and s.request.id not in stalled] or slots
     first = awaited(state.slots, speed, policy)
-    slot = next_to_prefill(first or slots, policy)
+    candidates = first or slots
+    slot = next_to_prefill(candidates, policy)
     decoding = []
     if not first:
         decoding = [s for s in state.slots if s.state is SlotState.RUNNING]
@@ -287,7 +296,10 @@ def next_prefill_chunk(
     if slot.request is not None and slot.request.is_background:
         n_decoding = max(1, n_decoding)
     n_tokens = chunk_size(slot, n_decoding, speed, policy, is_first=is_person_first(slot, decoding))
-    return skip(state, slot.id), PrefillChunk(slot.id, n_tokens, is_awaited=bool(first))
+    others = sharing(candidates, slot, n_decoding, speed, policy)
+    beside = tuple(PrefillChunk(other.id, other.n_left) for other in others)
+    chunk = PrefillChunk(slot.id, n_tokens, is_awaited=bool(first), beside=beside)
+    return skip(state, chunk.slots), chunk
 
 
 def is_quiet(state: SchedulerState) -> bool:
@@ -320,9 +332,12 @@ def _barred(state: SchedulerState, request: Request) -> frozenset[int]:
 
 
 def limits_of(
-    preset: Preset, budget: int | None, attention: PrefillAttention = FUSED
+    preset: Preset, budget: int | None, attention: PrefillAttention = FUSED, max_shared: int = 0
 ) -> SchedulerLimits:
-    """Scheduler limits of a preset; `budget` is bytes of KV, or none."""
+    """Scheduler limits of a preset; `budget` is bytes of KV, or none.
+
+    Prompts of at most `max_shared` tokens share a pass, where requests are batched.
+    """
     block = preset.prefix_cache.block_size
     prefill = PrefillPolicy(
         max_stall_s=preset.prefill.max_stall_ms / 1000,
@@ -332,6 +347,7 @@ def limits_of(
         max_score_bytes=attention.max_score_bytes,
         fused_from=attention.fused_from,
         is_forced=attention.is_forced,
+        max_shared=max_shared if preset.batch.enabled else 0,
     )
     return SchedulerLimits(
         max_active=preset.batch.max_size if preset.batch.enabled else 1,

@@ -1,5 +1,6 @@
 """Scheduler state: slots, queue, slot actions, and their transitions. Immutable values."""
 
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
@@ -152,12 +153,12 @@ def begin_answer(state: SchedulerState, slot: int) -> SchedulerState:
     return _with_slot(state, msgspec.structs.replace(slot_state, has_token=True))
 
 
-def skip(state: SchedulerState, slot: int) -> SchedulerState:
-    """Give this step's chunk to `slot`; count it for the others."""
+def skip(state: SchedulerState, chosen: Collection[int]) -> SchedulerState:
+    """Compute prompts of the `chosen` slots in this step; count it for the others."""
     slots = list(state.slots)
     for prefilling in state.slots:
         if prefilling.state is SlotState.PREFILLING:
-            n_passed = 0 if prefilling.id == slot else prefilling.n_passed + 1
+            n_passed = 0 if prefilling.id in chosen else prefilling.n_passed + 1
             slots[prefilling.id] = msgspec.structs.replace(prefilling, n_passed=n_passed)
     return msgspec.structs.replace(state, slots=tuple(slots))
 
