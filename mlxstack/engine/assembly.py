@@ -17,7 +17,7 @@ from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, sel
 from mlxstack.engine.decode.copy_check import why_not_copied
 from mlxstack.engine.decode.proposer import NO_PROPOSALS
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
-from mlxstack.engine.decode.shared_passes import max_shared_tokens
+from mlxstack.engine.decode.shared_passes import measure_sharing
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.idle_wait import idle_wait
@@ -45,7 +45,7 @@ from mlxstack.features.row_stacks.engine import RowStacker, stack_fully
 from mlxstack.features.vision.towers.encoder import with_images
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.policy.attention_kernels import PrefillAttention
-from mlxstack.policy.pass_layout import UNMEASURED, WidthCosts
+from mlxstack.policy.pass_layout import NOT_SHARED, UNMEASURED, WidthCosts
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)
@@ -255,10 +255,10 @@ class EngineAssembly:
         return slot_kv
 
     def _limits(self, model: PreparedModel, plan: MemoryPlan) -> SchedulerLimits:
+        shared = NOT_SHARED
+        if self._parts.can_share and model.check.can_share:
+            shared = measure_sharing(model.runner, model.factory)
+            log.info("prompts of up to %d tokens share a pass", shared.max_tokens)
         attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)
         attention = self._parts.choose_kernels(model.runner, model.factory, attention)
-        max_shared = 0
-        if self._parts.can_share and model.check.can_share:
-            max_shared = max_shared_tokens(model.runner, model.factory)
-            log.info("prompts of up to %d tokens share a pass", max_shared)
-        return limits_of(self._preset, plan.kv_budget, attention, max_shared)
+        return limits_of(self._preset, plan.kv_budget, attention, shared)

@@ -1,9 +1,13 @@
-"""Forward passes of several tokens: layouts of their rows, and seconds by their width."""
+"""Forward passes of several tokens: layouts of their rows, seconds by width, prompts that share."""
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from enum import Enum, auto
 
 from msgspec import Struct
+
+MIN_SAVED = 0.2
+"""Minimum share of time saved by sharing a pass: who comes first waits longer for it."""
 
 
 class PassLayout(Enum):
@@ -36,14 +40,50 @@ class WidthCosts(Struct, frozen=True):
         return max(seconds[i - 1] + slope * (width - widths[i - 1]), seconds[0])
 
 
-def shortens_waits(alone_s: float, shared_s: float, step_s: float) -> bool:
-    """Whether prompts that come together have their first tokens sooner in one pass, on average.
+class SharedPrompts(Struct, frozen=True):
+    """Which prompts share a pass: those of `max_tokens` at most; 0: none."""
 
-    One alone takes a pass of `alone_s`, two share one of `shared_s`; apart, a decode step of the
-    first stands between them. What holds for two holds for any number of them, if a pass takes a
-    fixed time and one for each token.
+    max_tokens: int = 0
+    is_padded: bool = False
+    """Whether each takes as long as the longest."""
+
+
+NOT_SHARED = SharedPrompts()
+
+
+class SharingCosts(Struct, frozen=True):
+    """Seconds of passes over prompts of `n_tokens` each."""
+
+    n_tokens: int
+    alone_s: float
+    """Of a pass over one prompt."""
+    shared_s: float
+    """Of a pass over two."""
+
+    def gain_s(self, step_s: float) -> float:
+        """Seconds by which sharing saves more than `MIN_SAVED`.
+
+        Apart, a decode step of the first, of `step_s`, stands between the two passes.
+        """
+        return (1 - MIN_SAVED) * (2 * self.alone_s + step_s) - self.shared_s
+
+
+def max_shared(costs: Iterable[SharingCosts], step_s: float) -> int:
+    """Tokens up to which prompts gain by sharing a pass; 0: never.
+
+    `costs` of ascending lengths are taken as long as they gain. Between the last one that does
+    and the first one that does not, gain is taken for linear.
     """
-    return 2 * shared_s < alone_s + (2 * alone_s + step_s)
+    longest = 0
+    before_s = 0.0
+    for cost in costs:
+        gain_s = cost.gain_s(step_s)
+        if gain_s <= 0:
+            part = before_s / (before_s - gain_s) if longest else 0.0
+            return longest + int(part * (cost.n_tokens - longest))
+        longest = cost.n_tokens
+        before_s = gain_s
+    return longest
 
 
 UNMEASURED = WidthCosts()

@@ -126,7 +126,7 @@ def test_saved_time_is_reckoned_from_one_speed() -> None:
         stats.served(cold, prefill_s)
     assert stats.saved_s(2000) == pytest.approx(6.0)
     # A slow chunk of a moment changes nothing, and neither do prompts that reused KV.
-    stats.prefilled(0, 512, 90.0)
+    stats.prefilled([range(512)], 90.0)
     stats.served(RequestTimings(n_prompt=4000, n_cached=3000, n_generated=1, prefill_s=90.0), 90.0)
     stats.served(RequestTimings(n_prompt=BULK - 1, n_generated=1, prefill_s=90.0), 90.0)
     assert stats.saved_s(2000) == pytest.approx(6.0)

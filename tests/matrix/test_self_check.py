@@ -77,7 +77,7 @@ def test_a_slow_machine_leaves_out_what_only_makes_answers_faster(
     check = self_check(model, CacheFactory(model, checks.KV16), VOCAB, steps, stack_fully)
     assert check.is_batching and check.can_group and not check.can_draft
     assert check.why_no_drafts == "there was no time to check them at the start"
-    assert progress.step == "self-check 2 of 4: rows in common arrays" and progress.n_reports == 2
+    assert progress.step == "self-check 2 of 5: rows in common arrays" and progress.n_reports == 2
     assert "took more than 150 s, so that drafts of rows together stay off" in caplog.text
     assert self_check(model, CacheFactory(model, checks.KV16), VOCAB).can_draft
 

@@ -34,7 +34,6 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, describe
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
 from mlxstack.host.load_progress import LoadProgress
-from mlxstack.policy.pass_layout import PassLayout
 
 log = logging.getLogger(__name__)
 
@@ -338,8 +337,6 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
 
 def _can_share(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
     """Whether chunks of prompts in one pass get the same logits as alone."""
-    if runner.layout(cache_factory.make()) is not PassLayout.RAGGED:
-        return False
     for number in range(N_TRIALS):
         trial = CheckTrial(runner, cache_factory, _prompts(n_vocab, number, 5, 89))
         try:

@@ -1,13 +1,14 @@
-"""Measures whether prompts that share a pass have their first tokens sooner."""
+"""Measures up to which length prompts gain by sharing a pass."""
 
 import time
+from collections.abc import Iterator
 
 import mlx.core as mx
 
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.policy.pass_layout import shortens_waits
+from mlxstack.policy.pass_layout import PassLayout, SharedPrompts, SharingCosts, max_shared
 
 LENGTHS = (16, 32, 64, 128)
 N_PASSES = 3
@@ -16,19 +17,20 @@ MAX_S = 2.0
 """Seconds of measuring after which no longer prompts are tried."""
 
 
-def max_shared_tokens(runner: ModelRunner, cache_factory: CacheFactory) -> int:
-    """Tokens of the longest prompts that gain by sharing a pass; 0: none do."""
-    until = time.perf_counter() + MAX_S
+def measure_sharing(runner: ModelRunner, cache_factory: CacheFactory) -> SharedPrompts:
+    """Prompts that gain by sharing a pass."""
     step_s = _seconds(runner, cache_factory, 1, 1)
-    longest = 0
+    is_padded = runner.layout(cache_factory.make()) is PassLayout.PADDED
+    return SharedPrompts(max_shared(_costs(runner, cache_factory), step_s), is_padded)
+
+
+def _costs(runner: ModelRunner, cache_factory: CacheFactory) -> Iterator[SharingCosts]:
+    until = time.perf_counter() + MAX_S
     for n_tokens in LENGTHS:
-        alone_s, shared_s = (_seconds(runner, cache_factory, n, n_tokens) for n in (1, 2))
-        if not shortens_waits(alone_s, shared_s, step_s):
-            break
-        longest = n_tokens
         if time.perf_counter() > until:
-            break
-    return longest
+            return
+        alone_s, shared_s = (_seconds(runner, cache_factory, n, n_tokens) for n in (1, 2))
+        yield SharingCosts(n_tokens, alone_s, shared_s)
 
 
 def _seconds(

@@ -196,11 +196,13 @@ class ModelRunner:
     def _prompts(
         self, plan: Sequence[SlotTokens], layout: PassLayout, compute: Compute
     ) -> mx.array:
-        """Chunks of prompts in one pass where their tokens can be rows."""
-        if layout is not PassLayout.RAGGED or any(slot.embedded is not None for slot in plan):
-            return joined([self._alone(slot, compute) for slot in plan])
+        """Chunks of prompts, in one pass where they can be."""
         counts = [slot.n_tokens for slot in plan]
-        return _rows(plan, _views(plan, counts, PromptView), compute)
+        if layout is PassLayout.RAGGED:
+            return _rows(plan, _views(plan, counts, PromptView), compute)
+        if layout is PassLayout.PADDED:
+            return _padded(plan, counts, compute)
+        return joined([self._alone(slot, compute) for slot in plan])
 
     def _apart(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
         """Single tokens in one pass, each longer piece in another."""

@@ -5,6 +5,7 @@ The size follows a throughput model that is fitted to measured chunks and decode
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import truediv
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -115,6 +116,12 @@ DRAFT_SHARE = 0.05
 """Share of the seconds of a prefill chunk by which drafts may prolong the decode step beside it."""
 
 
+ROW_SHARE = 0.03
+"""Share of a chunk that is left for the longer decode step after it, for each prompt beside."""
+
+MAX_PADDED = 2
+"""A prompt that is padded in a shared pass gets so many times its length at most."""
+
 TOGETHER_S = 2.0
 """Longest prefill, in seconds, of a prompt for which computed requests wait."""
 
@@ -133,7 +140,8 @@ class PrefillPolicy(Struct, frozen=True):
     it. `score_bytes` is what unfused attention stores per query token and context token, of which
     `max_score_bytes` may be alive; 0: fused, no bound. Chunks of `fused_from` tokens or more are
     fused too; 0: none. With `is_forced` all are, by kernels that MLX passes over: no bound while
-    these run. Prompts of which at most `max_shared` tokens are left share a pass; 0: none do.
+    these run. Prompts of which at most `max_shared` tokens are left share a pass; 0: none do. With
+    `is_padded` each of them takes as long as the longest.
     """
 
     max_stall_s: Seconds = 0.25
@@ -147,6 +155,7 @@ class PrefillPolicy(Struct, frozen=True):
     fused_from: NonNegativeInt = 0
     is_forced: bool = False
     max_shared: NonNegativeInt = 0
+    is_padded: bool = False
 
 
 def next_to_prefill(slots: Sequence[Slot], policy: PrefillPolicy) -> Slot:
@@ -259,22 +268,30 @@ def sharing(
     first, whose token waits for all of them, and none is passed over.
     """
     seconds = _chunk_s(n_decoding, speed, policy)
-
-    def part(slot: Slot) -> float:
-        if slot.n_left > policy.max_shared or (slot.request and slot.request.images):
-            return math.inf
-        return slot.n_left / _budget(slot, n_decoding, seconds, speed, policy)
-
-    left = 1.0 - part(first)
     others = [s for s in slots if s.id != first.id and _priority(s) <= _priority(first)]
-    beside: list[Slot] = []
-    while left > 0 and others:
+    together = [first]
+    while others:
         slot = next_to_prefill(others, policy)
         others.remove(slot)
-        left -= part(slot)
-        if left >= 0:
-            beside.append(slot)
-    return beside
+        longest = max(slot.n_left, *(s.n_left for s in together))
+        if longest > _longest_beside([*together, slot], policy):
+            break
+        counts = [longest if policy.is_padded else s.n_left for s in (*together, slot)]
+        budgets = [_budget(s, n_decoding, seconds, speed, policy) for s in (*together, slot)]
+        for_rows = ROW_SHARE * len(together) if n_decoding else 0.0
+        if sum(map(truediv, counts, budgets)) > 1 - for_rows:
+            break
+        together.append(slot)
+    return together[1:]
+
+
+def _longest_beside(slots: Sequence[Slot], policy: PrefillPolicy) -> int:
+    """Tokens of the longest of these prompts at most, so that they may share a pass."""
+    if any(slot.request and slot.request.images for slot in slots):
+        return 0
+    if policy.is_padded:
+        return min(policy.max_shared, MAX_PADDED * min(slot.n_left for slot in slots))
+    return policy.max_shared
 
 
 def _chunk_s(

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
 from mlxstack.core.request import Priority, Request, TurnKind
 from mlxstack.policy.attention_kernels import FUSED, PrefillAttention
+from mlxstack.policy.pass_layout import NOT_SHARED, SharedPrompts
 from mlxstack.policy.scheduling.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,
@@ -332,11 +333,14 @@ def _barred(state: SchedulerState, request: Request) -> frozenset[int]:
 
 
 def limits_of(
-    preset: Preset, budget: int | None, attention: PrefillAttention = FUSED, max_shared: int = 0
+    preset: Preset,
+    budget: int | None,
+    attention: PrefillAttention = FUSED,
+    shared: SharedPrompts = NOT_SHARED,
 ) -> SchedulerLimits:
     """Scheduler limits of a preset; `budget` is bytes of KV, or none.
 
-    Prompts of at most `max_shared` tokens share a pass, where requests are batched.
+    Prompts share passes where requests are batched.
     """
     block = preset.prefix_cache.block_size
     prefill = PrefillPolicy(
@@ -347,7 +351,8 @@ def limits_of(
         max_score_bytes=attention.max_score_bytes,
         fused_from=attention.fused_from,
         is_forced=attention.is_forced,
-        max_shared=max_shared if preset.batch.enabled else 0,
+        max_shared=shared.max_tokens if preset.batch.enabled else 0,
+        is_padded=shared.is_padded,
     )
     return SchedulerLimits(
         max_active=preset.batch.max_size if preset.batch.enabled else 1,

@@ -36,8 +36,9 @@ class SimulatedMachine(Struct, frozen=True):
     """A machine and its slots.
 
     Prefill runs at `prefill_tps` tokens per second at position 0; each token before a token makes
-    it slower by the share `slowdown`. A chunk takes `pass_s` beside, a decode step `step_s` plus
-    `row_s` per row, a block of the vision tower `block_s`.
+    it slower by the share `slowdown`. A pass over prompts takes `pass_s` beside, to read the
+    weights. A decode step takes `step_s` plus `row_s` per row, a block of the vision tower
+    `block_s`.
     """
 
     n_slots: PositiveInt = 8
@@ -49,9 +50,14 @@ class SimulatedMachine(Struct, frozen=True):
     block_s: Annotated[float, Meta(gt=0)] = 0.1
 
     def chunk_s(self, start: int, n_tokens: int) -> float:
-        """Seconds to prefill `n_tokens` from position `start` on."""
-        middle = start + n_tokens / 2
-        return self.pass_s + n_tokens / self.prefill_tps * (1.0 + self.slowdown * middle)
+        """Seconds of a pass over `n_tokens` from position `start` on."""
+        return self.shared_s([range(start, start + n_tokens)])
+
+    def shared_s(self, chunks: Iterable[range]) -> float:
+        """Seconds of a pass over these positions of several prompts."""
+        middles = [(len(chunk), chunk.start + len(chunk) / 2) for chunk in chunks]
+        work = sum(n_tokens * (1.0 + self.slowdown * middle) for n_tokens, middle in middles)
+        return self.pass_s + work / self.prefill_tps
 
     def decode_s(self, n_rows: int) -> float:
         """Seconds of one step for `n_rows` rows."""
@@ -234,9 +240,21 @@ class _Simulation:
         if (live := self._live[slot.request.id]).n_blocks:
             self._encode(live)
             return
-        seconds = self._machine.chunk_s(slot.position, chunk.n_tokens)
+        parts = (chunk, *chunk.beside)
+        starts = [self._state.slot(part.slot).position for part in parts]
+        seconds = self._machine.shared_s(
+            range(start, start + part.n_tokens) for start, part in zip(starts, parts, strict=True)
+        )
         self._now += seconds
+        n_tokens = sum(part.n_tokens for part in parts)
+        for part in parts:
+            self._end_chunk(part, seconds * part.n_tokens / n_tokens)
+
+    def _end_chunk(self, chunk: PrefillChunk, seconds: float) -> None:
+        slot = self._state.slot(chunk.slot)
+        assert slot.request is not None
         self._speed = observe_prefill(self._speed, slot.position, chunk.n_tokens, seconds)
+        live = self._live[slot.request.id]
         self._reach(live, chunk.slot, slot.position + chunk.n_tokens)
 
     def _encode(self, live: _SimulatedRequest) -> None:
