@@ -57,7 +57,6 @@ EXCEPTIONS: dict[str, dict[str, tuple[int, str]]] = {
     "engine/kv/disk_tier.py": {"vision": (1, SPANS)},
     "engine/kv/prefix_cache.py": {"vision": (2, SPANS)},
     "engine/kv/slot_context.py": {"vision": (11, SPANS)},
-    "engine/loop.py": {"drafts": (2, "fields of the public snapshot")},
     "engine/model/token_inputs.py": {"vision": (2, "the refusal of ids that have no row")},
     "engine/slots/prefix_lookup.py": {"vision": (7, SPANS)},
     "engine/slots/request_state.py": {

@@ -35,6 +35,7 @@ STATE = {
     "MissSums",
     "MissView",
     "PrefillChunk",
+    "PreparedChunk",
     "PromptLogits",
     "RestorePoint",
     "ReusePlan",

@@ -162,7 +162,7 @@ class EngineLoop:
         return request
 
     def end_idle_work(self, slot: int | None = None) -> None:
-        """End work that no request has asked for, in a slot or in all; its KV stays."""
+        """End idle work, in a slot or in all; its KV stays."""
         for work in self.idle_works:
             work.end(slot)
 

@@ -1,4 +1,4 @@
-"""Forward passes of several tokens: layouts of their rows, seconds by width, prompts that share."""
+"""Forward passes of several tokens: layouts, seconds by width, shared passes."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ class WidthCosts(Struct, frozen=True):
 
 
 class SharedPrompts(Struct, frozen=True):
-    """Which prompts share a pass: those of `max_tokens` at most; 0: none."""
+    """Prompts of `max_tokens` at most share a pass; 0: none do."""
 
     max_tokens: int = 0
     is_padded: bool = False

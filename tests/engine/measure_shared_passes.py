@@ -23,8 +23,8 @@ from mlxstack.engine.loop import EngineLoop
 from tests.engine.harness import WAIT_S, Driver, preset_of, running
 
 N_PROMPTS = (2, 4, 8)
-N_TOKENS = (16, 40, 64, 128)
-N_ROUNDS = 5
+N_TOKENS = (16, 40, 128)
+N_ROUNDS = 3
 FOREVER = 1 << 16
 
 
@@ -95,8 +95,9 @@ def main(folder: Path) -> None:
                     )
                     for name in FirstTokens.__struct_fields__
                 ]
-                words = "first {:.2f} x, mean {:.2f} x, last {:.2f} x, passes {:.2f} x"
-                sys.stdout.write(f"{n_prompts} prompts of {n_tokens}: {words.format(*ratios)}\n")
+                line = "first {:.2f} x, mean {:.2f} x, last {:.2f} x, passes {:.2f} x"
+                sys.stdout.write(f"{n_prompts} prompts of {n_tokens}: {line.format(*ratios)}\n")
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.engine_events import RequestFailed
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.preset import KVSpec, SlotSpec, Speculation
+from mlxstack.core.preset import KVSpec, PrefillSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
 from mlxstack.engine import assembly
@@ -26,8 +26,16 @@ pytestmark = pytest.mark.mlx
 
 PROMPTS = [prompt(n, seed=n) for n in (2, 5, 17, 33, 90, 128, 40, 300)]
 MAX_SHARED = 200
+PATIENT = PrefillSpec(max_stall_ms=60_000)
+"""So that the speed of the machine decides nothing."""
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-mla", "tiny-hybrid"]
 SHARING = set(KINDS) - {"tiny-mla"}
+
+
+def preset(folder: str, **changed: Any) -> Preset:
+    """Eight slots for prompts that share passes."""
+    slots = SlotSpec(count=8, n_ctx=1024)
+    return preset_of(Path(folder), slots=slots, prefill=PATIENT, **changed)
 
 
 class WithoutFives(PlainTokens):
@@ -51,8 +59,7 @@ def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=KINDS)
 def driver(request: pytest.FixtureRequest, model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
-    preset = preset_of(Path(model_of(request.param)), slots=SlotSpec(count=8, n_ctx=1024))
-    with running(preset, tmp_path) as driver:
+    with running(preset(model_of(request.param)), tmp_path) as driver:
         is_sharing = driver.engine.loaded.loop.prefill_policy.max_shared == MAX_SHARED
         assert is_sharing == (request.param in SHARING)
         yield driver
@@ -125,8 +132,7 @@ def test_continued_contexts_share_a_pass(driver: Driver) -> None:
 def test_kinds_of_kv_and_drafts(
     model_of: ModelOf, tmp_path: Path, changed: dict[str, object]
 ) -> None:
-    preset = preset_of(Path(model_of("tiny")), slots=SlotSpec(count=8, n_ctx=1024), **changed)
-    with running(preset, tmp_path) as driver:
+    with running(preset(model_of("tiny"), **changed), tmp_path) as driver:
         if "speculation" in changed:
             draft_freely(driver)
         alone = [driver.cold(tokens) for tokens in PROMPTS]
@@ -139,8 +145,7 @@ def test_kinds_of_kv_and_drafts(
 
 
 def test_a_prompt_that_cannot_be_fed_fails_alone(model_of: ModelOf, tmp_path: Path) -> None:
-    preset = preset_of(Path(model_of("tiny")), slots=SlotSpec(count=8, n_ctx=1024))
-    with running(preset, tmp_path) as driver:
+    with running(preset(model_of("tiny")), tmp_path) as driver:
         alone = [driver.cold(tokens) for tokens in PROMPTS[2:5]]
         driver.engine.loaded.loop.batch.inputs = WithoutFives()
         failed, *asks = together(driver, PROMPTS[1:5])
@@ -154,8 +159,7 @@ def test_a_prompt_that_cannot_be_fed_fails_alone(model_of: ModelOf, tmp_path: Pa
 def test_a_pass_that_breaks_fails_its_prompts_and_no_other(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preset = preset_of(Path(model_of("tiny")), slots=SlotSpec(count=8, n_ctx=1024))
-    with running(preset, tmp_path) as driver:
+    with running(preset(model_of("tiny")), tmp_path) as driver:
         alone = driver.cold(PROMPTS[5], 60)
         other = driver.submit(PROMPTS[5], 60, use_cache=False)
         driver.seated(other)

@@ -100,8 +100,10 @@ def test_a_shared_pass_keeps_order_and_time(
     assert {slot.id for slot in after.slots if not slot.n_passed} == set(chunk.slots)
     if not chunk.beside:
         return
-    order = sorted(state.slots, key=lambda slot: (priorities[slot.id], slot.n_left, slot.id))
-    assert [slot.id for slot in order[: len(chunk.slots)]] == list(chunk.slots)
+    first_to_last = sorted(
+        state.slots, key=lambda slot: (priorities[slot.id], slot.n_left, slot.id)
+    )
+    assert [slot.id for slot in first_to_last[: len(chunk.slots)]] == list(chunk.slots)
     parts = (chunk, *chunk.beside)
     assert all(part.n_tokens == n_lefts[part.slot] <= longest for part in parts)
     assert len({priorities[part.slot] for part in parts}) == 1

@@ -336,7 +336,7 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
 
 
 def _can_share(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
-    """Whether chunks of prompts in one pass get the same logits as alone."""
+    """Whether chunks of prompts have the same logits in one pass."""
     for number in range(N_TRIALS):
         trial = CheckTrial(runner, cache_factory, _prompts(n_vocab, number, 5, 89))
         try:
@@ -350,7 +350,7 @@ def _can_share(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
 
 
 def _prompts(n_vocab: int, number: int, by_token: int, by_trial: int) -> list[list[int]]:
-    """Prompts of a trial, which differ from token to token and from trial to trial."""
+    """Prompts of a trial, each different."""
     return [
         [(by_token * i + 3 * n + by_trial * number) % n_vocab for i in range(n)] for n in LENGTHS
     ]

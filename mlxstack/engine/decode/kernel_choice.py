@@ -61,9 +61,9 @@ def choose_kernels(
 
 
 def without_forced(limits: SchedulerLimits, error: Exception) -> SchedulerLimits | None:
-    """Limits of prefill without forced kernels, after one of them failed; None where none did.
+    """Limits of prefill without forced kernels, after one failed.
 
-    Raises DeviceError.
+    None where the error is of another kind. Raises DeviceError.
     """
     raise_device_error(error)
     if not isinstance(error, KERNEL_FAULTS) or not unforce():

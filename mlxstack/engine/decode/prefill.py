@@ -25,7 +25,7 @@ def room_for(request: Request) -> int:
 
 
 class PreparedChunk(Struct, frozen=True):
-    """Tokens of a prompt for a pass; none where their inputs are still to be computed."""
+    """Tokens of a prompt for a pass; none where inputs are missing."""
 
     context: SlotContext
     request: Request
@@ -48,10 +48,10 @@ def prefill_chunk(
 def prepare_chunk(
     batch: Batch, context: SlotContext, request: Request, n_tokens: int, input_s: float = 0.0
 ) -> PreparedChunk:
-    """At most `n_tokens` of the prompt, up to the next checkpoint that is worth taking.
+    """Prepare at most `n_tokens` of the prompt for a pass.
 
-    Where inputs of the tokens are missing, some are computed in place of the chunk, for `input_s`
-    seconds. Raises what `TokenInputs` raises.
+    It ends where a checkpoint is worth taking. Where inputs of the tokens are missing, some are
+    computed in place of the chunk, for `input_s` seconds. Raises what `TokenInputs` raises.
     """
     inputs = batch.inputs
     start = len(context)
@@ -65,9 +65,9 @@ def prepare_chunk(
 
 
 def compute_chunks(batch: Batch, chunks: Sequence[PreparedChunk]) -> None:
-    """Compute chunks of different prompts in one pass, and take the checkpoints at their ends.
+    """Compute chunks of different prompts in one pass.
 
-    A proposer that needs the hidden states gets them.
+    Checkpoints are taken at their ends. A proposer that needs the hidden states gets them.
     """
     plan = [chunk.tokens for chunk in chunks if chunk.tokens is not None]
     if not plan:

@@ -135,7 +135,7 @@ class KVView:
 
 
 class PromptView(KVView):
-    """KV caches of a layer, one per slot, for prompts that share a pass.
+    """KV caches of a layer, for prompts that share a pass.
 
     Tokens are rows as in `KVView`, but those of a slot attend together: the keys and values, the
     masks and the queries that `counts` tells are by slot.
@@ -333,9 +333,9 @@ def view(
     kind: type[KVView | PaddedKVView] = KVView,
     shifts: Sequence[int] = (),
 ) -> Any:
-    """The view over one layer's caches, `counts` tokens each; of this `kind` over KV.
+    """View over one layer's caches, `counts` tokens each.
 
-    Positions are indices plus the `shifts` of their slots.
+    It is of this `kind` over KV. Positions are indices plus the `shifts` of their slots.
     Raises TypeError for a kind of cache that has none.
     """
     first = caches[0]

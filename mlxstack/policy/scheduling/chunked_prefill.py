@@ -262,7 +262,7 @@ def sharing(
     speed: ThroughputModel,
     policy: PrefillPolicy,
 ) -> list[Slot]:
-    """Prompts among `slots` that end in the pass of the `first`, in their order.
+    """Prompts that end in the pass of the `first`, in their order.
 
     Each takes its part of the tokens that a chunk of it could have. None is less urgent than the
     first, whose token waits for all of them, and none is passed over.
@@ -286,7 +286,7 @@ def sharing(
 
 
 def _longest_beside(slots: Sequence[Slot], policy: PrefillPolicy) -> int:
-    """Tokens of the longest of these prompts at most, so that they may share a pass."""
+    """Maximum length, in tokens, of these prompts to share a pass."""
     if any(slot.request and slot.request.images for slot in slots):
         return 0
     if policy.is_padded:

@@ -154,7 +154,7 @@ def begin_answer(state: SchedulerState, slot: int) -> SchedulerState:
 
 
 def skip(state: SchedulerState, chosen: Collection[int]) -> SchedulerState:
-    """Compute prompts of the `chosen` slots in this step; count it for the others."""
+    """Compute the `chosen` slots in this step; count it for the others."""
     slots = list(state.slots)
     for prefilling in state.slots:
         if prefilling.state is SlotState.PREFILLING:
