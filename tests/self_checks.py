@@ -16,11 +16,12 @@ from xxhash import xxh3_128_hexdigest
 from mlxstack.core.exact_rows import ExactBits, ExactRows
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
 from mlxstack.engine.decode.row_grouper import GroupRows
+from mlxstack.engine.decode.shared_passes import measure_sharing
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.features.exact.engine import ExactModel, exact_model
-from mlxstack.policy.pass_layout import WidthCosts
+from mlxstack.policy.pass_layout import SharedPrompts, WidthCosts
 from tests.remembered import Result, remembered
 
 
@@ -47,6 +48,12 @@ def remembered_widths(runner: ModelRunner, cache_factory: CacheFactory) -> Width
     )
 
 
+def remembered_sharing(runner: ModelRunner, cache_factory: CacheFactory) -> SharedPrompts:
+    """Prompts that gained by a shared pass when `measure_sharing` ran first on these weights."""
+    compute = partial(measure_sharing, runner, cache_factory)
+    return _once(runner.model, cache_factory, ("sharing",), SharedPrompts, compute)
+
+
 def remembered_bits(
     model: Any, cache_factory: CacheFactory, n_vocab: int, setting: ExactBits, **more: Any
 ) -> ExactModel:
@@ -66,6 +73,7 @@ def remembered_bits(
 REMEMBERED = {
     "self_check": remembered_check,
     "measure_widths": remembered_widths,
+    "measure_sharing": remembered_sharing,
     "exact_model": remembered_bits,
 }
 """By their names in `mlxstack.engine.assembly`."""
