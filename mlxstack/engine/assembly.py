@@ -168,7 +168,10 @@ class EngineAssembly:
         device.release()
         exact = self._exact(loaded, factory, check)
         if exact.mode is not None:
-            check = replace(check, kv=f"{check.kv}, equal bits", can_group=False, can_share=False)
+            check = replace(check, can_group=False, can_share=False)
+            if self._preset.batch.exact is ExactBits.ON:
+                # With `auto` the next load may choose otherwise, and has to find this KV.
+                check = replace(check, kv=f"{check.kv}, equal bits")
         device.release()
         identity = self._parts.kv_identity(loaded.facts, check, preset)
         has_states = self._parts.has_hidden_states
