@@ -21,7 +21,8 @@ from tests.clients.tapes import recorded
 from tests.patience import PATIENCE_S
 
 N_CTX = 32768
-N_ANSWER = 16
+N_ANSWER = 400
+"""Tokens of an answer at most: an answer that is cut leaves no head."""
 WAIT_S = 0.2
 
 
