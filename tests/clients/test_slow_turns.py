@@ -58,7 +58,7 @@ LINES: Script = [
 class Bounds(Struct, frozen=True):
     """A turn beyond one of these is slow."""
 
-    n_computed: int = 1000
+    n_computed: int = 1500
     """Tokens of the prompt; the result of a tool has fewer."""
     n_generated: int = 400
     waiting: float = 1.0
