@@ -1,7 +1,7 @@
 """MLX's buffer cache under Metal's policy: freed buffers are kept until the process empties it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from mlxstack.core.preset import (
 )
 from mlxstack.engine import assembly, device, loop, thread
 from mlxstack.engine.decode import batch
+from mlxstack.engine.decode.prefill import PreparedChunk
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -59,17 +60,16 @@ class Chunks:
         self.workspaces: list[int] = []
         self.cached: list[int] = []
         self.rooms: list[int] = []
-        self._prefill = loop.prefill_chunk
-        monkeypatch.setattr(loop, "prefill_chunk", self)
+        self._compute = loop.compute_chunks
+        monkeypatch.setattr(loop, "compute_chunks", self)
 
-    def __call__(self, runner: object, context: SlotContext, ask: Any, *more: Any) -> float:
+    def __call__(self, rows: batch.Batch, chunks: Sequence[PreparedChunk]) -> None:
         self.cached.append(mx.get_cache_memory())
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        took = self._prefill(runner, context, ask, *more)
+        self._compute(rows, chunks)
         self.workspaces.append(mx.get_peak_memory() - before)
-        self.rooms.append(context.leaves[0].keys.shape[2])
-        return took
+        self.rooms.append(chunks[0].context.leaves[0].keys.shape[2])
 
 
 def test_cached_buffers_stay_within_the_workspace_of_one_chunk(
