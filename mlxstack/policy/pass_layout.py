@@ -7,7 +7,7 @@ from enum import Enum, auto
 from msgspec import Struct
 
 MIN_SAVED = 0.2
-"""Minimum share of time saved by sharing a pass: who comes first waits longer for it."""
+"""Minimum share of time saved by sharing a pass, which delays the first prompt of it."""
 
 
 class PassLayout(Enum):

@@ -131,10 +131,11 @@ def test_x9_a_client_that_leaves_the_queue(live: Running, http: httpx.Client) ->
 
 def test_x9_a_client_that_leaves_before_its_stream_began(live: Running, http: httpx.Client) -> None:
     body = chat_body("second", id_slot=0, stream=True)
-    with held(live):
+    with held(live), single_steps(live) as step:
         with unanswered(live.url + PATH, body):
-            until(live, lambda s: len(s.waiting) == 1)
-        assert n_busy(until(live, lambda s: not s.waiting)) == 1
+            step_until(live, step, lambda s: len(s.waiting) == 1)
+        step_until(live, step, lambda s: not s.waiting)
+        assert n_busy(live.service.engine.snapshot()) == 1
 
 
 def test_x20_headers_come_though_it_waits(live: Running, http: httpx.Client) -> None:

@@ -55,6 +55,8 @@ def test_every_dialect_ends_the_answer(
     for key in loops:
         stopped = stopped[key]
     assert stopped == [STOPPED]
+    timings = answer.json().get("timings", {})
+    assert all(isinstance(value, int | float) for value in timings.values()), "as in llama-server"
     assert answer.headers["x-mlx-stack-loops"] == HEADER
 
 

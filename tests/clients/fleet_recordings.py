@@ -260,15 +260,17 @@ def script(tools: ClientTools, folder: Path) -> Script:
     return [{"when": pattern, "say": text} for pattern, text in steps]
 
 
+def write_project(place: Path) -> None:
+    """Write the project of the sessions."""
+    (place / "inventory.py").write_text(INVENTORY)
+    (place / "test_inventory.py").write_text(TESTS)
+    (place / "README.md").write_text(README)
+
+
 def record(client: RecordedClient, folder: Path) -> RecordedSession:
     """Session of one client, whose work is real and whose model is scripted."""
     place = project(folder)
-    for name, text in {
-        "inventory.py": INVENTORY,
-        "test_inventory.py": TESTS,
-        "README.md": README,
-    }.items():
-        (place / name).write_text(text)
+    write_project(place)
     stage = folder / "stage"
     with (
         playing(stage, script(client.tools, place), N_CTX) as live,

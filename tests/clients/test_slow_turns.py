@@ -32,7 +32,7 @@ from mlxstack.features.heads.service import ClientHeads
 from mlxstack.features.receipts.policy import Cause, Receipt, seconds_of, waited_s
 from tests.api.running import Running, running
 from tests.clients.agents import AND_THEN, MAIN, N_CTX, SCRIPT, TASK, project, start
-from tests.clients.fleet_recordings import CLIENTS, INVENTORY, OWN_WORDS, README, TESTS, script
+from tests.clients.fleet_recordings import CLIENTS, OWN_WORDS, script, write_project
 from tests.clients.stage import Script, model
 from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak
@@ -174,16 +174,6 @@ class Play:
             if bounds.is_slow(view):
                 assert receipt.reason or not bounds.computes_much(view)
                 self.slow.append(SlowTurn(view, receipt))
-
-
-def write_project(place: Path) -> None:
-    """The project of the recorded sessions."""
-    for name, text in {
-        "inventory.py": INVENTORY,
-        "test_inventory.py": TESTS,
-        "README.md": README,
-    }.items():
-        (place / name).write_text(text)
 
 
 def agree(view: RequestView, receipt: Receipt) -> None:

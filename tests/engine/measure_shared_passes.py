@@ -8,6 +8,7 @@ import random
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -73,31 +74,32 @@ def played(driver: Driver, n_prompts: int, n_tokens: int, max_shared: int) -> Fi
     return FirstTokens(min(times), fmean(times), max(times), n_passes)
 
 
+def ratios(driver: Driver, n_prompts: int, n_tokens: int) -> list[float]:
+    """Medians of shared against apart, in the order of the fields of `FirstTokens`."""
+    apart: list[FirstTokens] = []
+    shared: list[FirstTokens] = []
+    played(driver, n_prompts, n_tokens, 0)
+    played(driver, n_prompts, n_tokens, FOREVER)
+    for _ in range(N_ROUNDS):
+        apart.append(played(driver, n_prompts, n_tokens, 0))
+        shared.append(played(driver, n_prompts, n_tokens, FOREVER))
+    rounds = list(zip(apart, shared, strict=True))
+    return [
+        median(getattr(after, name) / getattr(before, name) for before, after in rounds)
+        for name in FirstTokens.__struct_fields__
+    ]
+
+
 def main(folder: Path) -> None:
     """Print a line for each count and length."""
     preset = preset_of(folder, slots=SlotSpec(count=max(N_PROMPTS), n_ctx=2048))
+    line = "{} prompts of {}: first {:.2f} x, mean {:.2f} x, last {:.2f} x, passes {:.2f} x\n"
     with tempfile.TemporaryDirectory() as home, running(preset, Path(home)) as driver:
         measured = driver.engine.loaded.loop.prefill_policy.max_shared
         sys.stdout.write(f"measured at load: prompts of up to {measured} tokens share a pass\n")
-        for n_tokens in N_TOKENS:
-            for n_prompts in N_PROMPTS:
-                rounds: dict[int, list[FirstTokens]] = {0: [], FOREVER: []}
-                for number in range(N_ROUNDS + 1):
-                    for max_shared in sorted(rounds, reverse=number % 2 == 1):
-                        result = played(driver, n_prompts, n_tokens, max_shared)
-                        if number:
-                            rounds[max_shared].append(result)
-                apart, together = rounds.values()
-                ratios = [
-                    median(
-                        getattr(b, name) / getattr(a, name)
-                        for a, b in zip(apart, together, strict=True)
-                    )
-                    for name in FirstTokens.__struct_fields__
-                ]
-                line = "first {:.2f} x, mean {:.2f} x, last {:.2f} x, passes {:.2f} x"
-                sys.stdout.write(f"{n_prompts} prompts of {n_tokens}: {line.format(*ratios)}\n")
-                sys.stdout.flush()
+        for n_tokens, n_prompts in product(N_TOKENS, N_PROMPTS):
+            sys.stdout.write(line.format(n_prompts, n_tokens, *ratios(driver, n_prompts, n_tokens)))
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

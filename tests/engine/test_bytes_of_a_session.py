@@ -84,5 +84,5 @@ def test_forty_turns_write_little_more_than_their_final_state(
         n_reused, miss = resumed(driver, history)
         n_lost = len(history) - 1 - n_reused
         assert n_lost * final.kv / len(history) <= final.checkpoint / SHARE + final.kv / N_TURNS
-        told = CacheMiss(MissReason.NO_CHECKPOINT, n_reused, n_lost=n_lost)
-        assert miss == (told if n_lost else None)
+        expected = CacheMiss(MissReason.NO_CHECKPOINT, n_reused, n_lost=n_lost)
+        assert miss == (expected if n_lost else None)

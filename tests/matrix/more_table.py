@@ -49,7 +49,7 @@ def counts(rows: Sequence[MoreRow]) -> str:
     return (
         f"{len(rows)} types: {sum(is_served(row) for row in rows)} answer over HTTP, "
         f"{sum(is_identical(row) for row in rows)} keep every promise before drafts, "
-        f"{sum(row.batched == 'yes' for row in rows)} of them are batched."
+        f"{sum(row.batched == 'yes' for row in rows)} are batched."
     )
 
 

@@ -43,7 +43,7 @@ def test_short_prompts_share_a_pass_to_their_ends() -> None:
     ]
 
 
-def test_who_is_in_the_pass_was_not_passed_over() -> None:
+def test_prompts_of_the_pass_are_not_counted_as_passed_over() -> None:
     state, _ = next_prefill_chunk(prefilling([40, 30, 65]), SPEED, POLICY)
     assert [slot.n_passed for slot in state.slots] == [0, 0, 1]
 
@@ -87,7 +87,7 @@ def test_padded_prompts_are_alike_and_take_as_long_as_the_longest() -> None:
 def test_a_shared_pass_keeps_order_and_time(
     n_lefts: list[int], data: st.DataObject, position: int, longest: int, slowdown: float
 ) -> None:
-    """The first chunk is the one without company, the others are those that would come next."""
+    """The first chunk is that of a pass of its own; the others are of the prompts after it."""
     priorities = [data.draw(st.sampled_from(Priority)) for _ in n_lefts]
     state = prefilling(n_lefts, priorities, position)
     speed = replace(SPEED, slowdown=slowdown)
