@@ -58,7 +58,7 @@ LINES: Script = [
 class Bounds(Struct, frozen=True):
     """A turn beyond one of these is slow."""
 
-    n_computed: int = 1500
+    n_computed: int = 1000
     """Tokens of the prompt; the result of a tool has fewer."""
     n_generated: int = 400
     waiting: float = 1.0
@@ -79,6 +79,8 @@ class Bounds(Struct, frozen=True):
 
 
 BOUNDS = Bounds()
+RECORDED_BOUNDS = Bounds(n_computed=1500)
+"""Results of tools have 1,000 tokens in the recorded session of opencode."""
 
 
 class SlowTurn(Struct, frozen=True):
@@ -103,6 +105,7 @@ class Play:
         self.slow: list[SlowTurn] = []
         """Those of all services."""
         self._folder = folder
+        self._bounds = RECORDED_BOUNDS if is_recorded else BOUNDS
         self._stack = ExitStack()
         place = project(folder)
         lines, self.questions = SCRIPT, (TASK.format(client), AND_THEN)
@@ -129,7 +132,7 @@ class Play:
     def close(self) -> None:
         """Compare receipts and requests, and stop the service."""
         try:
-            self._explain(BOUNDS)
+            self._explain(self._bounds)
         finally:
             self._stack.close()
 

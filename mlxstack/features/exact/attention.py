@@ -1,11 +1,13 @@
 """CPU attention whose bits depend on neither other queries nor later keys.
 
 BLAS chooses kernels by the shape of a product. So each product has blocks of `BLOCK` keys, which
-begin at multiples of it by position, and at least `MIN_ROWS` rows of queries; blocks are added in
-sequence. Keys that a query does not see have a weight of exactly 0.
+begin at multiples of it by position, and rows of queries in a layout with equal bits, which is
+measured by head dimension; blocks are added in sequence. Keys that a query does not see have a
+weight of exactly 0.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -14,11 +16,15 @@ from msgspec import Struct
 
 from mlxstack.engine.model.cpu_attention import LOG2_E, MASKED, N_TILE, exp2
 from mlxstack.engine.model.row_views import RaggedArray, ShiftedKV, row_of
+from mlxstack.features.exact.policy import HALF_TWELVES, RowRange
+from mlxstack.features.exact.row_padding import has_equal_bits, pad_rows, unpad_rows
 
 BLOCK = 256
 """Keys of a product: the sum over so many runs in one order, whatever the rows are."""
-MIN_ROWS = 8
-"""Rows of a product; fewer take another kernel of OpenBLAS (5 measured for 256 keys)."""
+LAYOUTS = (RowRange(8), HALF_TWELVES)
+"""Rows of a product; the first with equal bits is used."""
+ROW_COUNTS = (1, 2, 5, 6, 7, 12, 13, 24, 64)
+"""Row counts of which the bits are compared."""
 
 
 class KeyBlocks(Struct, frozen=True):
@@ -112,7 +118,7 @@ def _attend(
     grouped = (queries.astype(mx.float32) * (scale * LOG2_E)).reshape(n_kv, -1, n, dim)
     if sinks is not None:
         sinks = (sinks.astype(mx.float32) * LOG2_E).reshape(n_kv, -1, 1)
-    step = max(MIN_ROWS, N_TILE // (n_keys * n_heads))
+    step = max(1, N_TILE // (n_keys * n_heads))
     tiles = []
     for first in range(0, n, step):
         stop = min(first + step, n)
@@ -136,6 +142,23 @@ def _attend(
         )
     out = mx.concatenate(tiles, axis=2) if len(tiles) > 1 else tiles[0]
     return out.reshape(1, n_heads, n, -1).astype(dtype)
+
+
+@cache
+def row_layout(dim: int, n_values: int) -> RowRange:
+    """Layout of rows with equal bits by head dimensions.
+
+    The last one where none has, which the check at load notices.
+    """
+    keys = mx.random.normal((2, BLOCK, dim), key=mx.random.key(1))
+    values = mx.random.normal((2, BLOCK, n_values), key=mx.random.key(2))
+    query = mx.random.normal((dim,), key=mx.random.key(3))
+    weights = mx.random.uniform(shape=(BLOCK,), key=mx.random.key(4))
+    for layout in LAYOUTS:
+        scores = has_equal_bits(lambda x: x @ keys.swapaxes(-1, -2), query, layout, ROW_COUNTS)
+        if scores and has_equal_bits(lambda x: x @ values, weights, layout, ROW_COUNTS):
+            return layout
+    return LAYOUTS[-1]
 
 
 def _blocks(keys: mx.array, start: int) -> KeyBlocks:
@@ -172,18 +195,16 @@ def _tile(
     `allowed`: (1 or heads, n, keys)."""
     n_kv, group, n, dim = queries.shape
     n_rows = group * n
-    rows = queries.reshape(n_kv, 1, n_rows, dim)
-    n_missing = max(0, MIN_ROWS - n_rows)
-    if n_missing:
-        rows = mx.pad(rows, [(0, 0), (0, 0), (0, n_missing), (0, 0)])
+    layout = row_layout(dim, values.parts[0].shape[-1])
+    rows = pad_rows(queries.reshape(n_kv, 1, n_rows, dim), layout)
     scores = _joined([rows @ part.swapaxes(-1, -2) for part in keys.parts])
-    seen = _seen(keys, n_keys, allowed, (n_kv, group, n), n_missing)
+    seen = _seen(keys, n_keys, allowed, (n_kv, group, n), layout)
     if seen is not None:
         scores = mx.where(seen, scores, MASKED)
     most = scores.max(axis=(1, 3), keepdims=True)
     if sinks is not None:
         by_row = mx.broadcast_to(sinks, (n_kv, group, n)).reshape(n_kv, 1, n_rows, 1)
-        by_row = mx.pad(by_row, [(0, 0), (0, 0), (0, n_missing), (0, 0)])
+        by_row = pad_rows(by_row, layout)
         most = mx.maximum(most, by_row)
     weights = exp2(scores - most)
     if seen is not None:
@@ -197,7 +218,7 @@ def _tile(
         mixed.append(weights[:, first : first + part.shape[1]] @ part)
         first += part.shape[1]
     summed = _joined(mixed).sum(axis=1, keepdims=True)
-    return (summed / total)[:, 0, :n_rows].reshape(n_kv, group, n, -1)
+    return unpad_rows(summed / total, layout, n_rows).reshape(n_kv, group, n, -1)
 
 
 def _joined(parts: Sequence[mx.array]) -> mx.array:
@@ -209,7 +230,7 @@ def _seen(
     n_keys: int,
     allowed: mx.array | None,
     shape: tuple[int, int, int],
-    n_missing: int,
+    layout: RowRange,
 ) -> mx.array | None:
     """Mask (1 or KV heads, blocks, 1 or rows, `BLOCK`); None: all."""
     n_after = keys.n_blocks * BLOCK - keys.n_before - n_keys
@@ -224,6 +245,5 @@ def _seen(
         rows = mx.broadcast_to(padded[:, None], (1, group, n, padded.shape[-1]))
     else:
         rows = padded.reshape(n_kv, group, n, -1)
-    rows = rows.reshape(rows.shape[0], group * n, -1)
-    rows = mx.pad(rows, [(0, 0), (0, n_missing), (0, 0)])
-    return rows.reshape(rows.shape[0], group * n + n_missing, -1, BLOCK).swapaxes(1, 2)
+    rows = pad_rows(rows.reshape(rows.shape[0], group * n, -1), layout)
+    return rows.reshape(*rows.shape[:2], -1, BLOCK).swapaxes(1, 2)

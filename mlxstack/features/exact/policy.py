@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from math import ceil
 
 from msgspec import Struct
 
@@ -19,9 +20,13 @@ class RowRange(Struct, frozen=True):
     floor: int
     ceiling: int = 0
     """0: any number of rows."""
+    n_used: int = 0
+    """First rows of each `floor` that have the same bits; 0: all rows have."""
 
     def padded(self, n_rows: int) -> int:
         """Rows to compute for `n_rows`; the same number beyond the range."""
+        if self.n_used:
+            return ceil(n_rows / self.n_used) * self.floor
         return max(n_rows, self.floor)
 
     @property
@@ -53,6 +58,10 @@ def equal_range(bits: Sequence[tuple[int, int]]) -> RowRange | None:
 def common_ceiling(ranges: Sequence[RowRange]) -> int:
     """Largest number of rows in all ranges; 0: any."""
     return min((rows.ceiling for rows in ranges if rows.ceiling), default=0)
+
+
+HALF_TWELVES = RowRange(floor=12, n_used=6)
+"""OpenBLAS computes 12 rows as twice 6 on CPUs with AVX2, which add in another order."""
 
 
 class Costs(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Linear layers that pad their rows to counts with equal bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from mlxstack.core.exact_rows import LayerBits
 from mlxstack.engine.model.pass_mode import current_mode
-from mlxstack.features.exact.policy import RowRange, equal_range
+from mlxstack.features.exact.policy import HALF_TWELVES, RowRange, equal_range
+from mlxstack.features.exact.row_padding import has_equal_bits, pad_rows, unpad_rows
 
 ROW_COUNTS = (*range(1, 14), 16, 17, 24, 32, 33, 48, 64, 128)
 """Row counts of which the bits are compared."""
@@ -58,18 +59,18 @@ def set_floors(layers: list[MeasuredLayer]) -> None:
     for layer in layers:
         if layer.rows is None or layer.rows.floor == 1 or _is_experts(layer.module):
             continue
-        if not hasattr(layer.module, "_row_floor"):
+        if not hasattr(layer.module, "_equal_rows"):
             kind: Any = type(layer.module)
-            layer.module.__class__ = _floored(kind)
-        layer.module._row_floor = layer.rows.floor
+            layer.module.__class__ = _padding(kind)
+        layer.module._equal_rows = layer.rows
 
 
 def clear_floors(layers: list[MeasuredLayer]) -> None:
     """Make these layers again what they were."""
     for layer in layers:
-        if hasattr(layer.module, "_row_floor"):
+        if hasattr(layer.module, "_equal_rows"):
             layer.module.__class__ = type(layer.module).__bases__[0]
-            del layer.module._row_floor
+            del layer.module._equal_rows
 
 
 def _is_tied(model: Any) -> bool:
@@ -101,67 +102,82 @@ def _shape(module: Any) -> str:
 def _measured(kind: str, module: Any) -> tuple[LayerBits, RowRange | None]:
     n_inputs = int(_shape(module).split(" ")[0])
     dtype = module.scales.dtype if hasattr(module, "scales") else module.weight.dtype
-    n_most = max(ROW_COUNTS)
-    inputs = mx.random.normal((n_most, n_inputs), key=mx.random.key(0)).astype(dtype)
+    counts = HEAD_COUNTS if kind == "head" else ROW_COUNTS
     if _is_experts(module):
-        chosen = (mx.arange(n_most) % module.weight.shape[0])[:, None]
-        pairs = inputs[:, None, None]
-
-        def compute(n: int) -> mx.array:
-            rows: mx.array = module(pairs[:n], chosen[:n])
-            return rows.reshape(n, -1)
+        found_range = _range_of_experts(module, n_inputs, dtype)
     else:
+        row = mx.random.normal((n_inputs,), key=mx.random.key(0)).astype(dtype)
         product = getattr(module, "as_linear", module)
-
-        def compute(n: int) -> mx.array:
-            rows: mx.array = product(inputs[:n, None])
-            return rows.reshape(n, -1)
-
-    bits: list[tuple[int, int]] = []
-    before: mx.array | None = None
-    n_changes = 0
-    for n in HEAD_COUNTS if kind == "head" else ROW_COUNTS:
-        rows = compute(n)
-        mx.eval(rows)
-        # All rows that both have: the first one alone says nothing of other places.
-        if before is not None and not mx.array_equal(rows[: before.shape[0]], before):
-            n_changes += 1
-        before = rows
-        bits.append((n, n_changes))
-    found_range = equal_range(bits)
+        found_range = _range_of_product(product, row, counts)
     floor = found_range.floor if found_range else 0
     ceiling = found_range.ceiling if found_range else 0
     return LayerBits(kind, _shape(module), floor, ceiling), found_range
 
 
+def _range_of_experts(module: Any, n_inputs: int, dtype: mx.Dtype) -> RowRange | None:
+    n_most = max(ROW_COUNTS)
+    inputs = mx.random.normal((n_most, 1, 1, n_inputs), key=mx.random.key(0)).astype(dtype)
+    chosen = (mx.arange(n_most) % module.weight.shape[0])[:, None]
+    bits: list[tuple[int, int]] = []
+    before: mx.array | None = None
+    n_changes = 0
+    for n in ROW_COUNTS:
+        rows = module(inputs[:n], chosen[:n]).reshape(n, -1)
+        # All rows that both have: the first one alone says nothing of other places.
+        if before is not None and not mx.array_equal(rows[: before.shape[0]], before):
+            n_changes += 1
+        before = rows
+        bits.append((n, n_changes))
+    return equal_range(bits)
+
+
+def _range_of_product(
+    product: Callable[[mx.array], mx.array], row: mx.array, counts: Sequence[int]
+) -> RowRange | None:
+    """Row counts with equal bits in all places."""
+    bits: list[tuple[int, int]] = []
+    before: mx.array | None = None
+    for n in counts:
+        rows = product(mx.broadcast_to(row, (n, row.shape[-1]))[:, None]).reshape(n, -1)
+        in_all_places = mx.all(rows == rows[0]).item()
+        is_as_before = before is not None and in_all_places and mx.array_equal(rows[0], before)
+        bits.append((n, bits[-1][1] if is_as_before else len(bits)))
+        before = rows[0] if in_all_places else None
+    found_range = equal_range(bits)
+    is_open = found_range is not None and not found_range.ceiling
+    if not is_open and has_equal_bits(product, row, HALF_TWELVES, counts):
+        return HALF_TWELVES
+    return found_range
+
+
 @cache
-def _floored(kind: Any) -> type:
+def _padding(kind: Any) -> type:
     """Subclass that pads its rows in passes with equal bits."""
     if issubclass(kind, nn.Embedding | nn.QuantizedEmbedding):
 
-        class RowFloorHead(kind):  # type: ignore[misc]
-            """Embedding that computes at least `_row_floor` rows of logits."""
+        class RowPaddingHead(kind):  # type: ignore[misc]
+            """Embedding that computes logits of counts of rows in `_equal_rows`."""
 
             def as_linear(self, x: mx.array) -> mx.array:
                 """Logits (..., vocabulary) of states (..., dim)."""
-                return _padded(super().as_linear, x, self._row_floor)
+                return _padded(super().as_linear, x, self._equal_rows)
 
-        return RowFloorHead
+        return RowPaddingHead
 
-    class RowFloorLinear(kind):  # type: ignore[misc]
-        """Linear layer that computes at least `_row_floor` rows."""
+    class RowPaddingLinear(kind):  # type: ignore[misc]
+        """Linear layer that computes counts of rows in `_equal_rows`."""
 
         def __call__(self, x: mx.array) -> mx.array:
             """Outputs (..., out) of inputs (..., in)."""
-            return _padded(super().__call__, x, self._row_floor)
+            return _padded(super().__call__, x, self._equal_rows)
 
-    return RowFloorLinear
+    return RowPaddingLinear
 
 
-def _padded(product: Callable[[mx.array], mx.array], x: mx.array, floor: int) -> mx.array:
+def _padded(product: Callable[[mx.array], mx.array], x: mx.array, rows: RowRange) -> mx.array:
     width = x.shape[-1]
     n = x.size // width
-    if n >= floor or current_mode() is None:
+    if rows.padded(n) == n or current_mode() is None:
         return product(x)
-    rows = mx.pad(x.reshape(n, width), [(0, floor - n), (0, 0)])
-    return product(rows)[:n].reshape(*x.shape[:-1], -1)
+    output = product(pad_rows(x.reshape(n, width), rows))
+    return unpad_rows(output, rows, n).reshape(*x.shape[:-1], -1)

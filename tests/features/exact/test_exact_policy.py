@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.exact_rows import ExactBits
 from mlxstack.features.exact.policy import (
+    HALF_TWELVES,
     MAX_PADDING,
     Costs,
     RowRange,
@@ -41,6 +42,7 @@ def test_a_lone_row_is_padded_to_the_first_of_equal_counts() -> None:
     bits = [(1, 0), *((n, 1) for n in range(2, 13)), (13, 2), (16, 3)]
     assert equal_range(bits) == RowRange(2, 12)
     assert [RowRange(2, 12).padded(n) for n in (1, 2, 12, 13)] == [2, 2, 12, 13]
+    assert [HALF_TWELVES.padded(n) for n in (1, 6, 7, 12, 13)] == [12, 12, 24, 24, 36]
 
 
 def test_no_two_equal_counts_are_no_range() -> None:

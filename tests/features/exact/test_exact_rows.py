@@ -17,7 +17,7 @@ from mlxstack.engine.model.pass_mode import using_mode
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens, parts_of
 from mlxstack.features.exact.attention import attend_exact
 from mlxstack.features.exact.engine import ExactModel, ExactPasses, exact_model
-from mlxstack.features.exact.policy import RowRange
+from mlxstack.features.exact.policy import HALF_TWELVES, RowRange
 from mlxstack.features.exact.row_floors import clear_floors, measured_layers, set_floors
 from tests.matrix.builder import build
 from tests.matrix.checks import through_bytes
@@ -188,13 +188,39 @@ class WidthDependent(nn.Linear):  # type: ignore[misc]
         return output * (1 + 0.1 * max(0, n - self.ceiling))
 
 
+class TwiceSix(nn.Linear):  # type: ignore[misc]
+    """Imitation of kernels that compute 12 rows as twice 6 with other bits."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        n = x.size // x.shape[-1]
+        output: mx.array = super().__call__(x).reshape(n, -1)
+        place = mx.arange(n)[:, None]
+        is_rest = place >= n // 12 * 12
+        factor = mx.where(is_rest, 1.1 + n % 12, 1.0 + (place % 12 >= 6))
+        return (output * factor.astype(output.dtype)).reshape(*x.shape[:-1], -1)
+
+
+def test_rows_take_the_places_whose_bits_are_equal() -> None:
+    model = imitated(TwiceSix)
+    rows = {
+        layer.rows
+        for layer in measured_layers(model, lambda: True) or []
+        if isinstance(layer.module, TwiceSix)
+    }
+    assert rows == {HALF_TWELVES}
+    measured = measured_model(model)
+    assert measured.report.is_on
+    assert measured.report.chunks_equal
+    assert all(width.n_equal_on == width.width for width in measured.report.widths)
+
+
 class EqualUpTo12(WidthDependent):
     """Imitation of a device with the same bits up to 12 rows."""
 
     ceiling = 12
 
 
-def imitated(kind: type[WidthDependent]) -> Any:
+def imitated(kind: type[nn.Linear]) -> Any:
     model = prepared("llama", "bfloat16")
     for layer in model.model.layers:
         layer.mlp.down_proj.__class__ = kind
@@ -257,8 +283,7 @@ def test_layers_pad_their_rows_in_such_passes_alone() -> None:
     model = prepared("llama", "float32")
     layers = measured_layers(model, lambda: True)
     assert layers is not None
-    raised = [replace(layer, rows=replace(layer.rows, floor=5)) for layer in layers if layer.rows]
-    set_floors(raised)
+    set_floors([replace(layer, rows=RowRange(5)) for layer in layers])
     counts: list[int] = []
     layer = model.model.layers[0].mlp.down_proj
     kind = type(layer).__mro__[1]
