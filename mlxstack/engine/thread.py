@@ -8,9 +8,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -40,6 +40,10 @@ MAX_FAILURES = 3
 """Failed steps in a row until the engine itself is broken."""
 LOADING_S = 0.05
 """Seconds without messages between deadline checks while only KV loads."""
+GATHER_S = 0.02
+"""Seconds for which an idle engine waits for announced requests, so that they share passes."""
+SUBMIT_S = 0.002
+"""Seconds from the end of an announcement to its request, at most."""
 
 
 class LoadedEngine(Struct, frozen=True):
@@ -85,6 +89,7 @@ class EngineThread:
         self._stepped_at = time.monotonic()
         self._has_work = False
         self._n_device_errors = 0
+        self._n_announced = 0
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self.load_progress = LoadProgress()
@@ -105,6 +110,15 @@ class EngineThread:
     def submit(self, request: Request) -> None:
         """Admit a request; `deliver` gets its events, finished or failed last."""
         self.post(lambda: self.loaded.loop.submit(request))
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Announce a request that is submitted right after it. Event loop only."""
+        self._n_announced += 1
+        try:
+            yield
+        finally:
+            self._n_announced -= 1
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request; no-op once it is over."""
@@ -296,12 +310,26 @@ class EngineThread:
             engine.loop.release_buffers()
             self._has_work = False
             self._handle(engine.idle.next_message(self._inbox))
+            self._gather()
         elif engine.loop.is_only_loading:
             with suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=LOADING_S))
         # Messages posted by these wait for the next step: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._handle(self._inbox.get_nowait())
+
+    def _gather(self) -> None:
+        """Wait shortly for requests that come together."""
+        until = time.monotonic() + GATHER_S
+        wait_s = GATHER_S if self._n_announced else 0.0
+        while wait_s > 0:
+            try:
+                self._handle(self._inbox.get(timeout=wait_s))
+            except queue.Empty:
+                return
+            wait_s = until - time.monotonic()
+            if not self._n_announced:
+                wait_s = min(wait_s, SUBMIT_S)
 
     def _handle(self, message: Message) -> None:
         self._has_work = True

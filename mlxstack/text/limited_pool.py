@@ -14,6 +14,8 @@ from mlxstack.core.errors import Busy
 from mlxstack.text.limited_process import LimitedProcess
 
 LEFT = "the client has left"
+START_S = 0.1
+"""Seconds of waiting for a process that others use; to start one takes about as long."""
 
 
 class _Client(threading.local):
@@ -44,7 +46,8 @@ class PoolLimits(Struct, frozen=True):
     """Limits of the processes of a pool.
 
     A job is slow after `quick_s` CPU seconds; of `n_slow` places for slow ones each takes one, and
-    without it raises Busy with `busy`. `n_idle` processes are kept. An answer has `max_answered`
+    without it raises Busy with `busy`. `n_idle` processes are kept; more are started where these
+    are busy with long jobs. An answer has `max_answered`
     bytes at most.
     """
 
@@ -84,12 +87,13 @@ class SlowLane:
 
 
 class LimitedPool:
-    """Processes of one module, one for each thread that asks. Thread-safe."""
+    """Processes of one module. Thread-safe."""
 
     def __init__(self, module: str, limits: PoolLimits) -> None:
         self._module = module
         self._limits = limits
-        self._lock = threading.Lock()
+        self._freed = threading.Condition()
+        self._n_used = 0
         self._idle: list[LimitedProcess] = []
         self._slow = threading.BoundedSemaphore(limits.n_slow)
 
@@ -100,31 +104,41 @@ class LimitedPool:
         when its client has left.
         """
         check_client()
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        process = process or LimitedProcess(
-            self._module, self._limits.max_bytes, self._limits.max_answered
-        )
+        process = self._acquire()
         lane = SlowLane(self._slow, self._limits.quick_s, self._limits.busy)
+        alive = None
         try:
             answer = process.request(payload, limit_s, lane.look)
+            alive = process
         finally:
             lane.leave()
-        self._release(process)
+            self._release(alive)
         return answer
 
     def close(self) -> None:
         """End the idle processes."""
-        with self._lock:
+        with self._freed:
             idle = self._idle
             self._idle = []
         for process in idle:
             process.close()
 
-    def _release(self, process: LimitedProcess) -> None:
-        with self._lock:
-            is_kept = len(self._idle) < self._limits.n_idle
-            if is_kept:
+    def _acquire(self) -> LimitedProcess:
+        with self._freed:
+            if self._n_used >= self._limits.n_idle:
+                self._freed.wait_for(lambda: self._n_used < self._limits.n_idle, START_S)
+            self._n_used += 1
+            if self._idle:
+                return self._idle.pop()
+        return LimitedProcess(self._module, self._limits.max_bytes, self._limits.max_answered)
+
+    def _release(self, process: LimitedProcess | None) -> None:
+        """Give a process back; None: it has ended."""
+        with self._freed:
+            self._n_used -= 1
+            if process is not None and len(self._idle) < self._limits.n_idle:
                 self._idle.append(process)
-        if not is_kept:
+                process = None
+            self._freed.notify()
+        if process is not None:
             process.close()

@@ -5,13 +5,14 @@ import pickle
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from mlxstack.core.errors import Busy
-from mlxstack.text import limited_process
+from mlxstack.text import limited_pool, limited_process
 from mlxstack.text.limited_pool import LimitedPool, PoolLimits, client_of
-from mlxstack.text.limited_process import Overrun, Stalled
+from mlxstack.text.limited_process import LimitedProcess, Overrun, Stalled
 from tests.patience import PATIENCE_S, wait_until
 
 LIMITS = PoolLimits(max_bytes=2**30, quick_s=PATIENCE_S, n_slow=1, n_idle=2, busy="no place")
@@ -63,6 +64,38 @@ def test_a_job_ends_when_its_client_leaves(
         assert isinstance(job.exception(timeout=PATIENCE_S), Busy)
         with pytest.raises(Busy):
             threads.submit(work).result(timeout=PATIENCE_S)
+
+
+def test_jobs_that_come_together_start_no_more_processes_than_are_kept(
+    pool: LimitedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_pool, "START_S", PATIENCE_S)
+    started: list[LimitedProcess] = []
+
+    class Started(LimitedProcess):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+
+    monkeypatch.setattr(limited_pool, "LimitedProcess", Started)
+    with ThreadPoolExecutor(8) as threads:
+        jobs = [threads.submit(pool.request, rendering("{{ 1 }}"), PATIENCE_S) for _ in range(16)]
+    assert {job.result()[0] for job in jobs} == {b"+1"}
+    assert len(started) <= LIMITS.n_idle
+
+
+def test_a_long_job_keeps_others_from_no_process(
+    pool: LimitedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_pool, "START_S", 0.0)
+    with ThreadPoolExecutor(LIMITS.n_idle) as threads:
+        long = [
+            threads.submit(pool.request, rendering(LOOP, at=str(at)), 2.0)
+            for at in range(LIMITS.n_idle)
+        ]
+        wait_until(lambda: pool._n_used == LIMITS.n_idle)
+        assert pool.request(rendering("{{ 1 }}"), PATIENCE_S)[0] == b"+1"
+        assert all(isinstance(job.exception(), Overrun) for job in long)
 
 
 def test_a_slow_job_without_a_place_is_refused() -> None:

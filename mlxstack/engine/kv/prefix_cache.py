@@ -56,6 +56,8 @@ class PrefixCache:
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
         self._tokens: dict[str, KeptTokens] = {}
         """Tokens of the segments that were parked here; files do not hold them."""
+        self._short: dict[bytes, dict[str, None]] = {}
+        """Those that are whole contexts of less than a block, by the root of their hashes."""
 
     @property
     def n_bytes(self) -> int:
@@ -102,6 +104,8 @@ class PrefixCache:
         self.put(record, part, now, context)
         parked = kept(context, part.start, part.end)
         self._tokens[record.key] = KeptTokens(array("I", parked.tokens), parked.images)
+        if record.start == 0 and record.end < self.spec.block_size:
+            self._short.setdefault(self.chain_of(context).root, {})[record.key] = None
 
     def mark_write_through(self, keys: Iterable[str]) -> None:
         """These are in memory only to be written."""
@@ -196,6 +200,8 @@ class PrefixCache:
             self._transient.discard(key)
             self._off_disk.discard(key)
             self._tokens.pop(key, None)
+            for short in self._short.values():
+                short.pop(key, None)
             self._ends.get(prefix_index.end_of(node.record), {}).pop(key, None)
 
     def match(self, chain: BlockHashes, row: TokenRow, trail: KnownPrefix | None) -> PrefixMatch:
@@ -212,8 +218,11 @@ class PrefixCache:
                 continue
             state = block_hash.hash_at(chain, row, end)
             cuts.append((end, state))
-            for key, start in self._ends[end].items():
-                if end > match.covered and block_hash.segment_key(state, start) == key:
+            if end <= match.covered:
+                continue
+            for start in set(self._ends[end].values()):
+                key = block_hash.segment_key(state, start)
+                if key in self._ends[end]:
                     trail = KnownPrefix(key, end)
         match = prefix_index.match(self.index, chain.keys, cuts, trail)
         return replace(match, checkpoints=self._of_these_tokens(match.checkpoints, chain, row))
@@ -243,7 +252,7 @@ class PrefixCache:
             last = self.index.blocks.get(chain.keys[n_full - 1], ())
             reached = dict.fromkeys(last, n_full * self.spec.block_size)
         else:
-            reached = dict.fromkeys(self._short_segments(chain, row), 0)
+            reached = dict.fromkeys(self._short_segments(chain.root, row), 0)
         if match.path:
             reached[match.path[-1].key] = match.covered
         longest = match.covered
@@ -257,7 +266,9 @@ class PrefixCache:
                 upto = start + common_prefix(own.tokens, tail.tokens)
                 reached[key] = max(reached[key], same_until(own.images, tail.images, upto))
                 longest, leaf = max((longest, leaf), (reached[key], key))
-            for child in nodes[key].children & self._tokens.keys() - reached.keys():
+            for child in nodes[key].children:
+                if child in reached or child not in self._tokens:
+                    continue
                 start = prefix_index.end_of(nodes[child].record) - len(self._tokens[child].tokens)
                 if start <= reached[key]:
                     reached[child] = start
@@ -266,15 +277,11 @@ class PrefixCache:
             return self.match(chain, row, KnownPrefix(leaf, longest))
         return match
 
-    def _short_segments(self, chain: BlockHashes, row: TokenRow) -> Iterator[str]:
+    def _short_segments(self, root: bytes, row: TokenRow) -> Iterator[str]:
         """Parked contexts of less than a block that begin as these tokens."""
-        for end in range(MIN_PARKED, self.spec.block_size):
-            for key, start in self._ends.get(end, {}).items():
-                own = self._tokens.get(key) if start == 0 else None
-                if own is not None and common_tokens(own, row) >= MIN_PARKED:
-                    empty = BlockHashes(chain.block_size, chain.root)
-                    if block_hash.segment_key(block_hash.hash_at(empty, own, end), 0) == key:
-                        yield key
+        for key in self._short.get(root, ()):
+            if common_tokens(self._tokens[key], row) >= MIN_PARKED:
+                yield key
 
     def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
         """Index a record in this tier, and its end inside a block."""

@@ -44,9 +44,11 @@ class ConversationNamer:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, KnownConversation] = OrderedDict()
+        self._by_first: dict[str, dict[str, None]] = {}
+        """Names of known conversations by their first turn, which all that one goes on share."""
 
     def name(self, turns: tuple[str, ...], hint: str | None) -> str:
-        """The name of the conversation that these turns continue, or begin. O(known)."""
+        """The name of the conversation that these turns continue, or begin."""
         earlier = self._find(turns, hint)
         n_turns = len(turns)
         if earlier is None:
@@ -59,22 +61,32 @@ class ConversationNamer:
                 n_turns = earlier.n_turns
         self._known[name] = KnownConversation(name, turns[:MAX_TURNS], n_turns, hint or None)
         self._known.move_to_end(name)
+        same_first = self._by_first.setdefault(turns[0], {})
+        same_first.pop(name, None)
+        same_first[name] = None
         if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+            self._forget(self._known.popitem(last=False)[1])
         return name
 
     def expected(self, turns: tuple[str, ...], hint: str | None) -> str:
-        """Name that `name` would give these turns. O(known)."""
+        """Name that `name` would give these turns."""
         earlier = self._find(turns, hint)
         if earlier is not None:
             return earlier.name
         return self._fresh(turns[0], hint)
 
     def _find(self, turns: tuple[str, ...], hint: str | None) -> KnownConversation | None:
-        candidates = [c for c in self._known.values() if _goes_on(c, turns, hint)]
+        same_first = [self._known[name] for name in self._by_first.get(turns[0], ())]
+        candidates = [c for c in same_first if _goes_on(c, turns, hint)]
         return max(
             candidates, key=lambda c: (hint is not None and c.hint == hint, c.n_turns), default=None
         )
+
+    def _forget(self, conversation: KnownConversation) -> None:
+        names = self._by_first[conversation.turns[0]]
+        del names[conversation.name]
+        if not names:
+            del self._by_first[conversation.turns[0]]
 
     def _fresh(self, first: str, hint: str | None) -> str:
         client = hint.partition(":")[0] if hint else "chat"

@@ -10,6 +10,8 @@ One owner, no clock: `now` is an argument, in seconds.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import compress, count
+from operator import ne
 from types import MappingProxyType
 
 from msgspec import Struct, field
@@ -161,16 +163,12 @@ def common_tokens(row: TokenRow, cached: TokenRow) -> int:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix in tokens, compared by slices."""
     end = min(len(a), len(b))
-    n_same = 0
-    while n_same < end and _same(a, b, n_same, min(n_same + STRIDE, end)):
-        n_same = min(n_same + STRIDE, end)
-    while n_same < end and a[n_same] == b[n_same]:
-        n_same += 1
-    return n_same
-
-
-def _same(a: Sequence[int], b: Sequence[int], start: int, stop: int) -> bool:
-    return list(a[start:stop]) == list(b[start:stop])
+    for start in range(0, end, STRIDE):
+        stop = min(start + STRIDE, end)
+        own, other = list(a[start:stop]), list(b[start:stop])
+        if own != other:
+            return start + next(compress(count(), map(ne, own, other)))
+    return end
 
 
 MAX_FORGOTTEN = 16_384

@@ -56,7 +56,8 @@ async def admit(
         conversation, options = feature.with_defaults(
             text_processor, settings, conversation, options
         )
-    prompt = await text_processor.prompt(conversation, (caller.salt, name))
+    with service.generator.announced():
+        prompt = await text_processor.prompt(conversation, (caller.salt, name))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
     constraint = await text_processor.constraints.of_answer(options, conversation, prompt)
@@ -163,7 +164,8 @@ async def _admit_text(
     options = _with_turn(service, options)
     max_context = service.agent_registry.settings(options.caller.agent).max_context
     options = structs.replace(options, max_context=max_context)
-    tokenized = await text_processor.raw(prompt)
+    with service.generator.announced():
+        tokenized = await text_processor.raw(prompt)
     if not tokenized.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
     constraint = await text_processor.constraints.of_text(options)
