@@ -306,17 +306,19 @@ class EngineThread:
 
     def _handle_messages(self, engine: LoadedEngine) -> None:
         """Handle all messages; wait for one when there is nothing to do."""
-        if not engine.loop.is_busy and self._inbox.empty():
+        is_idle = not engine.loop.is_busy
+        if is_idle and self._inbox.empty():
             engine.loop.release_buffers()
             self._has_work = False
             self._handle(engine.idle.next_message(self._inbox))
-            self._gather()
         elif engine.loop.is_only_loading:
             with suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=LOADING_S))
         # Messages posted by these wait for the next step: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._handle(self._inbox.get_nowait())
+        if is_idle:
+            self._gather()
 
     def _gather(self) -> None:
         """Wait shortly for requests that come together."""

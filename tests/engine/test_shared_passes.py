@@ -12,7 +12,7 @@ from mlxstack.core.errors import Unsupported
 from mlxstack.core.preset import KVSpec, PrefillSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import PromptTokens
 from mlxstack.core.request import Request
-from mlxstack.engine import assembly
+from mlxstack.engine import assembly, thread
 from mlxstack.engine.decode.shared_passes import measure_sharing
 from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -21,6 +21,7 @@ from mlxstack.engine.model.token_inputs import PlainTokens
 from mlxstack.policy.pass_layout import SharedPrompts
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.mlx
 
@@ -78,6 +79,27 @@ def together(driver: Driver, prompts: list[tuple[int, ...]], n: int = 16) -> lis
 
     driver.engine.run(submit).result(timeout=WAIT_S)
     return [ask.id for ask in asks]
+
+
+def test_an_idle_engine_waits_for_announced_requests(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread, "GATHER_S", PATIENCE_S)
+    prompts = PROMPTS[1:4]
+    alone = [driver.cold(tokens, 1) for tokens in prompts]
+    began = n_passes(driver)
+    for ask in together(driver, prompts, 1):
+        driver.finish(ask)
+    n_together = n_passes(driver) - began
+    began = n_passes(driver)
+    with driver.engine.announced():
+        asks = [driver.submit(tokens, 1, use_cache=False) for tokens in prompts[:2]]
+        wait_until(driver.engine._inbox.empty)
+        asks.append(driver.submit(prompts[2], 1, use_cache=False))
+    for ask in asks:
+        driver.finish(ask)
+    assert [driver.tokens(ask) for ask in asks] == alone
+    assert n_passes(driver) - began == n_together
 
 
 def n_passes(driver: Driver) -> int:
