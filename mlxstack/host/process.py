@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import psutil
 from msgspec import Struct
 
 BIRTH_TOLERANCE_S = 1.5
+LOOK_S = 0.01
+"""Seconds between two looks at a process that ends."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 REGISTERED_PORTS = range(20_000, 30_000)
 """Below the ports that Linux (from 32,768) and macOS (from 49,152) give out themselves."""
@@ -67,11 +70,18 @@ def end(process: ProcessId, patience_s: float) -> None:
 
 
 def wait_gone(process: ProcessId, timeout_s: float) -> bool:
-    """Whether the process ended within `timeout_s` seconds."""
-    if is_alive(process):
-        with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-            psutil.Process(process.pid).wait(timeout_s)
-    return not is_alive(process)
+    """Whether the process ended within `timeout_s` seconds.
+
+    psutil would wait until its parent has read the exit status too.
+    """
+    until = time.monotonic() + timeout_s
+    while is_alive(process):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(LOOK_S)
+    with suppress(psutil.Error):
+        psutil.Process(process.pid).wait(0)
+    return True
 
 
 def held_bytes(pid: int) -> int:

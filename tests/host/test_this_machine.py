@@ -29,7 +29,17 @@ from mlxstack.host.hardware import (
     this_hardware,
 )
 from mlxstack.host.home import Home, home_from, make_folder, make_home
-from mlxstack.host.process import end, free_port, identify, is_alive, listener, refusal
+from mlxstack.host.process import (
+    end,
+    free_port,
+    identify,
+    is_alive,
+    kill,
+    listener,
+    refusal,
+    wait_gone,
+)
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net
 
@@ -236,3 +246,17 @@ def test_a15_a_process_stays_itself_when_the_clock_is_set(monkeypatch: pytest.Mo
     assert psutil.Process().create_time() > born + 1800
     assert is_alive(me)
     assert identify(os.getpid()) == me
+
+
+def test_a_process_whose_parent_reads_no_exit_status_is_gone() -> None:
+    """As the supervisor of a member, whose parent is a gateway."""
+    script = "sleep 999 & echo $!; exec sleep 999"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = identify(int(parent.stdout.readline()))
+        assert child is not None
+        kill(child)
+        assert wait_gone(child, PATIENCE_S)
+        is_zombie = psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        parent.kill()
+    assert is_zombie
