@@ -82,7 +82,7 @@ async def probe() -> None:
 @get(["/health", "/v1/health"], opt=PUBLIC)
 async def health(members: TheMembers) -> dict[str, Any]:
     """200 while the gateway serves, whatever its members do."""
-    phases = {name: member.phase.value for name, member in members.by_name.items()}
+    phases = {name: member.notice_end().value for name, member in members.by_name.items()}
     return {"status": "ok", "members": phases}
 
 
@@ -226,6 +226,7 @@ async def load_member(
     if name is None or data.keys() - {"model"}:
         raise Unsupported(FIXED)
     member = members.by_name[name]
+    member.notice_end()
     await member.enter()
     member.leave()
     return {"model": name, "status": {"value": member.phase.value}}

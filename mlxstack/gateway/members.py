@@ -153,13 +153,17 @@ class MemberGate:
         elif status is not None:
             self._open(is_wanted=bool(self._waiting))
 
-    async def look(self) -> MemberPhase:
-        """Phase now; a member unloads its model by itself, or ends."""
+    def notice_end(self) -> MemberPhase:
+        """Phase now, without a call: unloaded if its process has ended."""
         if self.phase is MemberPhase.LOADED and not self.process.is_running:
             # Its port may be another program's by now: nothing is sent there any more.
             self._is_known = False
             self._note_unloaded(None)
-        elif self.phase is MemberPhase.LOADED and not self.n_active:
+        return self.phase
+
+    async def look(self) -> MemberPhase:
+        """Phase now; a member unloads its model by itself, or ends."""
+        if self.notice_end() is MemberPhase.LOADED and not self.n_active:
             pid = self.process.worker_pid
             n_requests = self.n_requests
             status = await self.process.status()

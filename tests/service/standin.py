@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,6 +97,9 @@ class StandIn:
 
     def start(self) -> Future[ModelFacts]:
         return self.loading
+
+    def announced(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def submit(self, ask: Request) -> None:
         self.asked.append(ask)
