@@ -288,7 +288,7 @@ def _recorded(exchanges: Sequence[Exchange], place: str) -> Iterator[RecordedReq
     threads: list[tuple[list[JsonObject], list[JsonObject]]] = []
     ended = exchanges[0].began
     for exchange in exchanges:
-        conversation = _conversation(exchange)
+        conversation = conversation_of(exchange)
         messages = [_chat_message(message, place) for message in conversation.messages]
         tools = [_chat_tool(tool) for tool in conversation.tools if not tool.is_deferred]
         thread = _thread(messages, threads)
@@ -323,7 +323,8 @@ def _n_equal(before: Sequence[JsonObject], after: Sequence[JsonObject]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _conversation(exchange: Exchange) -> Conversation:
+def conversation_of(exchange: Exchange) -> Conversation:
+    """Conversation of a request in the dialect of its path."""
     match exchange.path.partition("?")[0]:
         case "/v1/messages":
             return from_messages(msgspec.convert(exchange.json, MessagesBody))

@@ -1,0 +1,212 @@
+"""Real coding agents on a real model: a guided repair of a small project.
+
+`python -m tests.clients.real_agents URL FOLDER [CLIENT ...]` starts each client on a running model
+with three questions: read a file, edit it, run the tests. It writes what the model answered to
+`FOLDER/CLIENT.json` and prints what was done. A model that is too weak is told apart from a service
+that fails: the first writes an answer without a call, or a wrong one; the second an error.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from mlxstack.core.conversation import Message, Role
+from tests.cli.terminal import CLI
+from tests.clients.agents import CODEX_EXEC, PROGRAMS, environment, project
+from tests.clients.fleet_recordings import CLAUDE, conversation_of, write_project
+from tests.clients.relay import Exchange, Relay, relaying
+from tests.clients.stage import PROGRAMS as PYTHON_PROGRAMS
+
+LIMIT_S = 900.0
+"""Seconds of a client for a question."""
+MAX_TEXT = 600
+"""Characters of a tool result that are kept."""
+GENERATIONS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
+READ = "Read the file inventory.py and tell me the names of its classes."
+EDIT = (
+    "The method add in inventory.py sets the pieces; it must add them. Edit inventory.py: replace "
+    "`article.pieces = pieces` by `article.pieces += pieces`."
+)
+TEST = "Run the command `python3 -m unittest` and tell me whether the tests pass."
+STEPS = (READ, EDIT, TEST)
+
+
+class RealClient(Struct, frozen=True):
+    """Client with the arguments of its first and of further questions, `{}` for the text."""
+
+    name: str
+    first: tuple[str, ...]
+    later: tuple[str, ...]
+
+
+AIDER = (
+    "--yes-always", "--no-git", "--edit-format", "whole", "--no-check-update",
+    "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty",
+    "--no-detect-urls", "--map-tokens", "0", "--message", "{}", "inventory.py",
+)  # fmt: skip
+CLIENTS = (
+    RealClient("pi", ("-p", "{}"), ("-p", "--continue", "{}")),
+    RealClient("aider", AIDER, ("--restore-chat-history", *AIDER)),
+    RealClient("qwen", ("--yolo", "{}"), ("--continue", "--yolo", "{}")),
+    RealClient("codex", (*CODEX_EXEC, "{}"), ("exec", "resume", "--last", *CODEX_EXEC[1:], "{}")),
+    RealClient("opencode", ("run", "{}"), ("run", "--continue", "{}")),
+    RealClient("claude", (*CLAUDE, "{}"), (*CLAUDE, "--continue", "{}")),
+)
+
+
+class AgentCall(Struct, frozen=True):
+    """Call of a tool as the client read it."""
+
+    name: str
+    arguments: object
+
+
+class AgentMessage(Struct, frozen=True):
+    """Answer of the model, or result of a tool, without the client's own words."""
+
+    role: str
+    text: str
+    calls: tuple[AgentCall, ...] = ()
+
+
+class AgentStep(Struct, frozen=True):
+    """One question to a client, and what came of it."""
+
+    question: str
+    is_done: bool
+    """Whether the file was read, its tests pass, or they ran."""
+    seconds: float
+    n_requests: int
+    n_errors: int
+    """Answers of the service with a status of 400 or more."""
+    messages: tuple[AgentMessage, ...]
+    printed: str
+    """Last words of the client."""
+
+
+class AgentSession(Struct, frozen=True):
+    """Session of one client."""
+
+    client: str
+    steps: tuple[AgentStep, ...]
+
+
+def play(client: RealClient, url: str, folder: Path) -> AgentSession:
+    """Ask a client the three questions, in a project of its own."""
+    place = project(folder)
+    write_project(place)
+    steps = []
+    n_known = 0
+    with relaying(Relay(url)) as relay:
+        for question in STEPS:
+            arguments = client.later if steps else client.first
+            began = time.monotonic()
+            before = len(relay.exchanges)
+            printed = _printed(client.name, relay.url, folder, arguments, question)
+            exchanges = [e for e in relay.exchanges[before:] if _is_generation(e)]
+            messages = _messages(exchanges, place)
+            steps.append(
+                AgentStep(
+                    question=question,
+                    is_done=_is_done(question, messages[n_known:], printed, place),
+                    seconds=round(time.monotonic() - began, 1),
+                    n_requests=len(exchanges),
+                    n_errors=sum(1 for e in exchanges if (e.status or 0) >= 400),
+                    messages=messages[n_known:],
+                    printed=printed.replace(str(place), "/project")[-MAX_TEXT:],
+                )
+            )
+            n_known = len(messages)
+    return AgentSession(client.name, tuple(steps))
+
+
+def _printed(client: str, url: str, folder: Path, arguments: tuple[str, ...], question: str) -> str:
+    command = [*CLI, "run", client, "--url", url, "--", *(a.format(question) for a in arguments)]
+    own = environment(folder, MLX_STACK_HOME=str(folder / "mlx-stack"))
+    folders = (PYTHON_PROGRAMS / "bin", PROGRAMS, own["PATH"])
+    variables = {
+        **own,
+        "PATH": os.pathsep.join(map(str, folders)),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+    try:
+        done = subprocess.run(
+            command,
+            cwd=project(folder),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end after {LIMIT_S:g} s"
+    return done.stdout or done.stderr
+
+
+def _is_generation(exchange: Exchange) -> bool:
+    return exchange.method == "POST" and exchange.path.partition("?")[0] in GENERATIONS
+
+
+def _messages(exchanges: list[Exchange], place: Path) -> tuple[AgentMessage, ...]:
+    """Answers and results in the longest history of these requests."""
+    histories = [conversation_of(exchange).messages for exchange in exchanges]
+    longest = max(histories, key=len, default=())
+    kept = (m for m in longest if m.role in (Role.ASSISTANT, Role.TOOL))
+    return tuple(_message(message, place) for message in kept)
+
+
+def _message(message: Message, place: Path) -> AgentMessage:
+    calls = tuple(AgentCall(call.name, call.arguments) for call in message.tool_calls)
+    text = message.text.replace(str(place), "/project")
+    if message.role is Role.TOOL:
+        text = text[:MAX_TEXT]
+    return AgentMessage(message.role.value, text, calls)
+
+
+def _is_done(question: str, messages: tuple[AgentMessage, ...], printed: str, place: Path) -> bool:
+    results = " ".join(m.text for m in messages if m.role == Role.TOOL.value)
+    if question == READ:
+        return "class Article" in results or "Article" in printed
+    if question == EDIT:
+        command = [sys.executable, "-m", "unittest"]
+        return subprocess.run(command, cwd=place, capture_output=True, check=False).returncode == 0
+    return "Ran 4 tests" in results
+
+
+def main(url: str, folder: str, *names: str) -> None:
+    """Play the clients, write their sessions, print a table."""
+    table = Table("Client", "Step", "Done", "Seconds", "Requests", "Errors", "Calls")
+    for client in CLIENTS:
+        if names and client.name not in names:
+            continue
+        place = Path(folder, client.name)
+        place.mkdir(parents=True, exist_ok=True)
+        session = play(client, url, place)
+        Path(folder, f"{client.name}.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(session), indent=1)
+        )
+        for name, step in zip(("read", "edit", "test"), session.steps, strict=True):
+            calls = ", ".join(call.name for message in step.messages for call in message.calls)
+            table.add_row(
+                client.name,
+                name,
+                "yes" if step.is_done else "no",
+                f"{step.seconds:.0f}",
+                str(step.n_requests),
+                str(step.n_errors),
+                calls,
+            )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
