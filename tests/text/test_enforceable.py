@@ -209,10 +209,22 @@ def test_arguments_behind_a_reference_are_known(parameters: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [('"edit"', "edit"), ("'edit'", "edit"), ('"x"', '"x"')]
+    ("text", "value"),
+    [
+        ('"edit"', "edit"),
+        ("'edit'", "edit"),
+        ("`edit`", "edit"),
+        ("\u201cedit\u201d", "edit"),
+        ("\u2018edit\u2019", "edit"),
+        ('\\"edit\\"', "edit"),
+        ("`write`", "`write`"),
+        ("`edit", "`edit"),
+        ("\"edit'", "\"edit'"),
+        ('"x"', '"x"'),
+    ],
 )
 def test_a_listed_text_may_stand_in_quotes(text: str, value: str) -> None:
-    types = schema_types({"type": "string", "enum": ["edit", "write"]}, {})
+    types = schema_types({"type": "string", "enum": ["edit", "write", "`write`"]}, {})
     assert argument_value(text, types) == value
 
 

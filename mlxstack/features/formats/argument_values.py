@@ -15,8 +15,21 @@ NULLS = ("null", "None")
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 CONSTANTS = ("true", "false", "null", "none", "nan", "infinity")
 CONSTANTS_OF_JSON = {"true": True, "false": False, "null": None}
-PREFIX = "functions."
-"""Name space of tools in some prompts, which other formats do not write."""
+METHOD = ".call"
+"""Method of a tool in the calls of Llama's own tools."""
+
+_NAME_SPACE = re.compile(r"[.:]")
+"""End of a name space before a name, such as `functions.` or `default_api.`."""
+
+QUOTES = (
+    ('"', '"'),
+    ("'", "'"),
+    ("`", "`"),
+    ('\\"', '\\"'),
+    ("\u201c", "\u201d"),
+    ("\u2018", "\u2019"),
+)
+"""Signs around a text that is quoted."""
 
 CDATA_OPENS = "<![CDATA["
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
@@ -32,15 +45,17 @@ class ArgumentTypes:
         self._known: dict[str, Mapping[str, SchemaTypes]] = {}
 
     def has(self, name: str) -> bool:
-        """Whether a tool of this name is offered, maybe with a prefix."""
+        """Whether a tool of this name is offered, maybe in a name space."""
         return self.name(name) in self._tools
 
     def name(self, name: str) -> str:
-        """Name of the offered tool, without a prefix that no tool has."""
-        bare = name.removeprefix(PREFIX).rpartition(":")[2]
-        if name not in self._tools and bare in self._tools:
-            return bare
-        return name
+        """Name of the offered tool, without a name space that no tool has."""
+        if name in self._tools:
+            return name
+        plain = name.removesuffix(METHOD)
+        starts = (0, *(sign.end() for sign in _NAME_SPACE.finditer(plain)))
+        offered = (plain[start:] for start in starts if plain[start:] in self._tools)
+        return next(offered, name)
 
     def declares(self, name: str, key: str) -> bool:
         """Whether a tool has a property of this name."""
@@ -99,9 +114,12 @@ def _listed(text: str, types: SchemaTypes) -> str:
     """Text without quotes that its enum does not have."""
     texts = {text for schema in types.texts for text in schema.get("enum", ())}
     bare = text.strip()
-    is_quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""
-    if is_quoted and bare not in texts and bare[1:-1] in texts:
-        return bare[1:-1]
+    if bare in texts:
+        return text
+    for opening, closing in QUOTES:
+        inner = bare.removeprefix(opening).removesuffix(closing)
+        if inner in texts and f"{opening}{inner}{closing}" == bare:
+            return inner
     return text
 
 
@@ -110,7 +128,8 @@ def is_surely_text(begun: str, types: SchemaTypes) -> bool:
     bare = begun.lstrip()
     if not bare or bare.startswith(CDATA_OPENS) or CDATA_OPENS.startswith(bare):
         return False
-    if bare[0] in "\"'" and any("enum" in schema or "const" in schema for schema in types.texts):
+    is_quoted = any(bare[0] == opening[0] for opening, _ in QUOTES)
+    if is_quoted and any("enum" in schema or "const" in schema for schema in types.texts):
         return False
     if types.is_text:
         return not types.others or not any(null.startswith(begun.rstrip()) for null in NULLS)

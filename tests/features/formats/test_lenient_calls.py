@@ -89,6 +89,8 @@ def test_a_bare_call_may_follow_the_mark_of_code(bare: DerivedFormat, lead: str)
     [
         "<|channel|>commentary to=bash",
         "<|channel|>commentary to=functions.bash",
+        "<|channel|>commentary to=tools.bash",
+        "<|channel|>commentary to=functions.default_api.bash",
         " to=bash<|channel|>commentary json",
     ],
 )
@@ -331,6 +333,7 @@ OTHER_KEYS: list[dict[str, Any]] = [
     {"action": "bash", "action_input": ARGUMENTS},
     {"name": "bash", **ARGUMENTS},
     {"name": "functions.bash", "arguments": ARGUMENTS},
+    {"name": "default_api:bash", "arguments": ARGUMENTS},
 ]
 
 
@@ -408,6 +411,8 @@ ELSEWHERE = [
     f"<|tool_call|>{CALL}<|/tool_call|>",
     f"<|python_start|>[{PYTHON}]<|python_end|>",
     f"<|python_tag|>{PYTHON}",
+    '<|python_tag|>bash.call(command="ls")',
+    f"```tool_code\ndefault_api.{PYTHON}\n```",
     f"functools[{CALL}]",
     f"<function_calls>\n{INVOKE}\n</function_calls>",
     f'{{"tool_calls": [{CALL}]}}',

@@ -110,3 +110,12 @@ def test_texts_of_gemma_may_lack_marks(text: str, value: Any) -> None:
     arguments = GemmaArguments(TYPES, "edit")
     copier = copied(text, notation=gemma_notation('<|"|>'), arguments=arguments)
     assert copier.is_done and copier.value() == value
+
+
+def test_the_longest_name_after_a_name_space_is_the_tool() -> None:
+    tools = ArgumentTypes([Tool("read", ""), Tool("fs.read", ""), Tool("x.call", "")])
+    assert tools.name("functions.fs.read") == "fs.read"
+    assert tools.name("web.read") == "read"
+    assert tools.name("x.call") == "x.call"
+    assert tools.name("read.call") == "read"
+    assert tools.name("other.write") == "other.write"
