@@ -15,6 +15,7 @@ from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import Busy, TemplateOverrun
 from mlxstack.text import limited_process
 from mlxstack.text.assembly import assemble_text
+from mlxstack.text.prompt.report import MAX_REFUSAL, notes, refusal
 from mlxstack.text.rendering import renderers as template_rendering
 from mlxstack.text.rendering.jinja_environment import compiled
 from mlxstack.text.rendering.renderers import RENDERERS, TemplateRefusal, TemplateRenderers
@@ -47,6 +48,15 @@ def test_the_reason_of_a_refusal_is_short(renderers: TemplateRenderers) -> None:
     with pytest.raises(TemplateRefusal) as refused:
         renderers.render("{{ raise_exception('x' * 9999999) }}", {})
     assert str(refused.value) == "x" * MAX_REASON
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\udfff"])
+def test_half_a_character_of_a_template_is_replaced(
+    renderers: TemplateRenderers, half: str
+) -> None:
+    assert renderers.render(f"{{{{ 'a{half}b' }}}}", {}) == "a\ufffdb"
+    with pytest.raises(TemplateRefusal, match=r"^a\ufffdb$"):
+        renderers.render(f"{{{{ raise_exception('a{half}b') }}}}", {})
 
 
 def test_a_rendering_is_no_longer_than_the_conversation_explains(
@@ -139,7 +149,8 @@ def test_the_process_of_a_template_has_no_variables_of_the_user(
 def test_the_text_is_that_of_the_template(renderers: TemplateRenderers) -> None:
     odd = [*TURNS, {"role": "user", "content": "half \ud83d and 日本 \ufdd4"}]
     given = {"messages": odd, "tools": [{"n": 2**70, "x": 1.5, "y": None}]}
-    assert renderers.render(CHATML, given) == compiled(CHATML)(**given)
+    text = compiled(CHATML)(**given)
+    assert renderers.render(CHATML, given) == text.replace("\ud83d", "\ufffd")
     with pytest.raises(TemplateRefusal, match="only two turns"):
         renderers.render("{{ raise_exception('only two turns') }}", {})
     with pytest.raises(TemplateRefusal):
@@ -167,6 +178,16 @@ def test_a_template_that_loops_in_long_conversations_is_tried_once_for_each(
 def test_a_template_that_never_ends_is_refused_when_it_is_probed() -> None:
     with pytest.raises(TemplateOverrun):
         assemble_text(made_tokenizer(Format(""), LOOP + CHATML))
+
+
+def test_a_template_that_refuses_every_conversation_is_noted() -> None:
+    text = assemble_text(made_tokenizer(Format(""), "{{ raise_exception('no chat' * 99) }}"))
+    refused = refusal(text.prompt_maker)
+    capabilities = text.prompt_maker.template.capabilities
+    (note,) = notes(capabilities, text.answer_format.report, refused)
+    assert "refuses the conversation: no chat" in note
+    assert len(note) < 2 * MAX_REFUSAL
+    assert refusal(assemble_text(made_tokenizer(Format(""), CHATML)).prompt_maker) == ""
 
 
 def test_an_answer_without_end_is_not_read_whole(

@@ -18,7 +18,7 @@ from mlxstack.service.parts.work_threads import ThreadGroup
 from mlxstack.text.assembly import ModelText
 from mlxstack.text.images.reader import ImageReader
 from mlxstack.text.prompt.prompt import TokenizeOptions
-from mlxstack.text.prompt.report import notes
+from mlxstack.text.prompt.report import notes, refusal
 from mlxstack.text.prompt.splicer import NAMELESS, Scope
 from mlxstack.text.rendering.renderers import RENDERERS
 from mlxstack.text.tokens.cached_tokenizer import Prompt
@@ -75,7 +75,10 @@ class TextProcessor:
         self._n_ctx = n_ctx
         self._prompts = threads.add(N_THREADS, "prompts")
         capabilities = self.prompt_maker.template.capabilities
-        self.template_notes = notes(capabilities, self.output_format.report)
+        refused = ""
+        if tokenizer.has_chat_template:
+            refused = refusal(self.prompt_maker)
+        self.template_notes = notes(capabilities, self.output_format.report, refused)
         for note in self.template_notes:
             log.warning("chat template: %s", note)
 

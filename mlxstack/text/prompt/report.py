@@ -24,6 +24,9 @@ SYSTEM = Message(Role.SYSTEM, "You are a coding agent. " * 8)
 ASKED = Message(Role.USER, "Fix the bug in main.py, please.")
 RESULT = "def main():\n    return 1\n" * 4
 THOUGHT = "The file has to be read first, since the bug may be in any line of it. " * 4
+MAX_REFUSAL = 200
+"""Characters of a refusal in a note."""
+
 NOTES = {
     "takes_tools": "the template shows no tools; they are written into the system prompt",
     "takes_calls": "the template shows no tool calls; they are written as JSON in <tool_call>",
@@ -77,8 +80,24 @@ def report(
     )
 
 
-def notes(capabilities: TemplateCapabilities, format_report: FormatReport) -> tuple[str, ...]:
-    """Limits of the template to know before an agent uses this model."""
+def refusal(prompt_maker: PromptMaker) -> str:
+    """Why the template refuses a conversation of one question; "" if it does not."""
+    try:
+        prompt_maker.text(Conversation((ASKED,)))
+    except BadRequest as error:
+        return error.message
+    return ""
+
+
+def notes(
+    capabilities: TemplateCapabilities, format_report: FormatReport, refused: str = ""
+) -> tuple[str, ...]:
+    """Limits of the template to know before an agent uses this model.
+
+    `refused`: why it refuses a conversation of one question.
+    """
+    if refused:
+        return (f"no chat is answered: {refused[:MAX_REFUSAL]}",)
     lines = [text for key, text in NOTES.items() if not getattr(capabilities, key)]
     if capabilities.call_text in TEXT_NOTES:
         lines.append(TEXT_NOTES[capabilities.call_text])

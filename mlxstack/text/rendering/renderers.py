@@ -18,6 +18,7 @@ from typing import Any
 from mlxstack.core.errors import Busy, TemplateOverrun
 from mlxstack.text.limited_pool import LimitedPool, PoolLimits
 from mlxstack.text.limited_process import Overrun
+from mlxstack.text.normalize_messages import writable
 from mlxstack.text.rendering.worker import REFUSED
 
 log = logging.getLogger("mlxstack.text")
@@ -110,7 +111,8 @@ class TemplateRenderers:
             raise Busy(f"the prompt cannot be rendered now: {error.strerror}") from error
         if left_s is not None:
             self._budget.left_s = left_s - used_s
-        text = data[1:].decode("utf-8", "surrogatepass")
+        # A template can spell half a character, which no tokenizer takes.
+        text: str = writable(data[1:].decode("utf-8", "surrogatepass"))
         if data.startswith(REFUSED):
             raise TemplateRefusal(text)
         if len(data) > MIN_WRITTEN + MAX_GROWTH * len(payload):
