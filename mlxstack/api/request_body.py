@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 RETRY_S = 2.0
 TRIMMED_BYTES = 32 * 1024 * 1024
-"""Bytes of bodies after which freed memory is returned to the system."""
+"""Bytes of finished bodies after which freed memory is returned to the system."""
 
 
 MAX_PARTS = 1000
@@ -62,7 +62,7 @@ class BodyBudget:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.n_bytes = 0
-        self._n_most = 0
+        self._n_finished = 0
 
     def take(self, n_bytes: int) -> None:
         """Count bytes of a body. Raises Busy where they do not fit."""
@@ -73,13 +73,17 @@ class BodyBudget:
                 RETRY_S,
             )
         self.n_bytes += n_bytes
-        self._n_most = max(self._n_most, self.n_bytes)
 
     def give_back(self, n_bytes: int) -> None:
-        """Free bytes of the budget; return memory after large bodies."""
+        """Free bytes of the budget; return memory after large or many bodies.
+
+        Requests that are refused leave cycles with their bodies, few objects of many bytes, and
+        the collector counts objects.
+        """
         self.n_bytes -= n_bytes
-        if not self.n_bytes and self._n_most > TRIMMED_BYTES:
-            self._n_most = 0
+        self._n_finished += n_bytes
+        if self._n_finished > TRIMMED_BYTES:
+            self._n_finished = 0
             asyncio.get_running_loop().run_in_executor(None, trim_heap)
 
 

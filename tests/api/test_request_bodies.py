@@ -1,5 +1,6 @@
 """Request bodies: compressed ones, their common budget, and answers that begin early."""
 
+import asyncio
 import gc
 import gzip
 import importlib
@@ -7,6 +8,7 @@ import json
 import select
 import socket
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ import httpx
 import pytest
 
 from mlxstack.api import run_generation, swap_middleware
-from mlxstack.api.request_body import DECODERS
+from mlxstack.api.request_body import DECODERS, TRIMMED_BYTES, BodyBudget
 from mlxstack.core.engine_events import (
     FinishReason,
     PrefillProgress,
@@ -32,6 +34,7 @@ from tests.api.running import Running, tiny_preset
 from tests.api.test_connection_limits import until
 from tests.gateway.gateway_thread import WAYS, running_behind, standing_behind
 from tests.patience import PATIENCE_S
+from tests.patience import until as until_fact
 from tests.service.standin import StandIn
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -138,6 +141,32 @@ def test_a_body_that_no_route_reads_leaves_no_traceback(
 
 def test_every_decoder_is_named_in_the_tests() -> None:
     assert set(DECODERS) <= {name.lower() for name in PACKERS}
+
+
+class Cycle:
+    """An object in a cycle, which the collector frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_bodies_one_after_the_other_free_the_cycles_that_they_left(without_collector: None) -> None:
+    async def many() -> None:
+        budget = BodyBudget(TRIMMED_BYTES)
+        cycle = weakref.ref(Cycle())
+        for _ in range(9):
+            budget.take(TRIMMED_BYTES // 8)
+            budget.give_back(TRIMMED_BYTES // 8)
+        await until_fact(lambda: cycle() is None, "no full collection came")
+
+    asyncio.run(many())
 
 
 def half_sent(here: Running, n_bytes: int) -> socket.socket:
