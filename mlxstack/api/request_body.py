@@ -75,7 +75,7 @@ class BodyBudget:
         self.n_bytes += n_bytes
 
     def give_back(self, n_bytes: int) -> None:
-        """Free bytes of the budget; return memory after large or many bodies.
+        """Free bytes, and memory after many of them.
 
         Requests that are refused leave cycles with their bodies, few objects of many bytes, and
         the collector counts objects.

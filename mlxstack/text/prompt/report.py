@@ -81,7 +81,7 @@ def report(
 
 
 def refusal(prompt_maker: PromptMaker) -> str:
-    """Why the template refuses a conversation of one question; "" if it does not."""
+    """Why a single question is refused, or ""."""
     try:
         prompt_maker.text(Conversation((ASKED,)))
     except BadRequest as error:
