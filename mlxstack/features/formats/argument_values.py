@@ -45,11 +45,11 @@ class ArgumentTypes:
         self._known: dict[str, Mapping[str, SchemaTypes]] = {}
 
     def has(self, name: str) -> bool:
-        """Whether a tool of this name is offered, maybe in a name space."""
+        """Whether a tool of this name is offered."""
         return self.name(name) in self._tools
 
     def name(self, name: str) -> str:
-        """Name of the offered tool, without a name space that no tool has."""
+        """Name of the tool, without foreign name spaces."""
         if name in self._tools:
             return name
         plain = name.removesuffix(METHOD)
