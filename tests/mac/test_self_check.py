@@ -122,6 +122,15 @@ def test_a_fault_is_found_beneath_the_rounding(fault: str, dtype: mx.Dtype) -> N
     assert "differ from alone" in reason
 
 
+def test_logits_that_are_no_numbers_are_named() -> None:
+    model = made(LLAMA)
+    model.model.norm.weight = model.model.norm.weight * float("nan")
+    check = verdict_of(model)
+    assert not check.is_batching
+    assert check.why_not is not None
+    assert "NaN" in check.why_not
+
+
 def test_in_float32_a_small_difference_is_a_fault() -> None:
     model = Faulty(made(LLAMA), lambda logits: logits * mx.array([1.0, 1.0, 1.05])[:, None, None])
     assert not verdict_of(model).is_batching

@@ -65,6 +65,10 @@ MAX_WITH_AGREEMENT = 0.5
 """Beyond this no agreement of the likely tokens excuses a difference."""
 
 N_LIKELY = 10
+NOT_NUMBERS = (
+    "its logits are no numbers (NaN), even of a prompt alone: the weights or a value of "
+    "config.json are damaged"
+)
 MIN_AGREEMENT = 0.6
 """Minimum common share of the likeliest tokens, alone and batched.
 
@@ -167,6 +171,11 @@ class CheckTrial:
         for context, prompt in zip(self.contexts(), prompts, strict=True):
             self._decode(context, prompt[-1])
         self._allowed = self._tripled_noise()
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a prompt alone has logits that are NaN."""
+        return any(bool(mx.isnan(step).any().item()) for row in self.logits for step in row)
 
     def contexts(self) -> list[SlotContext]:
         """Context of each prompt without its last token.
@@ -278,6 +287,8 @@ def _checked_rows(
             )
             return BatchingCheck(True, None, kv, can_group=can_group)
         distances.append(compared.distance)
+    if trial.has_nan:
+        return BatchingCheck(False, NOT_NUMBERS, kv)
     least = min(distances)
     reason = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
     return BatchingCheck(False, reason, kv)
