@@ -4,6 +4,9 @@
 with three questions: read a file, edit it, run the tests. It writes what the model answered to
 `FOLDER/CLIENT.json` and prints what was done. A model that is too weak is told apart from a service
 that fails: the first writes an answer without a call, or a wrong one; the second an error.
+
+MLX_STACK_TEST_PATIENCE_S bounds each question; a model of 0.5B needs 900 s on two cores for a
+client whose prompt has 17,000 tokens.
 """
 
 import os
@@ -23,9 +26,9 @@ from tests.clients.agents import CODEX_EXEC, PROGRAMS, environment, project
 from tests.clients.fleet_recordings import CLAUDE, conversation_of, write_project
 from tests.clients.relay import Exchange, Relay, relaying
 from tests.clients.stage import PROGRAMS as PYTHON_PROGRAMS
+from tests.clients.stage import ended
+from tests.patience import PATIENCE_S
 
-LIMIT_S = 900.0
-"""Seconds of a client for a question."""
 MAX_TEXT = 600
 """Characters of a tool result that are kept."""
 GENERATIONS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
@@ -137,18 +140,9 @@ def _printed(client: str, url: str, folder: Path, arguments: tuple[str, ...], qu
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
     try:
-        done = subprocess.run(
-            command,
-            cwd=project(folder),
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        done = ended(command, project(folder), **variables)
     except subprocess.TimeoutExpired:
-        return f"no end after {LIMIT_S:g} s"
+        return f"no end after {PATIENCE_S:g} s"
     return done.stdout or done.stderr
 
 
@@ -177,8 +171,7 @@ def _is_done(question: str, messages: tuple[AgentMessage, ...], printed: str, pl
     if question == READ:
         return "class Article" in results or "Article" in printed
     if question == EDIT:
-        command = [sys.executable, "-m", "unittest"]
-        return subprocess.run(command, cwd=place, capture_output=True, check=False).returncode == 0
+        return ended([sys.executable, "-m", "unittest"], place).returncode == 0
     return "Ran 4 tests" in results
 
 
