@@ -108,6 +108,12 @@ oracle: setup ## Write the fixtures of vision towers anew with mlx-vlm, in an en
 	@$(VENV)/oracle/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mlx-vlm==0.7.10
 	@$(FAST) $(VENV)/oracle/bin/python -m tests.features.vision.oracle
 
+# PyTorch's wheel for Linux brings 3 GB of CUDA. transformers as the models' environment has it.
+logits: setup ## Write the logits of qwen4_exp anew with transformers, in an environment of its own (3 GB)
+	@test -x $(VENV)/transformers/bin/python || $(BIN)/python -m venv $(VENV)/transformers
+	@$(VENV)/transformers/bin/python -m pip install --quiet --disable-pip-version-check torch transformers==5.24.0
+	@$(VENV)/transformers/bin/python -m tests.engine.qwen4_exp_oracle
+
 clients: programs assistants ## The tests of real clients; NEWEST=1 with the newest version of each
 	@$(BIN)/python -m tests.clients.summary --forget
 	@$(if $(NEWEST),$(BIN)/python -m tests.clients.install --newest)
@@ -229,4 +235,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real models smollm2 suite peers programs assistants oracle clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real models smollm2 suite peers programs assistants oracle logits clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

@@ -360,10 +360,10 @@ def check_stored(model: Any, cache_factory: CacheFactory) -> str:
     return "yes"
 
 
-def through_bytes(context: SlotContext) -> SlotContext:
+def through_bytes(context: SlotContext, cut: int = CUT) -> SlotContext:
     """A copy made of nothing but tokens, bytes and JSON, in two segments."""
     n_tokens = len(context)
-    parts = [segments.pack(context, a, b) for a, b in ((0, CUT), (CUT, n_tokens))]
+    parts = [segments.pack(context, a, b) for a, b in ((0, cut), (cut, n_tokens))]
     unpacked = [Segment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
     marks = [segments.checkpoint(c.position, _thawed(c), _layout(c)) for c in context.checkpoints]
     fresh = context.new_empty(n_tokens)

@@ -1,0 +1,195 @@
+"""`qwen4_exp` of mlx-vlm against transformers: in one pass, cut anywhere, and after every reuse.
+
+`make logits` writes the fixture anew.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.engine_events import KVSource
+from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
+from mlxstack.demo import MODEL_DIR
+from mlxstack.engine.decode.batching_check import self_check
+from mlxstack.engine.decode.copy_check import why_not_copied
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.loading import loader
+from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.mlx_vlm_models import is_installed
+from mlxstack.engine.model.runner import ModelRunner
+from tests.engine import qwen4_exp_folder as folders
+from tests.engine.harness import Driver, preset_of, running
+from tests.matrix.checks import decode, through_bytes
+
+pytestmark = [
+    pytest.mark.mlx,
+    pytest.mark.skipif(not is_installed(), reason="it needs the extra more-models (make models)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+FIXTURE: Any = mx.load(str(Path(__file__).with_name("qwen4_exp.safetensors")))
+TOLERANCE = 1e-4
+"""Of logits whose standard deviation is 0.6."""
+WRONG = 0.05
+"""What any part of the model changes at least."""
+N_MORE = 8
+"""Tokens after a cut, fed again after each kind of reuse."""
+PROMPT = folders.prompts()[0]
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+class Tried:
+    """A model of the fixture, and what transformers computes of it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.folder = folder
+        self.model = loader.load(ModelSpec(id=str(folder)), KVSpec()).model
+        self.runner = ModelRunner(self.model)
+        self.factory = CacheFactory(self.model, KVSpec())
+        self.expected = FIXTURE[f"{kind}.logits"]
+        self.answers: list[list[int]] = FIXTURE[f"{kind}.answers"].tolist()
+
+    def feed(self, context: SlotContext, tokens: Sequence[int]) -> mx.array:
+        """Kept logits (tokens, part of the vocabulary)."""
+        logits = self.runner.forward(mx.array([tokens]), context.caches)[0]
+        context.extend(tokens)
+        context.evaluate()
+        return logits[:, :: folders.EVERY]
+
+    def check(self, context: SlotContext, end: int, how: str) -> None:
+        """Feed the prompt up to `end`, and compare."""
+        start = len(context)
+        logits = self.feed(context, PROMPT[start:end])
+        largest = mx.abs(logits - self.expected[start:end]).max().item()
+        assert largest < TOLERANCE, f"{how} at {start}: {largest:.2g}"
+
+
+@pytest.fixture(scope="module", params=folders.CONFIGS)
+def tried(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tried:
+    return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def load(kind: str, folder: Path) -> Tried:
+    folders.write(folder, kind)
+    for part in TOKENIZER:
+        shutil.copy(MODEL_DIR / part, folder)
+    return Tried(kind, folder)
+
+
+def test_logits_of_all_positions_are_those_of_transformers(tried: Tried) -> None:
+    tried.check(SlotContext(tried.factory), len(PROMPT), "at once")
+
+
+def test_the_prompt_reaches_every_part_of_the_model(tried: Tried) -> None:
+    """Without sparse blocks, n-grams or their short convolution, logits are others."""
+    assert distance_without(tried, "indexer") > WRONG
+    assert distance_without(tried, "ngram") > WRONG
+    assert distance_without(tried, "conv1d") > WRONG
+
+
+def distance_without(tried: Tried, part: str) -> float:
+    layers = tried.model.layers
+    changed: list[tuple[Any, str, Any]] = []
+    for layer in layers:
+        if part == "indexer" and not layer.is_linear:
+            changed.append((layer.self_attn.indexer, "block_topk", len(PROMPT)))
+        if part == "ngram" and "ple" in layer:
+            table = layer.ple.ple_embedding
+            changed.append((table, "layer_multipliers", table.layer_multipliers + 2))
+        if part == "conv1d" and "ple" in layer:
+            conv = layer.ple.conv1d
+            changed.append((conv, "weight", mx.zeros_like(conv.weight)))
+    assert changed
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
+    try:
+        for owner, name, value in changed:
+            setattr(owner, name, value)
+        logits = tried.feed(SlotContext(tried.factory), PROMPT)
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+    # Windows and blocks are passed many times: the second half shows it, too.
+    half = len(PROMPT) // 2
+    distance: float = mx.abs(logits[half:] - tried.expected[half:]).max().item()
+    return distance
+
+
+def test_a_prompt_cut_anywhere_has_the_same_logits(tried: Tried) -> None:
+    for cut in range(1, len(PROMPT)):
+        context = SlotContext(tried.factory)
+        tried.check(context, cut, f"before a cut at {cut}")
+        tried.check(context, len(PROMPT), "after a cut")
+
+
+def test_hit_fork_and_restart_at_every_position_have_the_same_logits(tried: Tried) -> None:
+    assert why_not_copied(tried.runner, tried.factory, folders.N_VOCAB) is None
+    context = SlotContext(tried.factory)
+    tried.check(context, 2, "at the start")
+    for cut in range(2, len(PROMPT)):
+        end = min(cut + N_MORE, len(PROMPT))
+        context.checkpoint()
+        fork = context.new_empty()
+        assert fork.fork_from(context, cut) == cut
+        restored = through_bytes(context, cut // 2)
+        tried.feed(context, PROMPT[cut - 2 : cut + N_MORE][::-1])
+        assert context.rewind(cut) == cut
+        tried.check(context, end, "after a hit")
+        tried.check(fork, end, "after a fork")
+        tried.check(restored, end, "after a restart")
+        assert context.rewind(cut) == cut
+        tried.check(context, cut + 1, "token by token")
+
+
+def test_four_rows_join_and_leave_slot_by_slot(tried: Tried) -> None:
+    check = self_check(tried.model, tried.factory, folders.N_VOCAB)
+    assert not check.is_batching
+    prompts = folders.prompts()
+    contexts = [SlotContext(tried.factory) for _ in prompts]
+    for context, tokens in zip(contexts, prompts, strict=True):
+        tried.feed(context, tokens[:-1])
+    answers = decode(tried.model, contexts, prompts, check.is_batching, n_tokens=folders.N_ANSWERED)
+    assert answers == tried.answers
+
+
+@pytest.fixture
+def slots() -> SlotSpec:
+    return SlotSpec(count=4, n_ctx=1024)
+
+
+def test_requests_at_once_get_the_answers_of_transformers(
+    tried: Tried, slots: SlotSpec, tmp_path: Path
+) -> None:
+    with running(preset_of(tried.folder, slots=slots), tmp_path) as driver:
+        asks = [driver.submit(tuple(tokens), folders.N_ANSWERED) for tokens in folders.prompts()]
+        for ask in asks:
+            driver.finish(ask)
+        assert [driver.tokens(ask) for ask in asks] == tried.answers
+
+
+def test_next_turn_fork_and_restart_of_an_engine_answer_as_transformers(
+    tried: Tried, slots: SlotSpec, tmp_path: Path
+) -> None:
+    prompt = tuple(PROMPT)
+    shared = 256
+    preset = preset_of(tried.folder, slots=slots)
+
+    def answer(driver: Driver, slot: int, source: KVSource) -> list[int]:
+        ask = driver.submit(prompt, folders.N_ANSWERED, slot=slot)
+        driver.finish(ask)
+        seated = driver.seated(ask)
+        assert (seated.source, seated.n_cached) == (source, shared)
+        return driver.tokens(ask)
+
+    with running(preset, tmp_path) as driver:
+        # Another prompt with the same head.
+        driver.answer(prompt[:shared] + prompt[:30], 4, slot=0, checkpoint_positions=(shared,))
+        assert answer(driver, 1, KVSource.FORK) == tried.answers[0]
+        driver.answer(prompt[:shared] + prompt[9:30], 4, slot=1)
+        assert answer(driver, 1, KVSource.SLOT) == tried.answers[0]
+        driver.catch_up()
+    with running(preset, tmp_path) as driver:
+        assert answer(driver, 2, KVSource.DISK) == tried.answers[0]
