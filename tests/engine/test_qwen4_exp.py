@@ -24,6 +24,7 @@ from mlxstack.engine.model.runner import ModelRunner
 from tests.engine import qwen4_exp_folder as folders
 from tests.engine.harness import Driver, preset_of, running
 from tests.matrix.checks import decode, through_bytes
+from tests.repetition import in_soak
 
 pytestmark = [
     pytest.mark.mlx,
@@ -35,10 +36,15 @@ FIXTURE: Any = mx.load(str(Path(__file__).with_name("qwen4_exp.safetensors")))
 TOLERANCE = 1e-4
 """Of logits whose standard deviation is 0.6."""
 WRONG = 0.05
-"""What any part of the model changes at least."""
+"""Logits without a part of the model are at least so far off."""
 N_MORE = 8
 """Tokens after a cut, fed again after each kind of reuse."""
 PROMPT = folders.prompts()[0]
+EVERY_POSITION = [("one", 1), ("two", 7), ("ties", 7), *in_soak(("two", 1), ("ties", 1))]
+"""Models, and steps from cut to cut; `pytest --soak` takes all for each."""
+every_position = pytest.mark.parametrize(
+    ("tried", "step"), EVERY_POSITION, indirect=["tried"], scope="module"
+)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -84,52 +90,39 @@ def test_logits_of_all_positions_are_those_of_transformers(tried: Tried) -> None
     tried.check(SlotContext(tried.factory), len(PROMPT), "at once")
 
 
-def test_the_prompt_reaches_every_part_of_the_model(tried: Tried) -> None:
-    """Without sparse blocks, n-grams or their short convolution, logits are others."""
-    assert distance_without(tried, "indexer") > WRONG
-    assert distance_without(tried, "ngram") > WRONG
-    assert distance_without(tried, "conv1d") > WRONG
-
-
-def distance_without(tried: Tried, part: str) -> float:
-    layers = tried.model.layers
-    changed: list[tuple[Any, str, Any]] = []
-    for layer in layers:
-        if part == "indexer" and not layer.is_linear:
-            changed.append((layer.self_attn.indexer, "block_topk", len(PROMPT)))
-        if part == "ngram" and "ple" in layer:
+@pytest.mark.parametrize("part", ["sparse blocks", "n-grams", "short convolution"])
+def test_without_a_part_of_the_model_logits_are_others(
+    tried: Tried, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for layer in tried.model.layers:
+        if part == "sparse blocks" and not layer.is_linear:
+            monkeypatch.setattr(layer.self_attn.indexer, "block_topk", len(PROMPT))
+        if part == "n-grams" and "ple" in layer:
             table = layer.ple.ple_embedding
-            changed.append((table, "layer_multipliers", table.layer_multipliers + 2))
-        if part == "conv1d" and "ple" in layer:
+            monkeypatch.setattr(table, "layer_multipliers", table.layer_multipliers + 2)
+        if part == "short convolution" and "ple" in layer:
             conv = layer.ple.conv1d
-            changed.append((conv, "weight", mx.zeros_like(conv.weight)))
-    assert changed
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
-    try:
-        for owner, name, value in changed:
-            setattr(owner, name, value)
-        logits = tried.feed(SlotContext(tried.factory), PROMPT)
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
-    # Windows and blocks are passed many times: the second half shows it, too.
-    half = len(PROMPT) // 2
-    distance: float = mx.abs(logits[half:] - tried.expected[half:]).max().item()
-    return distance
+            monkeypatch.setattr(conv, "weight", mx.zeros_like(conv.weight))
+    logits = tried.feed(SlotContext(tried.factory), PROMPT)
+    distances = mx.abs(logits - tried.expected).max(axis=1)
+    # At each of the last positions: blocks and windows were passed many times before.
+    assert distances[len(PROMPT) // 2 :].min().item() > WRONG
 
 
-def test_a_prompt_cut_anywhere_has_the_same_logits(tried: Tried) -> None:
-    for cut in range(1, len(PROMPT)):
+@every_position
+def test_a_prompt_cut_anywhere_has_the_same_logits(tried: Tried, step: int) -> None:
+    for cut in range(1, len(PROMPT), step):
         context = SlotContext(tried.factory)
         tried.check(context, cut, f"before a cut at {cut}")
         tried.check(context, len(PROMPT), "after a cut")
 
 
-def test_hit_fork_and_restart_at_every_position_have_the_same_logits(tried: Tried) -> None:
+@every_position
+def test_hit_fork_and_restart_at_a_position_have_the_same_logits(tried: Tried, step: int) -> None:
     assert why_not_copied(tried.runner, tried.factory, folders.N_VOCAB) is None
     context = SlotContext(tried.factory)
     tried.check(context, 2, "at the start")
-    for cut in range(2, len(PROMPT)):
+    for cut in range(2, len(PROMPT), step):
         end = min(cut + N_MORE, len(PROMPT))
         context.checkpoint()
         fork = context.new_empty()
@@ -141,7 +134,8 @@ def test_hit_fork_and_restart_at_every_position_have_the_same_logits(tried: Trie
         tried.check(fork, end, "after a fork")
         tried.check(restored, end, "after a restart")
         assert context.rewind(cut) == cut
-        tried.check(context, cut + 1, "token by token")
+        for position in range(cut, min(cut + step, len(PROMPT))):
+            tried.check(context, position + 1, "token by token")
 
 
 def test_four_rows_join_and_leave_slot_by_slot(tried: Tried) -> None:
