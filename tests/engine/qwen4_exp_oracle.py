@@ -31,8 +31,8 @@ def last_first(scores: Any, k: int, dim: int = -1, **more: Any) -> Any:
     """`topk` by score, then by position, descending; that of the router as it is."""
     if scores.ndim != 1:
         return TOP_K(scores, k, dim=dim, **more)
-    order = torch.argsort(scores.flip(0), descending=True, stable=True)
-    return Chosen(len(scores) - 1 - order[:k])
+    positions = torch.argsort(scores.flip(0), descending=True, stable=True)
+    return Chosen(len(scores) - 1 - positions[:k])
 
 
 def loaded(folder: Path) -> Any:
