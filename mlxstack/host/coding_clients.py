@@ -240,7 +240,8 @@ def pi(service: Endpoint, folder: Path) -> ClientSetup:
 def qwen(service: Endpoint, folder: Path) -> ClientSetup:
     """qwen-code: an OpenAI endpoint, context size and kinds of input.
 
-    Settings of the system go before those of user and project.
+    Settings of the system go before those of user and project. It would give up a prompt that
+    takes minutes, since it counts no comments of a stream as activity.
     """
     size = {"contextWindowSize": service.n_ctx, "modalities": {"image": service.accepts_images}}
     settings = {
@@ -249,7 +250,12 @@ def qwen(service: Endpoint, folder: Path) -> ClientSetup:
     }
     file = str(folder / "settings.json")
     return ClientSetup(
-        variables={**openai(service, folder).variables, "QWEN_CODE_SYSTEM_SETTINGS_PATH": file},
+        variables={
+            **openai(service, folder).variables,
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": file,
+            "QWEN_CODE_API_TIMEOUT_MS": "0",
+            "QWEN_STREAM_IDLE_TIMEOUT_MS": "0",
+        },
         files={file: json.dumps(settings, indent=2) + "\n"},
         program="qwen",
     )

@@ -111,6 +111,8 @@ def test_clients_know_whether_the_model_takes_images(tmp_path: Path, accepts_ima
         "contextWindowSize": 65536,
         "modalities": {"image": accepts_images},
     }
+    limits = ("QWEN_CODE_API_TIMEOUT_MS", "QWEN_STREAM_IDLE_TIMEOUT_MS")
+    assert [told.variables[limit] for limit in limits] == ["0", "0"]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
