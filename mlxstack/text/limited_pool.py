@@ -47,8 +47,7 @@ class PoolLimits(Struct, frozen=True):
 
     A job is slow after `quick_s` CPU seconds; of `n_slow` places for slow ones each takes one, and
     without it raises Busy with `busy`. `n_idle` processes are kept; more are started where these
-    are busy with long jobs. An answer has `max_answered`
-    bytes at most.
+    are busy with long jobs. An answer has `max_answered` bytes at most.
     """
 
     max_bytes: int

@@ -218,6 +218,11 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+AIDER = (
+    "--yes-always", "--no-git", "--edit-format", "whole", "--no-check-update",
+    "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty",
+    "--no-detect-urls", "--map-tokens", "0", "--message",
+)  # fmt: skip
 CODEX_EXEC = (
     "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox",
 )  # fmt: skip

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from mlxstack.core.conversation import Message, Role
 from tests.cli.terminal import CLI
-from tests.clients.agents import CODEX_EXEC, PROGRAMS, environment, project
+from tests.clients.agents import AIDER, CODEX_EXEC, GENERATIONS, PROGRAMS, environment, project
 from tests.clients.fleet_recordings import CLAUDE, conversation_of, write_project
 from tests.clients.relay import Exchange, Relay, relaying
 from tests.clients.stage import PROGRAMS as PYTHON_PROGRAMS
@@ -33,7 +33,6 @@ from tests.patience import PATIENCE_S
 N_CTX = 32768
 MAX_TEXT = 600
 """Characters of a tool result that are kept."""
-GENERATIONS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
 READ = "Read the file inventory.py and tell me the names of its classes."
 EDIT = (
     "The method add in inventory.py sets the pieces; it must add them. Edit inventory.py: replace "
@@ -51,14 +50,10 @@ class RealClient(Struct, frozen=True):
     later: tuple[str, ...]
 
 
-AIDER = (
-    "--yes-always", "--no-git", "--edit-format", "whole", "--no-check-update",
-    "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty",
-    "--no-detect-urls", "--map-tokens", "0", "--message", "{}", "inventory.py",
-)  # fmt: skip
+EDITING = (*AIDER, "{}", "inventory.py")
 CLIENTS = (
     RealClient("pi", ("-p", "{}"), ("-p", "--continue", "{}")),
-    RealClient("aider", AIDER, ("--restore-chat-history", *AIDER)),
+    RealClient("aider", EDITING, ("--restore-chat-history", *EDITING)),
     RealClient("qwen", ("--yolo", "{}"), ("--continue", "--yolo", "{}")),
     RealClient("codex", (*CODEX_EXEC, "{}"), ("exec", "resume", "--last", *CODEX_EXEC[1:], "{}")),
     RealClient("opencode", ("run", "{}"), ("run", "--continue", "{}")),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.api.running import Running
 from tests.cli.terminal import CLI
+from tests.clients.agents import AIDER
 from tests.clients.lines import CLAUDES, FIXED, FLAT, HELLO, SUNNY, TOOL
 from tests.clients.stage import program, run
 
@@ -141,10 +142,7 @@ def test_c10_aider_edits_a_file(stage: Running, tmp_path: Path) -> None:
     run(
         [
             *CLI, "run", "aider", "--url", stage.url, "--",
-            "--yes-always", "--no-git", "--edit-format", "whole", "--no-check-update",
-            "--analytics-disable",
-            "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty",
-            "--no-detect-urls", "--map-tokens", "0", "--message", "please fix add", "sums.py",
+            *AIDER, "please fix add", "sums.py",
         ],
         tmp_path,
         PATH=f"{program('aider').parent}{os.pathsep}{os.environ['PATH']}",

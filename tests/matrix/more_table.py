@@ -43,11 +43,11 @@ written by `make models` (`python -m tests.matrix.more`); {versions}.
 * *FAILED*: the last column says how answers differ. A type is served all the same where it loads.
 * `qwen4_exp` is compared with transformers 5.24 on tiny random weights, in float32 on a CPU
   (`tests/engine/test_qwen4_exp.py`): 300 tokens pass windows and sparse blocks many times, and
-  logits agree within 1e-4 in one pass, cut at every position, and after hit, fork and restart at
-  every position. Of blocks with equal scores, zero in each head of the indexer, mlx-vlm takes the
-  last ones and `torch.topk` others, so that logits differ there; transformers names no order. In
-  a config.json without `output_gate_type` mlx-vlm takes `sigmoid`; transformers takes
-  `hidden_act`, which is right. The config of Qwen3.8-Flash-Next names `sigmoid`.
+  logits agree within 1e-4 in one pass, cut, and after hit, fork and restart: one model at every
+  position, two at every seventh. Of blocks with equal scores, zero in each head of the indexer,
+  mlx-vlm takes the last ones and `torch.topk` others, so that logits differ there; transformers
+  names no order. In a config.json without `output_gate_type` mlx-vlm takes `sigmoid`;
+  transformers takes `hidden_act`, which is right. The config of Qwen3.8-Flash-Next names `sigmoid`.
 """
 
 

@@ -102,12 +102,12 @@ def _shape(module: Any) -> str:
 def _measured(kind: str, module: Any) -> tuple[LayerBits, RowRange | None]:
     n_inputs = int(_shape(module).split(" ")[0])
     dtype = module.scales.dtype if hasattr(module, "scales") else module.weight.dtype
-    counts = HEAD_COUNTS if kind == "head" else ROW_COUNTS
     if _is_experts(module):
         found_range = _range_of_experts(module, n_inputs, dtype)
     else:
         row = mx.random.normal((n_inputs,), key=mx.random.key(0)).astype(dtype)
         product = getattr(module, "as_linear", module)
+        counts = HEAD_COUNTS if kind == "head" else ROW_COUNTS
         found_range = _range_of_product(product, row, counts)
     floor = found_range.floor if found_range else 0
     ceiling = found_range.ceiling if found_range else 0

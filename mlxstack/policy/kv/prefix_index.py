@@ -165,9 +165,10 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     end = min(len(a), len(b))
     for start in range(0, end, STRIDE):
         stop = min(start + STRIDE, end)
-        own, other = list(a[start:stop]), list(b[start:stop])
-        if own != other:
-            return start + next(compress(count(), map(ne, own, other)))
+        left = list(a[start:stop])
+        right = list(b[start:stop])
+        if left != right:
+            return start + next(compress(count(), map(ne, left, right)))
     return end
 
 
