@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 TEXT = '{"prompt": "The capital of France is", "max_tokens": 60}'
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
 
+MAX_NAMED = 5
+"""Other members of a gateway that are named."""
+
 
 def report_service(started: "Started", preset: "Preset", json: bool) -> None:
     """Print a started service, its warnings, and a first request."""
@@ -77,8 +80,11 @@ def report_gateway(started: "Started", json: bool) -> None:
         as_json(facts(started))
         return
     first, *further = spec.preset.split(", ")
+    others = ", ".join(further[:MAX_NAMED]) or "none"
+    if len(further) > MAX_NAMED:
+        others += f" and {len(further) - MAX_NAMED} more (mlx-stack models)"
     say(f"{spec.name} is ready at {spec.url} after {started.seconds:.1f} s")
-    say(f"  {first} answers requests without a model; others: {', '.join(further) or 'none'}")
+    say(f"  {first} answers requests without a model; others: {others}")
 
 
 def facts(started: "Started") -> dict[str, object]:

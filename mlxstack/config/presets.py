@@ -1,5 +1,6 @@
 """Presets as files: found, layered and checked."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -124,7 +125,19 @@ def is_path(name: str) -> bool:
 
 def is_known(name: str, home: Home) -> bool:
     """Whether a preset is meant, by name or file, no model."""
-    return name.endswith(ENDINGS) or name in listed(home)
+    return name.endswith(ENDINGS) or file_of(name, home) is not None
+
+
+def file_of(name: str, home: Home) -> Path | None:
+    """File of a listed preset; None where none has the name.
+
+    Derived presets, one for each model on disk, are not listed for it.
+    """
+    files = files_in(builtin_folder(), home.presets)
+    if name in files or "/" in name:
+        return files.get(name)
+    derived = (home.derived_presets / f"{name}{ending}" for ending in ENDINGS)
+    return next(filter(os.path.isfile, derived), None)
 
 
 def from_anywhere(name: str, folder: Path | None = None) -> str:
@@ -144,14 +157,14 @@ def find(name: str, home: Home) -> Path:
         if "\0" in name or not path.is_file():
             raise SetupError(f"there is no preset file {path}")
         return path
-    files = listed(home)
-    if name not in files:
-        near = schema.suggestion(name, files)
+    file = file_of(name, home)
+    if file is None:
+        near = schema.suggestion(name, listed(home))
         raise SetupError(
             f"no preset is called `{name}` (looked in {builtin_folder()} and {home.presets}; "
             f"a path to a .yaml file works too, and `up` takes a hub id){near}"
         )
-    return files[name]
+    return file
 
 
 def delete(name: str, home: Home) -> Path:

@@ -112,7 +112,7 @@ def request_for(
     model = reference.resolve(source, home)
     name = _name_in(sets) or model.name
     path = home.derived_presets / f"{name}.yaml"
-    is_found = presets.listed(home).get(name, path) == path
+    is_found = presets.file_of(name, home) in (None, path)
     preset = name if is_found else str(path)
     running = services.served(home).get(name)
     if path.is_file() and running is not None and running.model.id == model.id:

@@ -1,6 +1,7 @@
 """Preset derivation: slots, context and KV precision from config and sizes."""
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +162,22 @@ def _bounded(preset: Preset) -> Preset:
 
 def _listed_for(model: str, home: Home) -> Preset | None:
     """Listed preset of the model, if a hand-written one exists."""
-    for name, file in sorted(presets.listed(home).items()):
-        if file.parent == home.derived_presets:
-            continue
+    files = presets.files_in(presets.builtin_folder(), home.presets)
+    written = tuple((str(file), file.stat().st_mtime_ns) for _, file in sorted(files.items()))
+    return _by_model(written, home).get(model)
+
+
+@lru_cache(maxsize=1)
+def _by_model(written: tuple[tuple[str, int], ...], home: Home) -> dict[str, Preset]:
+    """First preset of each model, read once; `written`: files and their times."""
+    by_model: dict[str, Preset] = {}
+    for file, _ in written:
         try:
-            preset = presets.load(name, home).preset
+            preset = presets.load(file, home).preset
         except SetupError:
             continue
-        if preset.model.id == model:
-            return preset
-    return None
+        by_model.setdefault(preset.model.id, preset)
+    return by_model
 
 
 def _choose(candidate: Candidate, room: MemoryRoom, fixed: SlotSizes) -> CapacityOption | None:
