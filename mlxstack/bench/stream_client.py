@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -14,6 +14,9 @@ from mlxstack.client.errors import Unreachable
 
 TIMEOUT_S = 900.0
 LAST_CHUNK = b"0\r\n\r\n"
+
+Pieces = Sequence[tuple[float, bytes]]
+"""Bytes with their arrival, in seconds."""
 
 
 class ReceivedStream(Struct, frozen=True):
@@ -29,6 +32,17 @@ class ReceivedStream(Struct, frozen=True):
     def body(self) -> bytes:
         """All pieces."""
         return b"".join(data for _, data in self.pieces)
+
+
+def event_data(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
+    """Data of server-sent events, one line each, without the last event `[DONE]`."""
+    unread = b""
+    for moment, chunk in pieces:
+        *lines, unread = (unread + chunk).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data != b"[DONE]":
+                yield moment, data
 
 
 class StreamClient:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any, Self
@@ -16,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.bench.dev.workload import WORDS, Body, Yardstick, question, tool
 from mlxstack.bench.servers import ServerUnderTest
-from mlxstack.bench.stream_client import StreamClient
+from mlxstack.bench.stream_client import Pieces, StreamClient, event_data
 from mlxstack.client.types import CallUsage, ChatResponse
 from mlxstack.core.errors import Broken
 
@@ -34,10 +33,6 @@ ALIKE = {
 """Sent to every server, so that all do the same work. Random models repeat themselves."""
 
 TIMEOUT = httpx.Timeout(900.0, connect=5.0)
-
-
-Pieces = Sequence[tuple[float, bytes]]
-"""Bytes with their arrival."""
 
 
 class TimedRequest(Struct, frozen=True):
@@ -179,22 +174,15 @@ def timed(started: float, arrived: Pieces, ended: float) -> TimedRequest:
     marks = []
     text = []
     usage = CallUsage()
-    unread = b""
-    for moment, chunk in arrived:
-        *lines, unread = (unread + chunk).split(b"\n")
-        for line in lines:
-            data = line.strip().removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or data == b"[DONE]":
-                continue
-            chat_chunk = _chat(data)
-            usage = chat_chunk.usage or usage
-            content = "".join(
-                (c.delta.content or "") + (c.delta.reasoning_content or "")
-                for c in chat_chunk.choices
-            )
-            if content:
-                marks.append(moment)
-                text.append(content)
+    for moment, data in event_data(arrived):
+        chat_chunk = _chat(data)
+        usage = chat_chunk.usage or usage
+        content = "".join(
+            (c.delta.content or "") + (c.delta.reasoning_content or "") for c in chat_chunk.choices
+        )
+        if content:
+            marks.append(moment)
+            text.append(content)
     return TimedRequest(started, tuple(marks), ended, usage, "".join(text))
 
 

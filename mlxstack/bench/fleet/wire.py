@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.bench.fleet.session import JsonObject, PromptedRequest
+from mlxstack.bench.stream_client import Pieces, event_data
 from mlxstack.core.errors import Broken
 
 MAX_SHOWN = 300
@@ -133,11 +134,12 @@ def _blocks(message: JsonObject) -> JsonObject:
     return {"role": message["role"], "content": blocks}
 
 
-def read(pieces: Sequence[tuple[float, bytes]], dialect: FleetDialect) -> StreamedAnswer:
+def read(pieces: Pieces, dialect: FleetDialect) -> StreamedAnswer:
     """Answer of server-sent events. Raises Broken for an event without JSON."""
     texts: list[Piece] = []
     usage: dict[str, Any] = {}
-    for moment, event in _events(pieces):
+    for moment, data in event_data(pieces):
+        event = _event(data)
         if dialect is FleetDialect.ANTHROPIC:
             text = _anthropic_text(event)
             usage |= event.get("message", event).get("usage") or {}
@@ -165,19 +167,12 @@ def _counted(
     )
 
 
-def _events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    unread = b""
-    for moment, chunk in pieces:
-        *lines, unread = (unread + chunk).split(b"\n")
-        for line in lines:
-            data = line.strip().removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or data == b"[DONE]":
-                continue
-            try:
-                yield moment, msgspec.json.decode(data, type=dict[str, Any])
-            except msgspec.MsgspecError as error:
-                text = data[:MAX_SHOWN]
-                raise Broken(f"the stream holds an event that is no JSON: {text!r}") from error
+def _event(data: bytes) -> JsonObject:
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        text = data[:MAX_SHOWN]
+        raise Broken(f"the stream holds an event that is no JSON: {text!r}") from error
 
 
 def _openai_text(choice: dict[str, Any]) -> str:
