@@ -90,12 +90,11 @@ def self_checks() -> Iterator[None]:
     if "mlxstack.engine.assembly" not in sys.modules:
         yield
         return
-    from mlxstack.engine import assembly
     from tests.self_checks import REMEMBERED
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, remembered in REMEMBERED.items():
-            patch.setattr(assembly, name, remembered)
+        for module, name, remembered in REMEMBERED:
+            patch.setattr(module, name, remembered)
         yield
 
 

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from xxhash import xxh3_128_hexdigest
 
 from mlxstack.core.exact_rows import ExactBits, ExactRows
+from mlxstack.engine import assembly
+from mlxstack.engine.decode import remembered_checks
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
 from mlxstack.engine.decode.row_grouper import GroupRows
 from mlxstack.engine.decode.shared_passes import measure_sharing
@@ -70,13 +72,13 @@ def remembered_bits(
     return ExactModel(replace(report, is_on=False))
 
 
-REMEMBERED = {
-    "self_check": remembered_check,
-    "measure_widths": remembered_widths,
-    "measure_sharing": remembered_sharing,
-    "exact_model": remembered_bits,
-}
-"""By their names in `mlxstack.engine.assembly`."""
+REMEMBERED = (
+    (remembered_checks, "self_check", remembered_check),
+    (assembly, "measure_widths", remembered_widths),
+    (assembly, "measure_sharing", remembered_sharing),
+    (assembly, "exact_model", remembered_bits),
+)
+"""Modules and names that tests replace, and by what."""
 
 
 def _once(

@@ -307,6 +307,16 @@ class AgentManifestStore(Protocol):
         """Identities of the models with saved KV of this agent."""
 
 
+class CheckStore(Protocol):
+    """Results of self-checks, by what they depend on."""
+
+    def load(self, key: str) -> bytes | None:
+        """Bytes of a result; None without one."""
+
+    def save(self, key: str, result: bytes) -> None:
+        """Keep a result; where the disk refuses, it is lost."""
+
+
 class EngineStores(Struct, frozen=True):
     """Stores of an engine on disk."""
 
@@ -314,3 +324,5 @@ class EngineStores(Struct, frozen=True):
     slot_files: SlotFileStore
     manifests: AgentManifestStore | None = None
     """Saved contexts of agents."""
+    checks: CheckStore | None = None
+    """Results of self-checks at earlier loads; None: each load checks."""

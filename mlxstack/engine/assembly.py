@@ -13,9 +13,10 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
+from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.copy_check import why_not_copied
 from mlxstack.engine.decode.proposer import NO_PROPOSALS
+from mlxstack.engine.decode.remembered_checks import RememberedChecks
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
 from mlxstack.engine.decode.shared_passes import measure_sharing
 from mlxstack.engine.decode.width_costs import measure_widths
@@ -152,12 +153,11 @@ class EngineAssembly:
         factory = CacheFactory(loaded.model, preset.kv)
         thread.device_memory.apply()
 
+        # Several ranks compute a check together, or none of them does.
+        store = self._stores.checks if self._parts.is_alone else None
+        checks = RememberedChecks(store, progress, self._parts.check_s, preset.kv)
         group_rows = stack_fully if self._parts.can_group else None
-
-        def checked(model: LoadedModel, caches: CacheFactory) -> BatchingCheck:
-            steps = CheckSteps(progress, self._parts.check_s)
-            return self_check(model.model, caches, model.facts.n_vocab, steps, group_rows)
-
+        checked = partial(checks.check, group_rows=group_rows)
         check = checked(loaded, factory)
         if isinstance(loaded.model, TextModel):
             why_not = why_not_copied(ModelRunner(loaded.model), factory, loaded.facts.n_vocab)

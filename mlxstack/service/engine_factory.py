@@ -37,6 +37,7 @@ from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.check_files import CheckFiles
 from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.files import Disk, write_atomic
 from mlxstack.store.kv_store import DiskKVStore
@@ -86,7 +87,7 @@ class EngineFactory:
         store = QuotaKVStore(self.store, AgentFolders(self.home / "agents"), disk)
         return ChatEngine(
             preset,
-            EngineStores(store, slot_files, self.agent_store),
+            EngineStores(store, slot_files, self.agent_store, CheckFiles(self.home / "checks")),
             self.dispatcher.deliver,
             parts=RankedParts(self.ranks) if self.ranks is not None else None,
             remote=self.peers if preset.server.peers else None,

@@ -19,8 +19,8 @@ from mlxstack.core.preset import (
     SlotSpec,
     Speculation,
 )
-from mlxstack.engine import assembly, device, loop, thread
-from mlxstack.engine.decode import batch
+from mlxstack.engine import device, loop, thread
+from mlxstack.engine.decode import batch, remembered_checks
 from mlxstack.engine.decode.prefill import PreparedChunk
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
@@ -191,7 +191,7 @@ def test_buffers_of_the_self_check_are_released_at_load(
     events: list[str] = []
     for target, name in (
         (mx, "clear_cache"),
-        (assembly, "self_check"),
+        (remembered_checks, "self_check"),
         (thread.EngineThread, "_serve"),
     ):
         monkeypatch.setattr(target, name, _recorded(events, name, getattr(target, name)))

@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, ServiceKind, SlotSpec, Wired
-from mlxstack.engine import assembly
+from mlxstack.engine.decode import remembered_checks
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.loading import loader
 from mlxstack.host.hardware import buffer_cache_limit
@@ -97,7 +97,7 @@ def test_limits_are_restored_when_the_model_fails_its_self_check(
     def fail(*_: object) -> None:
         raise SetupError("it cannot run")
 
-    monkeypatch.setattr(assembly, "self_check", fail)
+    monkeypatch.setattr(remembered_checks, "self_check", fail)
     with pytest.raises(SetupError), running(preset_of(model_of("tiny")), tmp_path) as _:
         pass
     _wait_for(calls, "clear_streams")

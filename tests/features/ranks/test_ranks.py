@@ -25,7 +25,7 @@ from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.interfaces import KVFile, TensorBytes
 from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset, Speculation
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine import assembly
+from mlxstack.engine.decode import remembered_checks
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -90,7 +90,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLX_STACK_HOME", str(tmp_path_factory.mktemp("rank-1")))
         # Its passes are collectives: no rank may remember the verdict.
-        patch.setattr(assembly, "self_check", self_check)
+        patch.setattr(remembered_checks, "self_check", self_check)
         patch.setattr(mx.distributed, "init", ring.join)
         group = RankGroup(("127.0.0.1", "127.0.0.1"))
         yield group

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine import assembly
+from mlxstack.engine.decode import remembered_checks
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batch_row import BatchRow
 from mlxstack.engine.decode.batching_check import self_check
@@ -256,7 +256,7 @@ def test_an_engine_stacks_no_model_that_fails_the_check(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
-    monkeypatch.setattr(assembly, "self_check", self_check)
+    monkeypatch.setattr(remembered_checks, "self_check", self_check)
     prompts = [prompt_of(slot) for slot in range(2)]
     with running(preset_of(model_of("tiny-swa"), slots=TWO), tmp_path) as driver:
         assert driver.engine.snapshot().is_batching
