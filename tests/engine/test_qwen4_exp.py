@@ -3,6 +3,7 @@
 `make logits` writes the fixture anew.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache
 
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
@@ -20,6 +23,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mlx_vlm_models import is_installed
+from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.engine.model.runner import ModelRunner
 from tests.engine import qwen4_exp_folder as folders
 from tests.engine.harness import Driver, preset_of, running
@@ -187,3 +191,22 @@ def test_next_turn_fork_and_restart_of_an_engine_answer_as_transformers(
         driver.catch_up()
     with running(preset, tmp_path) as driver:
         assert answer(driver, 2, KVSource.DISK, len(prompt) - 1) == tried.answers[0]
+
+
+def test_the_planner_counts_the_bytes_by_which_sparse_layers_grow(tried: Tried) -> None:
+    config = json.loads((tried.folder / "config.json").read_text())
+    shape = shape_of_config(config | {"dtype": "bfloat16"})
+    context = SlotContext(tried.factory)
+    tried.feed(context, PROMPT[:8])
+    n_before = _sparse_bytes(context)
+    tried.feed(context, PROMPT[8:264])
+    assert shape.widened.growth * 256 == _sparse_bytes(context) - n_before
+    # In half precision all but the positions take half as much.
+    position_bytes = 3 * 4 * len(shape.geometry.full_layers)
+    assert 2 * shape.geometry.growth == shape.widened.growth + position_bytes
+
+
+def _sparse_bytes(context: SlotContext) -> int:
+    caches = [cache for cache in context.caches if isinstance(cache, KVCache)]
+    arrays = tree_flatten([cache.state for cache in caches])
+    return sum(array.nbytes for _, array in arrays if isinstance(array, mx.array))

@@ -107,9 +107,9 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
     weights = None if _is_repacked(config) else _weights(model, config)
     hidden, n_heads, inner = _widths(args, config)
     head = _head(model, hidden)
-    layers, n_vocab = _layers(model, config)
+    layers, n_vocab = _layers(model, config, own.size)
     model.set_dtype(mx.float32)
-    widened, _ = _layers(model, config)
+    widened, _ = _layers(model, config, mx.float32.size)
     has_sinks = any("sink" in path.rpartition(".")[2] for path, _ in _parameters(model))
     return ModelShape(
         geometry=Geometry(layers, own.size, has_sinks=has_sinks),
@@ -165,19 +165,24 @@ def folder_of_mlx_vlm(config: Config) -> str | None:
 
     None where mlx-lm has it, or the model its own code. Raises Unsupported where neither has it.
     """
-    if config.get("model_file"):
+    if _is_of_mlx_lm(config):
         return None
-    try:
-        if importlib.util.find_spec(f"{PACKAGE}.models.{_module_name(config)}") is not None:
-            return None
-    except (ModuleNotFoundError, ValueError):
-        # The name of a type may be anything.
-        pass
     more = _more_models()
     folder: str | None = more.folder_of(config)
     if folder is None:
         raise Unsupported(_no_library(config, more), "model_type")
     return folder
+
+
+def _is_of_mlx_lm(config: Config) -> bool:
+    """Whether mlx-lm has this type, or the model its own code."""
+    if config.get("model_file"):
+        return True
+    try:
+        return importlib.util.find_spec(f"{PACKAGE}.models.{_module_name(config)}") is not None
+    except (ModuleNotFoundError, ValueError):
+        # The name of a type may be anything.
+        return False
 
 
 def _no_library(config: Config, more: Any) -> str:
@@ -231,14 +236,14 @@ def _version() -> str:
     return version("mlx-lm")
 
 
-def _layers(model: Any, config: Config) -> tuple[tuple[Layer, ...], int]:
+def _layers(model: Any, config: Config, n_each: int) -> tuple[tuple[Layer, ...], int]:
     """Every cache after two tokens, and the size of the vocabulary."""
     cache = importlib.import_module(f"{PACKAGE}.models.cache")
     caches = cache.make_prompt_cache(model)
     logits = model(mx.array([[0, 0]]), cache=caches)
     rank = _flat(config).get("kv_lora_rank")
     if any(_has_own_state(leaf) for leaf in _leaves(caches)):
-        layers = _measured(model, caches, rank)
+        layers = _measured(model, caches, rank, n_each)
     else:
         layers = [_layer(leaf, rank) for leaf in _leaves(caches)]
     n_shared = max(0, len(getattr(model, "layers", ())) - len(caches))
@@ -254,23 +259,26 @@ def _has_own_state(leaf: Any) -> bool:
     return type(leaf).__module__.startswith("mlx_vlm.")
 
 
-def _measured(model: Any, caches: Any, rank: int | None) -> list[Layer]:
-    """Layers, of which caches of mlx-vlm grow by what a pass adds."""
-    before = [_n_state(leaf) for leaf in _leaves(caches)]
+def _measured(model: Any, caches: Any, rank: int | None, n_each: int) -> list[Layer]:
+    """Layers, of which caches of mlx-vlm grow by what a pass adds.
+
+    `n_each` are the bytes of a number of KV. Beside KV a cache may hold integers of other sizes.
+    """
+    before = [_n_state_bytes(leaf) for leaf in _leaves(caches)]
     model(mx.zeros((1, N_MEASURED), mx.int32), cache=caches)
     return [
-        Layer(LayerKind.LATENT, 1, -(-(_n_state(leaf) - n_before) // N_MEASURED))
+        Layer(LayerKind.LATENT, 1, -(-(_n_state_bytes(leaf) - n_before) // (N_MEASURED * n_each)))
         if _has_own_state(leaf)
         else _layer(leaf, rank)
         for leaf, n_before in zip(_leaves(caches), before, strict=True)
     ]
 
 
-def _n_state(leaf: Any) -> int:
-    """Numbers in the arrays of a cache."""
+def _n_state_bytes(leaf: Any) -> int:
+    """Bytes of the arrays of a cache."""
     if not _has_own_state(leaf):
         return 0
-    return sum(a.size for _, a in tree_flatten(leaf.state) if isinstance(a, mx.array))
+    return sum(a.nbytes for _, a in tree_flatten(leaf.state) if isinstance(a, mx.array))
 
 
 def _layer(leaf: Any, rank: int | None) -> Layer:
@@ -383,6 +391,9 @@ def _answer() -> None:
     configs = msgspec.json.decode(sys.stdin.buffer.read(), type=list[dict[str, Any]])
     limit_cpu(float(sys.argv[1]))
     limit_memory(int(sys.argv[2]))
+    if not all(_is_of_mlx_lm(config) for config in configs):
+        # The engine's package refuses to be imported after models of mlx-lm.
+        _more_models()
     for config in configs:
         try:
             replies.append(ShapeReply(shape=shape_of_config(config)))
