@@ -33,6 +33,8 @@ class PresetListing(Struct, frozen=True):
     tools: ToolSummary | None = None
     """Last result of `verify --tools` on its model."""
     error: str | None = None
+    refusal: str = ""
+    """Reason why its model cannot be built here."""
 
 
 def catalog(home: Home) -> list[PresetListing]:

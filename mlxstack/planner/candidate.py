@@ -267,12 +267,17 @@ def _head(preset: Preset, files: ModelFiles, shape: ModelShape | None) -> Weight
     return Weights(packed=int((head.n_half + head.n_single) * n_bits / 8))
 
 
+def with_shapes(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates whose models have a shape."""
+    return [candidate for candidate in candidates if candidate.reply.shape is not None]
+
+
 def shipped(home: Home) -> list[Candidate]:
     """One candidate per chat model of the presets, without the embedded one.
 
     A preset derived from a served model comes after the listed one of the same model. Presets that
-    cannot be read, and models of which nothing is known, are passed over. Raises SetupError where
-    no model can be built at all.
+    cannot be read, and models of which nothing is known, are passed over; a type that no library
+    here has is among them, with its refusal. Raises SetupError where no model can be built at all.
     """
     files = presets.listed(home)
     models: dict[str, tuple[Preset, ModelFiles]] = {}
@@ -290,4 +295,4 @@ def shipped(home: Home) -> list[Candidate]:
     candidates = of_many(list(models.values()))
     if candidates and all(candidate.reply.shape is None for candidate in candidates):
         raise SetupError(f"{candidates[0].reply.refusal}; see `mlx-stack doctor`")
-    return [candidate for candidate in candidates if candidate.reply.shape is not None]
+    return candidates

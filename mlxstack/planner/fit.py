@@ -15,6 +15,8 @@ OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
 SIZES = ("slots.count", "slots.n_ctx", "kv.bits")
 """Keys of slots, tokens per slot and KV bits."""
+REFUSED = ("kv.", "hosts", "model_type")
+"""Keys whose refusals no start would overcome; the type of a model needs a library that has it."""
 
 
 def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
@@ -27,7 +29,7 @@ def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTI
     try:
         load = candidate.load(room.memory)
     except BadRequest as error:
-        if (error.param or "").startswith(("kv.", "hosts")):
+        if (error.param or "").startswith(REFUSED):
             raise SetupError(f"{error.param}: {error.message}") from error
         unknown = error.message
         try:

@@ -12,7 +12,7 @@ from mlxstack.core.formatting import size, tokens
 from mlxstack.host.hardware import MemoryBudget, buffer_cache_limit
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import find_model
-from mlxstack.planner.candidate import Candidate, excerpts, of_many, shipped
+from mlxstack.planner.candidate import Candidate, excerpts, of_many, shipped, with_shapes
 from mlxstack.planner.fit import BUDGET_KEY, refuse_if_too_big, settings
 from mlxstack.planner.memory_room import MemoryRoom
 from mlxstack.policy.memory.capacity import ServiceLoad, fits, need
@@ -62,6 +62,8 @@ class PresetFit(Struct, frozen=True):
     is_downloaded: bool
     modalities: str = "text"
     """By the files, or by config.json before the download."""
+    refusal: str = ""
+    """Reason why the model has no shape here."""
 
 
 def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
@@ -73,9 +75,11 @@ def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
         n_bytes = candidate.weights.n_bytes()
         refuse_if_too_big(candidate, room)
     except BadRequest:
-        return PresetFit(None, None, candidate.is_measured, modalities)
+        refusal = candidate.reply.refusal
+        return PresetFit(None, None, candidate.is_measured, modalities, refusal)
     except SetupError:
-        return PresetFit(n_bytes, False, candidate.is_measured, modalities)
+        refusal = candidate.reply.refusal
+        return PresetFit(n_bytes, False, candidate.is_measured, modalities, refusal)
     return PresetFit(n_bytes, True, candidate.is_measured, modalities)
 
 
@@ -96,6 +100,11 @@ def preset_fits(home: Home, names: Iterable[str], memory: MemoryBudget) -> dict[
 
 def agent_presets(home: Home) -> list[Candidate]:
     """Chat presets with the models' shapes, without those derived from a served model."""
+    return with_shapes(agent_candidates(home))
+
+
+def agent_candidates(home: Home) -> list[Candidate]:
+    """As `agent_presets`, with those whose models cannot be built here."""
     files = presets.listed(home)
     return [
         candidate

@@ -11,6 +11,8 @@ from mlxstack.cli.start_choice import Set
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mlxstack.host.hardware import MemoryBudget
     from mlxstack.host.home import Home
     from mlxstack.planner.candidate import Candidate
@@ -175,21 +177,58 @@ def _ranking(
     home: "Home", budget: "MemoryBudget", agents: int | None, contexts: list[int], shows_all: bool
 ) -> VerbResult:
     from mlxstack.cli.plan_tables import show_ranking
-    from mlxstack.planner.ranking import N_AGENTS, agent_presets, ranked
+    from mlxstack.planner.candidate import with_shapes
+    from mlxstack.planner.ranking import N_AGENTS, agent_candidates, ranked
     from mlxstack.policy.memory.capacity_advice import AGENT_TOKENS
 
     if len(contexts) > 1:
         raise Misuse("the ranking is for one context; give --ctx once")
     n_agents = agents or N_AGENTS
     n_ctx = max(contexts, default=AGENT_TOKENS)
-    rows = ranked(agent_presets(home), budget, n_agents, n_ctx)
-    report = {"n_agents": n_agents, "n_ctx": n_ctx, "memory": budget, "presets": rows}
-    return VerbResult(report, lambda: show_ranking(rows, budget, n_agents, n_ctx, shows_all))
+    candidates = agent_candidates(home)
+    rows = ranked(with_shapes(candidates), budget, n_agents, n_ctx)
+    refusals = _refusals(candidates)
+    report = {
+        "n_agents": n_agents,
+        "n_ctx": n_ctx,
+        "memory": budget,
+        "presets": rows,
+        "refusals": refusals,
+    }
+
+    def show() -> None:
+        show_ranking(rows, budget, n_agents, n_ctx, shows_all)
+        _note(refusals)
+
+    return VerbResult(report, show)
 
 
 def _table(home: "Home", contexts: list[int]) -> VerbResult:
     from mlxstack.cli.plan_tables import show_table, table_rows
-    from mlxstack.planner.candidate import shipped
+    from mlxstack.planner.candidate import shipped, with_shapes
 
-    rows = table_rows(shipped(home), contexts or [4096])
-    return VerbResult({"models": rows}, lambda: show_table(rows))
+    candidates = shipped(home)
+    rows = table_rows(with_shapes(candidates), contexts or [4096])
+    refusals = _refusals(candidates)
+
+    def show() -> None:
+        show_table(rows)
+        _note(refusals)
+
+    return VerbResult({"models": rows, "refusals": refusals}, show)
+
+
+def _refusals(candidates: "Sequence[Candidate]") -> dict[str, str]:
+    """Why models of presets cannot be built here."""
+    return {
+        candidate.preset.name: candidate.reply.refusal
+        for candidate in candidates
+        if candidate.reply.refusal
+    }
+
+
+def _note(refusals: dict[str, str]) -> None:
+    from mlxstack.cli.output import note
+
+    for name, refusal in refusals.items():
+        note(f"{name}: {refusal}", is_dim=True)

@@ -132,6 +132,8 @@ def _show(listings: "Sequence[PresetListing]") -> None:
     for listing in listings:
         if listing.error is not None:
             note(f"warning: {listing.error}")
+        if listing.refusal:
+            say(f"{listing.name}: {listing.refusal}")
     say("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET shows all of it")
 
 
