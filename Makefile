@@ -178,6 +178,9 @@ $(VENV)/models/ready: pyproject.toml | $(BIN)/activate
 models: $(VENV)/models/ready ## Try every type of mlx-vlm that mlx-lm lacks, and write docs/models.md; ONLY="qwen4_exp" tries some
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(VENV)/models/bin/python -m tests.matrix.more $(ONLY)
 
+shapes: $(VENV)/models/ready ## Write the shapes of presets that mlx-vlm serves, for the pages
+	@OPENBLAS_NUM_THREADS=1 $(VENV)/models/bin/python -m tests.pages.more_shapes
+
 docs: setup ## Write the pages that are drawn from the code
 	@$(BIN)/python -m tests.pages
 
@@ -240,4 +243,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real agents models smollm2 suite peers programs assistants oracle logits clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real agents models shapes smollm2 suite peers programs assistants oracle logits clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,19 @@ def test_f9_an_unknown_architecture_gets_no_number(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "mamba2" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(find_spec("mlx_vlm") is not None, reason="the extra more-models is there")
+@pytest.mark.parametrize("command", [("plan",), ("presets",)])
+def test_a_preset_that_needs_an_extra_is_named_with_its_command(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    done = run(tmp_path, *command)
+    assert done.returncode == 0
+    lines = (done.stdout + done.stderr).splitlines()
+    (line,) = [line for line in lines if "more-models" in line]
+    assert line.startswith("qwen3.8-flash-next: models of type 'qwen4_exp' are not in mlx-lm")
+    assert "pip install '.[more-models]'" in line
 
 
 def test_an_mlx_that_builds_no_model_is_said(

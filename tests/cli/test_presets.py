@@ -15,9 +15,9 @@ from mlxstack.config.presets import builtin_folder
 from mlxstack.control.gateway import _with_shares
 from mlxstack.core.preset import AUTO
 from mlxstack.host.home import Home
-from mlxstack.planner.candidate import of_many
 from mlxstack.policy.memory.capacity import kv_budget, need
 from tests.cli.test_messages import run
+from tests.pages import more_shapes
 from tests.pages.preset_page import files_of, smallest_mac
 
 COMPLETE = "from mlxstack.cli.main import app; app(prog_name='mlx-stack')"
@@ -111,7 +111,7 @@ def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
     tmp_path: Path, name: str
 ) -> None:
     preset = presets.load(name, Home(tmp_path)).preset
-    [found] = of_many([(preset, files_of(preset))])
+    [found] = more_shapes.candidates([(preset, files_of(preset))])
     memory = smallest_mac(found)
     sum_of = need(found.load(memory))
     share = preset.prefix_cache.memory_budget_pct
@@ -126,7 +126,7 @@ def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Pat
         presets.load(one.preset, Home(tmp_path), map(overrides.from_option, one.options)).preset
         for one in modes.load("coding", Home(tmp_path)).members
     ]
-    found = of_many([(preset, files_of(preset)) for preset in members])
+    found = more_shapes.candidates([(preset, files_of(preset)) for preset in members])
     memory = smallest_mac(*found)
     sums = [need(one.load(memory)) for one in found]
     shares = _with_shares(list(zip(members, found, strict=True)), memory.usable, memory)

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlx_lm.utils import MODEL_REMAPPING
@@ -50,17 +50,24 @@ def product_table(batched: Mapping[str, str]) -> str:
         for product, kind in PRODUCTS
     ]
     lines = ["| " + " | ".join(row) + " |" for row in (headings, ("---",) * len(headings), *rows)]
-    missing = ", ".join(f"{name} (`{kind}`)" for name, kind in NOT_YET.items())
+    missing = ", ".join(
+        f"{name} ({', '.join([f'`{kind}`', *_preset_of(kind, presets)])})"
+        for name, kind in NOT_YET.items()
+    )
     lines += ["", f"Not in mlx-lm yet: {missing}; [mlx-vlm](#model-types-of-mlx-vlm) has them."]
     return "\n".join(lines)
 
 
+def _preset_of(kind: str, presets: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"preset {name}" for name in presets.get(kind, ())]
+
+
 def presets_by_type() -> dict[str, list[str]]:
-    """Names of the shipped presets in code marks, by the type of `PRODUCTS` that serves them.
+    """Names of the shipped presets in code marks, by the type that serves them.
 
     Raises LookupError for a preset of another type.
     """
-    types = {kind for _, kind in PRODUCTS}
+    types = {kind for _, kind in PRODUCTS} | set(NOT_YET.values())
     names = defaultdict[str, list[str]](list)
     for path in sorted((PRESETS / "configs").glob("*.json")):
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -14,9 +14,10 @@ from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import mac_memory
 from mlxstack.host.home import Home
-from mlxstack.planner.candidate import Candidate, of_many
+from mlxstack.planner.candidate import Candidate
 from mlxstack.planner.ranking import recommendation
 from mlxstack.policy.memory.capacity_advice import FitLevel
+from tests.pages import more_shapes
 from tests.pages.preset_page import files_of
 
 MACS_GB = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)
@@ -35,9 +36,11 @@ def page() -> str:
         for preset in loaded
         if preset.kind is ServiceKind.CHAT and preset.model.id != BUILTIN_MODEL
     ]
-    candidates = of_many([(preset, files_of(preset)) for preset in chat])
+    candidates = more_shapes.candidates([(preset, files_of(preset)) for preset in chat])
     headings = ("Mac", "for models", *(f"{n} x {tokens(n_ctx)}" for n, n_ctx in LOADS))
-    rows = [headings, ("---",) * len(headings), *(_mac(gb, candidates) for gb in MACS_GB)]
+    stored = more_shapes.stored()
+    batched = [candidate for candidate in candidates if candidate.preset.name not in stored]
+    rows = [headings, ("---",) * len(headings), *(_mac(gb, batched) for gb in MACS_GB)]
     macs = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return PAGE.format(macs=macs, table=_table(candidates))
 

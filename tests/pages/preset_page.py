@@ -20,8 +20,9 @@ from mlxstack.host.hardware import MemoryBudget, mac_memory
 from mlxstack.host.home import Home
 from mlxstack.models import model_files
 from mlxstack.models.model_files import ModelFiles
-from mlxstack.planner.candidate import Candidate, excerpts, of_many
+from mlxstack.planner.candidate import Candidate, excerpts
 from mlxstack.policy.memory.capacity import disk_bytes, need
+from tests.pages import more_shapes
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
@@ -50,7 +51,7 @@ def page() -> str:
     numbers = _table(
         ("preset", "model", "slots x context", "KV bits", "weights", "KV a token", "windows",
          "all slots", "from", "disk"),
-        map(_numbers, of_many([(preset, files_of(preset)) for preset in shelf.values()])),
+        map(_numbers, more_shapes.candidates([(p, files_of(p)) for p in shelf.values()])),
     )  # fmt: skip
     shipped = SHIPPED.format(uses=uses, numbers=numbers, n_disk=DISK_TOKENS)
     return "\n".join([ABOUT, shipped, KEYS, *_sections()])

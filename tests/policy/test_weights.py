@@ -8,12 +8,15 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.errors import Unsupported
+from mlxstack.engine.model.mlx_vlm_models import is_installed
 from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.features.vision.images.families import n_tower_parameters
 from mlxstack.models.model_files import measured, vision_weights
+from mlxstack.planner.model_shapes import shapes_of
 from mlxstack.policy.memory.capacity import Weights
 from tests import vision_models
 from tests.conftest import ModelOf
+from tests.pages import more_shapes
 
 pytestmark = pytest.mark.mlx
 
@@ -29,6 +32,9 @@ COUNTED = {name: config for name, config in SHIPPED.items() if "published_parame
 COARSE = {"gemma4-26b-a4b": 0.02, "qwen3-coder-next": 0.02}
 """Allowed deviations above 1 %: layers and gates quantized to 8 bits, of which one is listed."""
 
+TOWERS = {"qwen4_exp": "qwen3_5"}
+"""Types whose tower is not served, by one that has the same."""
+
 
 def config_of(name: str) -> dict[str, Any]:
     return dict(SHIPPED[name])
@@ -36,7 +42,8 @@ def config_of(name: str) -> dict[str, Any]:
 
 def tower(config: dict[str, Any]) -> Weights:
     """Of the vision tower that a config tells of."""
-    return Weights(n_half=n_tower_parameters(config))
+    form = TOWERS.get(config["model_type"], config["model_type"])
+    return Weights(n_half=n_tower_parameters(config | {"model_type": form}))
 
 
 def estimate(config: dict[str, Any]) -> Weights:
@@ -46,11 +53,20 @@ def estimate(config: dict[str, Any]) -> Weights:
     return found
 
 
+def shipped_estimate(name: str) -> Weights:
+    """Of a shipped config; of mlx-vlm's types by the stored shape."""
+    shape = more_shapes.stored().get(name)
+    if shape is None:
+        return estimate(SHIPPED[name])
+    assert shape.weights is not None
+    return shape.weights
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a13_estimates_are_what_is_published(name: str) -> None:
     config = PUBLISHED[name]
     expected = config["published_bytes"]
-    whole = estimate(config).plus(tower(config))
+    whole = shipped_estimate(name).plus(tower(config))
     assert whole.n_bytes() == pytest.approx(expected, rel=COARSE.get(name, 0.01))
 
 
@@ -58,6 +74,26 @@ def test_a13_estimates_are_what_is_published(name: str) -> None:
 def test_a13_published_files_hold_the_vision_tower_to_the_byte(name: str) -> None:
     config = PUBLISHED[name]
     assert estimate(config).plus(tower(config)).n_bytes() == config["published_bytes"]
+
+
+def test_a13_published_files_of_mlx_vlm_hold_the_estimate_and_their_headers() -> None:
+    config = PUBLISHED["qwen3.8-flash-next"]
+    tensors = shipped_estimate("qwen3.8-flash-next").plus(tower(config))
+    headers = config["published_bytes"] - tensors.n_bytes()
+    assert 0 < headers < config["published_files"] * 32 * 1024
+
+
+def test_the_shapes_of_all_presets_of_mlx_vlm_are_stored() -> None:
+    assert more_shapes.stored().keys() == more_shapes.configs().keys()
+
+
+@pytest.mark.skipif(not is_installed(), reason="it needs the extra more-models (make models)")
+@pytest.mark.parametrize("name", more_shapes.configs())
+def test_a_stored_shape_is_that_of_mlx_vlm(name: str) -> None:
+    # A model of mlx-lm comes first in the child process, as in `mlx-stack presets`.
+    plain, reply = shapes_of([SHIPPED["smollm2-135m"] | {"of": name}, SHIPPED[name] | {"of": name}])
+    assert plain.shape is not None
+    assert reply.shape == more_shapes.stored()[name], f"{reply.refusal}: run `make shapes docs`"
 
 
 @pytest.mark.parametrize("kind", vision_models.CONFIGS)
