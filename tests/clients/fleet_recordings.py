@@ -338,11 +338,11 @@ def _chat_message(message: Message, place: str) -> JsonObject:
     """A message in OpenAI's form, without words of vendors and paths of this machine."""
     text = message.text.replace(place, "/project")
     if message.role is Role.SYSTEM:
-        return {"role": "system", "content": _filled(text)}
+        return {"role": "system", "content": filled(text)}
     if message.role is Role.USER:
-        return {"role": "user", "content": _with_own_words(text)}
+        return {"role": "user", "content": with_own_words(text, OWN_WORDS)}
     if message.role is Role.TOOL:
-        content = REMINDER.sub(lambda found: _filled(found[0]), text)
+        content = REMINDER.sub(lambda found: filled(found[0]), text)
         return {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
     answer: JsonObject = {"role": "assistant", "content": text}
     if message.tool_calls:
@@ -360,36 +360,36 @@ def _chat_message(message: Message, place: str) -> JsonObject:
     return answer
 
 
-def _with_own_words(text: str) -> str:
+def with_own_words(text: str, own_words: Sequence[str]) -> str:
     """What we asked stays; the client's words around it are filler."""
-    for own in OWN_WORDS:
+    for own in own_words:
         if own in text:
             before, _, after = text.partition(own)
-            return "\n".join(part for part in (_filled(before), own, _filled(after)) if part)
-    return _filled(text)
+            return "\n".join(part for part in (filled(before), own, filled(after)) if part)
+    return filled(text)
 
 
 def _chat_tool(tool: Tool) -> JsonObject:
     function = {
         "name": tool.name,
-        "description": _filled(tool.description),
-        "parameters": _without_descriptions(tool.parameters),
+        "description": filled(tool.description),
+        "parameters": without_descriptions(tool.parameters),
     }
     return {"type": "function", "function": function}
 
 
-def _without_descriptions(schema: Any, key: str = "") -> Any:
+def without_descriptions(schema: Any, key: str = "") -> Any:
     match schema:
         case dict():
-            return {name: _without_descriptions(part, name) for name, part in schema.items()}
+            return {name: without_descriptions(part, name) for name, part in schema.items()}
         case list():
-            return [_without_descriptions(part, key) for part in schema]
+            return [without_descriptions(part, key) for part in schema]
         case str() if key == "description":
-            return _filled(schema)
+            return filled(schema)
     return schema
 
 
-def _filled(text: str) -> str:
+def filled(text: str) -> str:
     """Mark of filler in the place of a text."""
     if len(text.strip()) < MIN_FILLED:
         return ""

@@ -22,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mlxstack.core.conversation import Message, Role
+from tests.api.running import Running
 from tests.cli.terminal import CLI
+from tests.clients.agent_recorder import RAW, raw_session, sampled_texts
 from tests.clients.agents import AIDER, CODEX_EXEC, GENERATIONS, PROGRAMS, environment, project
 from tests.clients.fleet_recordings import CLAUDE, conversation_of, write_project
 from tests.clients.relay import Exchange, Relay, relaying
@@ -98,13 +100,16 @@ class AgentSession(Struct, frozen=True):
     steps: tuple[AgentStep, ...]
 
 
-def play(client: RealClient, url: str, folder: Path) -> AgentSession:
-    """Ask a client the three questions, in a project of its own."""
+def play(client: RealClient, live: Running, folder: Path) -> AgentSession:
+    """Ask a client the three questions, in a project of its own.
+
+    What went to and fro is written to `folder`, with the texts as the model wrote them.
+    """
     place = project(folder)
     write_project(place)
     steps = []
     n_known = 0
-    with relaying(Relay(url)) as relay:
+    with sampled_texts(live) as texts, relaying(Relay(live.url)) as relay:
         for question in STEPS:
             arguments = client.later if steps else client.first
             began = time.monotonic()
@@ -124,6 +129,8 @@ def play(client: RealClient, url: str, folder: Path) -> AgentSession:
                 )
             )
             n_known = len(messages)
+            raw = raw_session(place, STEPS, relay.exchanges, texts)
+            (folder / RAW).write_bytes(msgspec.json.encode(raw))
     return AgentSession(client.name, tuple(steps))
 
 
@@ -175,10 +182,10 @@ def _is_done(question: str, messages: tuple[AgentMessage, ...], printed: str, pl
 def main(model: str, folder: str, *names: str) -> None:
     """Play the clients on a service of this model, and print a table."""
     with playing_model(Path(model).resolve(), Path(folder, "service"), N_CTX) as live:
-        play_all(live.url, Path(folder), names)
+        play_all(live, Path(folder), names)
 
 
-def play_all(url: str, folder: Path, names: Sequence[str]) -> None:
+def play_all(live: Running, folder: Path, names: Sequence[str]) -> None:
     """Play these clients, by default all; write their sessions."""
     table = Table("Client", "Step", "Done", "Seconds", "Requests", "Errors", "Calls")
     for client in CLIENTS:
@@ -186,7 +193,7 @@ def play_all(url: str, folder: Path, names: Sequence[str]) -> None:
             continue
         place = folder / client.name
         place.mkdir(parents=True, exist_ok=True)
-        session = play(client, url, place)
+        session = play(client, live, place)
         text = msgspec.json.format(msgspec.json.encode(session), indent=1)
         (folder / f"{client.name}.json").write_bytes(text)
         for name, step in zip(("read", "edit", "test"), session.steps, strict=True):

@@ -22,8 +22,8 @@ HORIZON = 200
 
 
 class ModelArgs(BaseModelArgs):
-    """`script` is a list of {"when", "say", "think"?}; the first `when` counts that is found
-    in what was heard since the last answer.
+    """`script` is a list of {"when", "say", "think"?, "after"?}; the first `when` counts that is
+    found in what was heard since the last answer.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -42,6 +42,8 @@ class Line(Struct, frozen=True):
     when: str
     say: str
     think: str = ""
+    after: int | None = None
+    """Answers before this one; None: any number."""
 
 
 class Layer(nn.Module):
@@ -93,14 +95,20 @@ class Model(nn.Module):
     def _next(self, tokens: list[int]) -> int:
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
         heard, opening, answer = text.rpartition(OPENING)
-        whole = self._answer(heard.rpartition(OPENING)[2], answer)
+        whole = self._answer(heard, answer)
         if not opening or not whole.startswith(answer) or whole == answer:
             return END
         following = whole[len(answer) : len(answer) + HORIZON]
         return int(self._tokenizer.encode(following, add_special_tokens=False).ids[0])
 
     def _answer(self, heard: str, answer: str) -> str:
-        matching = (line for line in self._lines if re.search(line.when, heard, re.DOTALL))
+        latest = heard.rpartition(OPENING)[2]
+        n_answers = heard.count(OPENING)
+        matching = (
+            line
+            for line in self._lines
+            if line.after in (None, n_answers) and re.search(line.when, latest, re.DOTALL)
+        )
         line = next(matching, Line("", "Nothing to say."))
         thought = f"<think>\n{line.think}\n</think>\n" if answer.startswith("<think>") else ""
         return thought + line.say

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -22,7 +23,7 @@ from tests.patience import PATIENCE_S
 PROGRAMS = Path(option("CLIENTS") or Path(sys.prefix) / "clients")
 """The environment that `make programs` builds: aider and litellm pin what we do not."""
 
-Script = list[dict[str, str]]
+Script = list[dict[str, Any]]
 
 
 def model(folder: Path, script: Script, *, sees: bool = False) -> Path:
