@@ -29,12 +29,7 @@ from tests.clients.agent_recordings import (
     turns_key,
 )
 from tests.clients.agents import GENERATIONS
-from tests.clients.fleet_recordings import (
-    REMINDER,
-    filled,
-    with_own_words,
-    without_descriptions,
-)
+from tests.clients.fleet_recordings import REMINDER, filled, with_own_words, without_descriptions
 from tests.clients.relay import Exchange
 
 RAW = "exchanges.json"
@@ -128,8 +123,8 @@ def recorded(client: str, raw: RawSession) -> RecordedAgent:
         body = json.loads(_renamed(json.dumps(body), names))
         calls = tuple(replace(c, arguments=_renamed(c.arguments, names)) for c in answer.calls)
         difference = _difference(exchange.path, body, bodies)
-        said = _renamed(_cut(said, answer), names)
-        requests.append(replace(difference, said=said, calls=calls))
+        kept = _renamed(_cut(said, answer), names)
+        requests.append(replace(difference, said=kept, calls=calls))
         bodies.append(body)
     return RecordedAgent(client, tuple(requests))
 

@@ -72,13 +72,13 @@ def simulate(
     Takes the steps of the engine: assign slots, choose a chunk, decode, prefill. Refused requests
     are retried after the time that the refusal names.
     """
-    play = _Simulation(agents, machine, limits)
+    play = Simulation(agents, machine, limits)
     while play.has_work:
         play.turn()
     return play.report()
 
 
-class _SimulatedRequest:
+class RequestUnderWay:
     """A request under way. Times are simulated seconds."""
 
     def __init__(self, agent: SimulatedAgent, index: int, now: float) -> None:
@@ -111,7 +111,9 @@ class _SimulatedRequest:
         )
 
 
-class _Simulation:
+class Simulation:
+    """Course of a simulation, in turns of the engine."""
+
     def __init__(
         self, agents: Iterable[SimulatedAgent], machine: SimulatedMachine, limits: SchedulerLimits
     ) -> None:
@@ -121,9 +123,9 @@ class _Simulation:
         self._now = 0.0
         self._state = scheduler_state.initial_state(machine.n_slots)
         self._speed = ThroughputModel()
-        self._coming: list[tuple[float, str, _SimulatedRequest]] = []
-        self._live: dict[str, _SimulatedRequest] = {}
-        self._rows: dict[int, _SimulatedRequest] = {}
+        self._coming: list[tuple[float, str, RequestUnderWay]] = []
+        self._live: dict[str, RequestUnderWay] = {}
+        self._rows: dict[int, RequestUnderWay] = {}
         self._context: dict[int, str] = {}
         self._samples: list[SimulatedRequest] = []
         self._is_settled = False
@@ -140,7 +142,7 @@ class _Simulation:
     def turn(self) -> None:
         """One turn of the engine, or the way to the next arrival."""
         if not self._live:
-            self._now = max(self._now, self._coming[0][0])
+            self._now = max(self._now, self._next_event())
         self._take_arrivals()
         if not self._is_settled:
             self._slot()
@@ -163,9 +165,15 @@ class _Simulation:
             n_computed=self._n_computed,
         )
 
+    def _next_event(self) -> float:
+        """Time of what comes by itself, infinite if nothing does."""
+        if self._coming:
+            return self._coming[0][0]
+        return math.inf
+
     def _plan(self, agent: SimulatedAgent, index: int) -> None:
         if index < len(agent.requests):
-            live = _SimulatedRequest(agent, index, self._now + agent.requests[index].after_s)
+            live = RequestUnderWay(agent, index, self._now + agent.requests[index].after_s)
             heapq.heappush(self._coming, (live.arrived, live.id, live))
 
     def _take_arrivals(self) -> None:
@@ -196,7 +204,7 @@ class _Simulation:
             return min(self._state.slot(slot).n_tokens, live.plan.n_prompt - 1)
         return 0
 
-    def _sit(self, live: _SimulatedRequest, slot: int) -> None:
+    def _sit(self, live: RequestUnderWay, slot: int) -> None:
         live.seated = self._now
         shared = self._match(live.id, slot)
         self._n_warm += shared > 0
@@ -205,18 +213,17 @@ class _Simulation:
         self._context[slot] = live.agent.name
         self._reach(live, slot, n_cached)
 
-    def _reach(self, live: _SimulatedRequest, slot: int, position: int) -> None:
+    def _reach(self, live: RequestUnderWay, slot: int, position: int) -> None:
         self._state = scheduler_state.advance(self._state, slot, position)
         if self._state.slot(slot).state is SlotState.RUNNING:
             self._rows[slot] = live
 
     def _n_uneventful(self) -> int:
-        """Steps until a row ends or a request arrives."""
+        """Steps until a row ends or something comes."""
         n_left = min(row.n_left for row in self._rows.values())
-        if not self._coming:
-            return n_left
         step = self._machine.decode_s(len(self._rows))
-        return max(1, min(n_left, math.ceil((self._coming[0][0] - self._now) / step)))
+        n_steps = min(n_left, (self._next_event() - self._now) / step)
+        return max(1, math.ceil(n_steps))
 
     def _decode(self, n_steps: int) -> None:
         step = self._machine.decode_s(len(self._rows))
@@ -257,7 +264,7 @@ class _Simulation:
         live = self._live[slot.request.id]
         self._reach(live, chunk.slot, slot.position + chunk.n_tokens)
 
-    def _encode(self, live: _SimulatedRequest) -> None:
+    def _encode(self, live: RequestUnderWay) -> None:
         """Blocks of the tower in place of a chunk."""
         policy = self._limits.prefill
         free_s = stall_left(self._speed, policy) if self._rows else policy.patience_s
@@ -266,7 +273,7 @@ class _Simulation:
         live.n_blocks -= n_blocks
         self._now += n_blocks * self._machine.block_s
 
-    def _end(self, live: _SimulatedRequest, slot: int) -> None:
+    def _end(self, live: RequestUnderWay, slot: int) -> None:
         plan = live.plan
         del self._rows[slot], self._live[live.id]
         self._state = scheduler_state.release_slot(
