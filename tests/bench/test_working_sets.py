@@ -27,7 +27,7 @@ MACHINE = SimulatedMachine(n_slots=4, prefill_tps=1000.0, step_s=0.02, row_s=0.0
 
 def agent(name: str, n_turns: int = 6, pause_s: float = 1.0) -> SimulatedAgent:
     """An agent whose context grows from 8,000 tokens by 100 a turn."""
-    sizes = [8000 + 100 * turn for turn in range(n_turns)]
+    sizes = [8000 + 100 * i for i in range(n_turns)]
     known = [0, *(size + 20 for size in sizes)]
     turns = (
         PlannedRequest(pause_s, size, 20, n_known)
@@ -50,13 +50,13 @@ def test_agents_are_admitted_in_order_until_one_does_not_fit() -> None:
 
 
 def test_the_end_of_the_context_that_was_not_used_for_longest_leaves_memory() -> None:
-    memory = KVMemory(100)
-    memory.hold("a", 50, ())
-    memory.hold("b", 40, ())
-    memory.hold("c", 30, ())
-    assert [memory.n_resident(name) for name in "abc"] == [30, 40, 30]
-    memory.hold("c", 60, {"a"})
-    assert [memory.n_resident(name) for name in "abc"] == [30, 10, 60]
+    contexts = KVMemory(100)
+    contexts.hold("a", 50, ())
+    contexts.hold("b", 40, ())
+    contexts.hold("c", 30, ())
+    assert [contexts.n_resident(name) for name in "abc"] == [30, 40, 30]
+    contexts.hold("c", 60, {"a"})
+    assert [contexts.n_resident(name) for name in "abc"] == [30, 10, 60]
 
 
 def test_agents_that_evict_each_other_compute_their_contexts_at_each_turn_without_a_disk() -> None:

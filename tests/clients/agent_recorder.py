@@ -160,7 +160,7 @@ def _shortened(
 ) -> JsonObject:
     """Body without the client's own words, and with answers as they are recorded."""
     key = turns_key(path)
-    shortened = {**body, key: [_short_turn(turn, written, questions) for turn in body[key]]}
+    shortened = {**body, key: [_short_item(item, written, questions) for item in body[key]]}
     if "tools" in body:
         shortened["tools"] = without_descriptions(body["tools"])
     if "instructions" in body:
@@ -177,11 +177,11 @@ def _head_text(text: str) -> str:
     return filled(text)
 
 
-def _short_turn(
-    turn: JsonObject, written: Mapping[str, str], questions: Sequence[str]
+def _short_item(
+    item: JsonObject, written: Mapping[str, str], questions: Sequence[str]
 ) -> JsonObject:
     def change(text: str) -> str:
-        match turn.get("role"):
+        match item.get("role"):
             case "user":
                 return with_own_words(text, questions)
             case "assistant":
@@ -190,10 +190,10 @@ def _short_turn(
                 return _result_text(text)
         return filled(text) or text
 
-    shortened = {**turn}
+    shortened = {**item}
     for key in ("content", "output"):
-        if turn.get(key):
-            shortened[key] = _mapped(turn[key], change)
+        if item.get(key):
+            shortened[key] = _mapped(item[key], change)
     return shortened
 
 

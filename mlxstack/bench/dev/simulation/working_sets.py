@@ -1,5 +1,6 @@
-"""Admission by working set, simulated: agents that evict each other wait between two tools.
+"""Simulation of admission by working set.
 
+Agents whose contexts would evict each other wait between two tools.
 `python -m mlxstack.bench.dev.simulation.working_sets [FOLDER]` compares the minutes of sessions
 with and without it, for the recorded sessions of `bench fleet` or the traces of a folder.
 """
@@ -34,7 +35,10 @@ HEADS = (
 
 
 class KVTiers(Struct, frozen=True):
-    """KV memory in tokens, and tokens per second from disk; 0: none are on disk."""
+    """KV memory and disk.
+
+    `memory_tokens` fit into memory; `restore_tps` are read per second, 0: none are on disk.
+    """
 
     memory_tokens: int
     restore_tps: float
@@ -49,9 +53,10 @@ class MachineCase(Struct, frozen=True):
 
 
 def _mac(prefill_tps: float, bandwidth: float, disk: float, name: str) -> MachineCase:
-    """Mac with a dense model of 8B in 4 bits: 4.6 GB of weights, 147 kB of KV per token.
+    """Mac with a dense model of 8B.
 
-    `bandwidth` and `disk` are in GB/s; a row reads 15,000 tokens of KV. Assumed, not measured.
+    It has 4.6 GB of weights in 4 bits and 147 kB of KV per token. `bandwidth` and `disk` are in
+    GB/s; a row reads 15,000 tokens of KV. Assumed, not measured.
     """
     machine = SimulatedMachine(
         n_slots=N_AGENTS,
@@ -79,7 +84,7 @@ MACHINES = (
 
 
 class SimulatedRun(Struct, frozen=True):
-    """Seconds of each session from its first request on, and tokens by their origin."""
+    """Seconds of each session, and tokens by origin."""
 
     session_s: tuple[float, ...]
     n_restored: int
@@ -99,7 +104,10 @@ class KVMemory:
         return self._resident.get(agent, 0)
 
     def hold(self, agent: str, n_tokens: int, active: Collection[str]) -> None:
-        """Take a context in; the ends of others leave, but for those of `active` agents."""
+        """Take a context in; ends of others leave.
+
+        Contexts of `active` agents stay.
+        """
         self._resident.pop(agent, None)
         self._resident[agent] = n_tokens
         n_excess = sum(self._resident.values()) - self._max
@@ -111,9 +119,10 @@ class KVMemory:
 
 
 def admitted(runs: Mapping[str, int], max_tokens: int) -> frozenset[str]:
-    """Agents whose working sets fit together, in the order of their runs; the first in any case.
+    """Agents whose working sets fit together.
 
-    `runs` has the tokens of each agent that is at work.
+    `runs` has the tokens of each agent at work, in the order in which they began. The first one is
+    admitted in any case, and none after one that does not fit.
     """
     chosen: list[str] = []
     n_tokens = 0
@@ -126,7 +135,7 @@ def admitted(runs: Mapping[str, int], max_tokens: int) -> frozenset[str]:
 
 
 class WorkingSetSimulation(Simulation):
-    """Simulation with bounded KV memory, and with admission by working set or without."""
+    """Simulation with bounded KV memory and a disk."""
 
     def __init__(
         self,
@@ -140,7 +149,7 @@ class WorkingSetSimulation(Simulation):
         self._lookup = Lookup(self._match, kv_bytes=lambda r: len(r.tokens) + r.max_tokens)
         self._tiers = tiers
         self._is_admitting = is_admitting
-        self._memory = KVMemory(tiers.memory_tokens)
+        self._contexts = KVMemory(tiers.memory_tokens)
         self._runs: dict[str, int] = {}
         self._held: list[RequestUnderWay] = []
         self._loads: list[tuple[float, int, int]] = []
@@ -156,7 +165,7 @@ class WorkingSetSimulation(Simulation):
         return SimulatedRun(tuple(self._ends.values()), self._n_restored, self._n_computed)
 
     def turn(self) -> None:
-        """One turn of the engine, or the way to the next arrival or end of a read."""
+        """One turn of the engine, or a wait."""
         began = self._now
         while self._loads and self._loads[0][0] <= self._now:
             _, slot, position = heapq.heappop(self._loads)
@@ -194,9 +203,9 @@ class WorkingSetSimulation(Simulation):
         live.seated = self._now
         name = live.agent.name
         n_known = min(live.plan.n_cached, live.plan.n_prompt - 1)
-        n_cached = min(self._memory.n_resident(name), n_known)
+        n_cached = min(self._contexts.n_resident(name), n_known)
         active = {s.request.agent for s in self._state.slots if s.request and s.request.agent}
-        self._memory.hold(name, live.plan.n_prompt + live.plan.n_answer, active)
+        self._contexts.hold(name, live.plan.n_prompt + live.plan.n_answer, active)
         self._context[slot] = name
         n_missing = n_known - n_cached
         if n_missing and self._tiers.restore_tps:
@@ -230,7 +239,7 @@ def _working_set(live: RequestUnderWay) -> int:
 
 
 def recorded_agents(n_agents: int) -> tuple[SimulatedAgent, ...]:
-    """Agents that play the recorded sessions of `bench fleet` by turns."""
+    """Agents of the recorded sessions, by turns."""
     plans = [tuple(_planned(session)) for session in fleet.sessions()]
     agents = []
     for i in range(n_agents):
@@ -254,7 +263,7 @@ def _planned(session: fleet.RecordedSession) -> Iterator[PlannedRequest]:
 
 
 class TraceStep(Struct, frozen=True):
-    """Step of a session as ThunderAgent's profiles have it (`prefix_cache_metrics.jsonl`)."""
+    """Step of a session in ThunderAgent's profiles."""
 
     first_chunk_timestamp: float
     prefill_time: float
@@ -264,7 +273,7 @@ class TraceStep(Struct, frozen=True):
 
 
 def traced_agents(folder: Path, n_agents: int) -> tuple[SimulatedAgent, ...]:
-    """Agents of the first traces (`*.jsonl`) of a folder by name."""
+    """Agents of the first traces (`*.jsonl`) by name."""
     files = sorted(folder.glob("*.jsonl"))[:n_agents]
     return tuple(SimulatedAgent(file.stem, tuple(_traced(file))) for file in files)
 
@@ -281,7 +290,10 @@ def _traced(file: Path) -> Iterator[PlannedRequest]:
 
 
 def compared(agents: Sequence[SimulatedAgent], case: MachineCase, share: float) -> tuple[str, ...]:
-    """Row of a machine whose memory holds a share of all working sets."""
+    """Row of a machine, without admission and with it.
+
+    Memory holds a `share` of all working sets.
+    """
     n_all = sum(max(r.n_prompt + r.n_answer for r in agent.requests) for agent in agents)
     tiers = KVTiers(round(share * n_all), case.restore_tps)
     runs = [
@@ -297,7 +309,7 @@ def compared(agents: Sequence[SimulatedAgent], case: MachineCase, share: float) 
 
 
 def main(*folders: str) -> None:
-    """Print the table of the recorded sessions, or of the traces of a folder."""
+    """Print the table of recorded or traced sessions."""
     agents = recorded_agents(N_AGENTS)
     if folders:
         agents = traced_agents(Path(folders[0]), N_AGENTS)
