@@ -8,7 +8,7 @@ machine short names, and long answers without calls are cut.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -29,12 +29,22 @@ from tests.clients.agent_recordings import (
     turns_key,
 )
 from tests.clients.agents import GENERATIONS
-from tests.clients.fleet_recordings import REMINDER, filled, with_own_words, without_descriptions
+from tests.clients.fleet_recordings import (
+    INVENTORY,
+    README,
+    REMINDER,
+    TESTS,
+    filled,
+    with_own_words,
+    without_descriptions,
+)
 from tests.clients.relay import Exchange
 
 RAW = "exchanges.json"
 MAX_SAID = 600
 """Characters of an answer without calls: a longer one is only read slowly."""
+MAX_QUOTED = 40
+"""Characters of a client's line that an answer may repeat."""
 BILLING = "x-anthropic-billing-header"
 IDS = re.compile(
     r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\b"
@@ -113,18 +123,25 @@ def recorded(client: str, raw: RawSession) -> RecordedAgent:
         str(Path(raw.place).parent): "/client",
         raw.programs: "/programs",
     }
+    exchanges = [each for each in raw.exchanges if read_answer(each.path, each.answer).is_whole]
     texts = list(raw.texts)
-    answered = [_answered(exchange, texts) for exchange in raw.exchanges]
-    written = {answer.text.strip(): _cut(answer.text, answer) for answer, _ in answered}
+    theirs: set[str] = set()
+    own = {line for text in (INVENTORY, TESTS, README, *raw.questions) for line in text.split("\n")}
+    answered: list[tuple[ReadAnswer, str]] = []
+    written: dict[str, str] = {}
+    for exchange in exchanges:
+        theirs |= _lines_of_client(exchange) - own
+        answer, said = _answered(exchange, texts)
+        answered.append((answer, _kept(said, answer, theirs)))
+        written[answer.text.strip()] = _kept(answer.text, answer, theirs)
     bodies: list[JsonObject] = []
     requests = []
-    for exchange, (answer, said) in zip(raw.exchanges, answered, strict=True):
+    for exchange, (answer, said) in zip(exchanges, answered, strict=True):
         body = _shortened(json.loads(exchange.body), exchange.path, written, raw.questions)
         body = json.loads(_renamed(json.dumps(body), names))
         calls = tuple(replace(c, arguments=_renamed(c.arguments, names)) for c in answer.calls)
         difference = _difference(exchange.path, body, bodies)
-        kept = _renamed(_cut(said, answer), names)
-        requests.append(replace(difference, said=kept, calls=calls))
+        requests.append(replace(difference, said=_renamed(said, names), calls=calls))
         bodies.append(body)
     return RecordedAgent(client, tuple(requests))
 
@@ -141,11 +158,33 @@ def _answered(exchange: RawExchange, texts: list[SampledText]) -> tuple[ReadAnsw
     return answer, answer.text
 
 
-def _cut(text: str, answer: ReadAnswer) -> str:
-    """Text of an answer as it is recorded."""
+def _lines_of_client(exchange: RawExchange) -> set[str]:
+    """Long lines of a request, but for answers and results."""
+    body = json.loads(exchange.body)
+    items = body[turns_key(exchange.path)]
+    said = [item for item in items if item.get("role") in ("system", "developer", "user")]
+    texts = _texts([body.get("system"), body.get("instructions"), said])
+    return {line for text in texts for line in text.split("\n") if len(line) > MAX_QUOTED}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of JSON."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for part in value:
+                yield from _texts(part)
+        case dict():
+            yield from _texts(list(value.values()))
+
+
+def _kept(text: str, answer: ReadAnswer, theirs: Collection[str]) -> str:
+    """Text of an answer as it is recorded: cut without calls, and without quoted vendors."""
     if answer.calls:
         return text
-    return text[:MAX_SAID]
+    lines = text[:MAX_SAID].split("\n")
+    return "\n".join(filled(line) if line in theirs else line for line in lines)
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ class ReadAnswer(Struct, frozen=True):
     text: str
     calls: tuple[ReadCall, ...]
     is_whole: bool
-    """Whether the stream has its end."""
+    """Whether it has its end."""
 
 
 class RecordedRequest(Struct, frozen=True, omit_defaults=True):
@@ -84,8 +84,12 @@ def bodies(session: RecordedAgent) -> Iterator[JsonObject]:
         key = turns_key(request.path)
         body[key] = [*base.get(key, ())[: request.n_kept], *request.turns]
         known.append(body)
-        text = json.dumps(body)
-        yield json.loads(FILLER.sub(lambda mark: filler(int(mark[1]), mark[2]), text))
+        yield json.loads(inflated(json.dumps(body)))
+
+
+def inflated(text: str) -> str:
+    """Text with filler in its place."""
+    return FILLER.sub(lambda mark: filler(int(mark[1]), mark[2]), text)
 
 
 def turns_key(path: str) -> str:
@@ -96,9 +100,11 @@ def turns_key(path: str) -> str:
 
 
 def read_answer(path: str, text: str) -> ReadAnswer:
-    """Answer of a stream of server-sent events, of any dialect."""
+    """Answer of a stream of server-sent events, of any dialect, or of one chat completion."""
     lines = (line for line in text.split("\n") if line.startswith("data: {"))
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    if text.lstrip().startswith("{"):
+        events = [json.loads(text)]
     if "messages" in path:
         return _read_messages(events)
     if "responses" in path:
@@ -108,10 +114,11 @@ def read_answer(path: str, text: str) -> ReadAnswer:
 
 def _read_chat(events: Sequence[JsonObject]) -> ReadAnswer:
     choices = [choice for event in events for choice in event.get("choices", ())]
-    deltas = [choice["delta"] for choice in choices]
+    deltas = [choice.get("delta") or choice.get("message", {}) for choice in choices]
     calls: dict[int, dict[str, str]] = {}
     for piece in (piece for delta in deltas for piece in delta.get("tool_calls") or ()):
-        call = calls.setdefault(piece["index"], {"id": "", "name": "", "arguments": ""})
+        index = piece.get("index", len(calls))
+        call = calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
         named = {**piece.get("function", {}), "id": piece.get("id")}
         for key in call:
             call[key] += named.get(key) or ""

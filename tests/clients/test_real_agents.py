@@ -16,6 +16,7 @@ from tests.clients.agent_recordings import (
     RecordedAgent,
     RecordedRequest,
     bodies,
+    inflated,
     read_answer,
     recorded_agents,
 )
@@ -25,8 +26,8 @@ from tests.clients.tapes import Request
 from tests.clients.test_recorded import BLOCK, conversation, meaning, shared
 from tests.patience import PATIENCE_S
 
-N_TAIL = 60
-"""Characters of a request that its line of the script is found by."""
+N_EDGE = 60
+"""Characters at both ends of a message that its line of the script is found by."""
 AGENTS = recorded_agents()
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -43,7 +44,7 @@ class Session:
     def requests(self) -> Iterator[tuple[RecordedRequest, Request]]:
         """Recorded requests, and what is sent for them."""
         for recorded, body in zip(self.recorded.requests, self._bodies, strict=True):
-            text = json.dumps({**body, "stream": True})
+            text = json.dumps(body)
             for before, now in self._ids.items():
                 text = text.replace(before, now)
             yield recorded, Request("POST", recorded.path, {}, json.loads(text))
@@ -54,17 +55,26 @@ class Session:
 
 
 def said_in(recorded: RecordedAgent) -> Script:
-    """Answers of a recording, each found by the end of its request."""
+    """Answers of a recording, each found by what its request ends with."""
     script: Script = []
     for request, body in zip(recorded.requests, bodies(recorded), strict=True):
         talk = conversation(Request("POST", request.path, {}, body))
         assert talk is not None
         n_answers = count_answers(talk)
-        pattern = re.escape(talk.messages[-1].text.strip()[-N_TAIL:])
+        heard = [talk.messages[-1].text]
         if not n_answers:
-            pattern = f"{re.escape(talk.messages[0].text.strip()[:N_TAIL])}.*{pattern}"
-        script.append({"when": pattern, "say": request.said, "after": n_answers})
+            heard.insert(0, talk.messages[0].text)
+        pattern = ".*".join(edges(text) for text in heard)
+        script.append({"when": pattern, "say": inflated(request.said), "after": n_answers})
     return script
+
+
+def edges(text: str) -> str:
+    """Pattern of a text by its beginning and its end."""
+    text = text.strip()
+    if len(text) <= 2 * N_EDGE:
+        return re.escape(text)
+    return f"{re.escape(text[:N_EDGE])}.*{re.escape(text[-N_EDGE:])}"
 
 
 def count_answers(talk: Conversation) -> int:
@@ -103,7 +113,7 @@ def test_recorded_agents_are_answered_and_reuse_what_they_sent(
             called = [(call.name, json.loads(call.arguments)) for call in answer.calls]
             assert called == [(call.name, json.loads(call.arguments)) for call in expected.calls]
             if not called:
-                assert answer.text == expected.said
+                assert answer.text == inflated(expected.said)
             for before, now in zip(expected.calls, answer.calls, strict=True):
                 session.rename(before.id, now.id)
             check_reuse(live, heard, meaning(talk), tokens)
