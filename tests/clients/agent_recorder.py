@@ -8,7 +8,7 @@ machine short names, and long answers without calls are cut.
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -41,10 +41,12 @@ from tests.clients.fleet_recordings import (
 from tests.clients.relay import Exchange
 
 RAW = "exchanges.json"
-MAX_SAID = 600
+MAX_SAID = 400
 """Characters of an answer without calls: a longer one is only read slowly."""
 MAX_QUOTED = 40
-"""Characters of a client's line that an answer may repeat."""
+"""Characters of a client's sentence that an answer may repeat."""
+PIECES = re.compile(r'(?<=[.;:!?])\s|\n|\\n|"')
+"""Where sentences and lines end, in JSON too."""
 BILLING = "x-anthropic-billing-header"
 IDS = re.compile(
     r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\b"
@@ -118,30 +120,26 @@ def raw_session(
 
 def recorded(client: str, raw: RawSession) -> RecordedAgent:
     """Session without words of vendors and folders of the machine."""
-    names = {
-        raw.place: "/project",
-        str(Path(raw.place).parent): "/client",
-        raw.programs: "/programs",
-    }
     exchanges = [each for each in raw.exchanges if read_answer(each.path, each.answer).is_whole]
     texts = list(raw.texts)
-    theirs: set[str] = set()
-    own = {line for text in (INVENTORY, TESTS, README, *raw.questions) for line in text.split("\n")}
-    answered: list[tuple[ReadAnswer, str]] = []
-    written: dict[str, str] = {}
+    words = _Words(raw)
+    answered = []
     for exchange in exchanges:
-        theirs |= _lines_of_client(exchange) - own
         answer, said = _answered(exchange, texts)
-        answered.append((answer, _kept(said, answer, theirs)))
-        written[answer.text.strip()] = _kept(answer.text, answer, theirs)
+        words.note(exchange, answer, said)
+        answered.append((answer, said))
     bodies: list[JsonObject] = []
     requests = []
     for exchange, (answer, said) in zip(exchanges, answered, strict=True):
-        body = _shortened(json.loads(exchange.body), exchange.path, written, raw.questions)
-        body = json.loads(_renamed(json.dumps(body), names))
-        calls = tuple(replace(c, arguments=_renamed(c.arguments, names)) for c in answer.calls)
+        body = words.short_body(exchange)
         difference = _difference(exchange.path, body, bodies)
-        requests.append(replace(difference, said=_renamed(said, names), calls=calls))
+        requests.append(
+            replace(
+                difference,
+                said=words.short(said if answer.calls else _cut(said)),
+                calls=tuple(replace(c, arguments=words.short(c.arguments)) for c in answer.calls),
+            )
+        )
         bodies.append(body)
     return RecordedAgent(client, tuple(requests))
 
@@ -150,7 +148,7 @@ def _answered(exchange: RawExchange, texts: list[SampledText]) -> tuple[ReadAnsw
     """Answer as the client read it and as the model wrote it; takes its text from `texts`."""
     answer = read_answer(exchange.path, exchange.answer)
     for sampled in texts:
-        if answer.is_whole and sampled.text == answer.text:
+        if sampled.text == answer.text:
             texts.remove(sampled)
             return answer, sampled.said
     if answer.calls:
@@ -158,13 +156,78 @@ def _answered(exchange: RawExchange, texts: list[SampledText]) -> tuple[ReadAnsw
     return answer, answer.text
 
 
-def _lines_of_client(exchange: RawExchange) -> set[str]:
-    """Long lines of a request, but for answers and results."""
-    body = json.loads(exchange.body)
-    items = body[turns_key(exchange.path)]
-    said = [item for item in items if item.get("role") in ("system", "developer", "user")]
-    texts = _texts([body.get("system"), body.get("instructions"), said])
-    return {line for text in texts for line in text.split("\n") if len(line) > MAX_QUOTED}
+def _cut(text: str) -> str:
+    """The first lines of a text."""
+    if len(text) <= MAX_SAID:
+        return text
+    return text[:MAX_SAID].rpartition("\n")[0] or text[:MAX_SAID]
+
+
+class _Words:
+    """What a recording has in place of words of vendors, folders and ids."""
+
+    def __init__(self, raw: RawSession) -> None:
+        self._names = {
+            raw.place: "/project",
+            str(Path(raw.place).parent): "/client",
+            raw.programs: "/programs",
+        }
+        self._questions = raw.questions
+        self._own = "\n".join((INVENTORY, TESTS, README, *raw.questions))
+        self._theirs = ""
+        self._quotes: dict[str, str] = {}
+        self._written: dict[str, str] = {}
+        """Answers by their whole texts."""
+
+    def note(self, exchange: RawExchange, answer: ReadAnswer, said: str) -> None:
+        """Take in a request, and an answer that may quote it or those before it."""
+        body = json.loads(exchange.body)
+        items = body[turns_key(exchange.path)]
+        asked = [item for item in items if item.get("role") in ("system", "developer", "user")]
+        head = [body.get(name) for name in ("system", "instructions", "tools")]
+        self._theirs += "\n".join(_texts([head, asked]))
+        for piece in PIECES.split(said):
+            if len(piece) > MAX_QUOTED and piece in self._theirs and piece not in self._own:
+                self._quotes[piece] = filled(piece)
+        self._written[answer.text.strip()] = _cut(answer.text)
+
+    def short(self, text: str) -> str:
+        """Text of the model with filler for quotes, and with short names for folders."""
+        for piece, mark in self._quotes.items():
+            text = text.replace(piece, mark)
+        for folder, name in self._names.items():
+            text = text.replace(folder, name)
+        return IDS.sub(lambda found: re.sub("[0-9a-f]", "0", found[0]), text)
+
+    def short_body(self, exchange: RawExchange) -> JsonObject:
+        """Body without the client's own words, and with answers as they are recorded."""
+        body = json.loads(exchange.body)
+        key = turns_key(exchange.path)
+        shortened = {**body, key: [self._item(item) for item in body[key]]}
+        if "tools" in body:
+            shortened["tools"] = without_descriptions(body["tools"])
+        if "instructions" in body:
+            shortened["instructions"] = filled(body["instructions"])
+        if "system" in body:
+            shortened["system"] = _mapped(body["system"], _head_text)
+        return dict(_everywhere(shortened, self.short))
+
+    def _item(self, item: JsonObject) -> JsonObject:
+        shortened = {**item}
+        for key in ("content", "output"):
+            if item.get(key):
+                shortened[key] = _mapped(item[key], self._changes(item.get("role")))
+        return shortened
+
+    def _changes(self, role: str | None) -> Callable[[str], str]:
+        match role:
+            case "user":
+                return lambda text: with_own_words(text, self._questions)
+            case "assistant":
+                return lambda text: self._written.get(text.strip()) or filled(text) or text
+            case "tool" | None:
+                return _result_text
+        return lambda text: filled(text) or text
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -179,65 +242,20 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(list(value.values()))
 
 
-def _kept(text: str, answer: ReadAnswer, theirs: Collection[str]) -> str:
-    """Text of an answer as it is recorded: cut without calls, and without quoted vendors."""
-    if answer.calls:
-        return text
-    lines = text[:MAX_SAID].split("\n")
-    return "\n".join(filled(line) if line in theirs else line for line in lines)
-
-
-def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """Text with short names for folders, and ids of no session."""
-    for folder, name in names.items():
-        text = text.replace(folder, name)
-    return IDS.sub(lambda found: re.sub("[0-9a-f]", "0", found[0]), text)
-
-
-def _shortened(
-    body: JsonObject, path: str, written: Mapping[str, str], questions: Sequence[str]
-) -> JsonObject:
-    """Body without the client's own words, and with answers as they are recorded."""
-    key = turns_key(path)
-    shortened = {**body, key: [_short_item(item, written, questions) for item in body[key]]}
-    if "tools" in body:
-        shortened["tools"] = without_descriptions(body["tools"])
-    if "instructions" in body:
-        shortened["instructions"] = filled(body["instructions"])
-    if "system" in body:
-        shortened["system"] = _mapped(body["system"], _head_text)
-    return shortened
-
-
-def _head_text(text: str) -> str:
-    """Filler, but for a header that the service reads."""
-    if text.startswith(BILLING):
-        return text
-    return filled(text)
-
-
-def _short_item(
-    item: JsonObject, written: Mapping[str, str], questions: Sequence[str]
-) -> JsonObject:
-    def change(text: str) -> str:
-        match item.get("role"):
-            case "user":
-                return with_own_words(text, questions)
-            case "assistant":
-                return written.get(text.strip()) or filled(text) or text
-            case "tool" | None:
-                return _result_text(text)
-        return filled(text) or text
-
-    shortened = {**item}
-    for key in ("content", "output"):
-        if item.get(key):
-            shortened[key] = _mapped(item[key], change)
-    return shortened
+def _everywhere(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON with all its texts changed."""
+    match value:
+        case str():
+            return change(value)
+        case list():
+            return [_everywhere(part, change) for part in value]
+        case dict():
+            return {name: _everywhere(part, change) for name, part in value.items()}
+    return value
 
 
 def _mapped(content: Any, change: Callable[[str], str]) -> Any:
-    """Content of a turn with changed texts; results keep theirs but for reminders."""
+    """Content of a message with changed texts; results keep theirs but for reminders."""
     match content:
         case str():
             return change(content)
@@ -248,6 +266,13 @@ def _mapped(content: Any, change: Callable[[str], str]) -> Any:
         case {"text": str(text)}:
             return {**content, "text": change(text)}
     return content
+
+
+def _head_text(text: str) -> str:
+    """Filler, but for a header that the service reads."""
+    if text.startswith(BILLING):
+        return text
+    return filled(text)
 
 
 def _result_text(text: str) -> str:

@@ -100,7 +100,7 @@ def turns_key(path: str) -> str:
 
 
 def read_answer(path: str, text: str) -> ReadAnswer:
-    """Answer of a stream of server-sent events, of any dialect, or of one chat completion."""
+    """Answer of a stream of server-sent events, of any dialect, or of one JSON object."""
     lines = (line for line in text.split("\n") if line.startswith("data: {"))
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     if text.lstrip().startswith("{"):
@@ -132,16 +132,21 @@ def _read_chat(events: Sequence[JsonObject]) -> ReadAnswer:
 def _read_messages(events: Sequence[JsonObject]) -> ReadAnswer:
     blocks: list[JsonObject] = []
     for event in events:
-        if event["type"] == "content_block_start":
+        if event["type"] == "message":
+            blocks += event["content"]
+        elif event["type"] == "content_block_start":
             blocks.append({**event["content_block"], "text": "", "partial_json": ""})
         elif event["type"] == "content_block_delta":
             for key in ("text", "partial_json"):
                 blocks[-1][key] += event["delta"].get(key, "")
     uses = (block for block in blocks if block["type"] == "tool_use")
     return ReadAnswer(
-        text="".join(block["text"] for block in blocks),
-        calls=tuple(ReadCall(use["id"], use["name"], use["partial_json"] or "{}") for use in uses),
-        is_whole=any(event["type"] == "message_stop" for event in events),
+        text="".join(block.get("text", "") for block in blocks),
+        calls=tuple(
+            ReadCall(use["id"], use["name"], use.get("partial_json") or json.dumps(use["input"]))
+            for use in uses
+        ),
+        is_whole=any(event["type"] in ("message", "message_stop") for event in events),
     )
 
 

@@ -4,6 +4,7 @@
 with three questions: read a file, edit it, run the tests. It writes what the model answered to
 `FOLDER/CLIENT.json` and prints what was done. A model that is too weak is told apart from a service
 that fails: the first writes an answer without a call, or a wrong one; the second an error.
+`tests.clients.agent_recorder` makes recordings for the tests of what lies in FOLDER then.
 
 MLX_STACK_TEST_PATIENCE_S bounds each question; a model of 0.5B needs 900 s on two cores for a
 client whose prompt has 17,000 tokens.

@@ -20,7 +20,8 @@ from tests.clients.agent_recordings import (
     read_answer,
     recorded_agents,
 )
-from tests.clients.agents import N_CTX, holds_tools
+from tests.clients.agents import N_CTX, holds_tools, offered
+from tests.clients.relay import Exchange
 from tests.clients.stage import Script, model, playing_model
 from tests.clients.tapes import Request
 from tests.clients.test_recorded import BLOCK, conversation, meaning, shared
@@ -28,6 +29,7 @@ from tests.patience import PATIENCE_S
 
 N_EDGE = 60
 """Characters at both ends of a message that its line of the script is found by."""
+OBJECT_AT_THE_END = re.compile(r"(?:```\w*\s*(\{.*\})\s*```|(\{.*\}))$", re.DOTALL)
 AGENTS = recorded_agents()
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -111,7 +113,9 @@ def test_recorded_agents_are_answered_and_reuse_what_they_sent(
             answer = read_answer(request.path, response.text)
             assert answer.is_whole
             called = [(call.name, json.loads(call.arguments)) for call in answer.calls]
-            assert called == [(call.name, json.loads(call.arguments)) for call in expected.calls]
+            assert called == [
+                (call.name, json.loads(inflated(call.arguments))) for call in expected.calls
+            ]
             if not called:
                 assert answer.text == inflated(expected.said)
             for before, now in zip(expected.calls, answer.calls, strict=True):
@@ -120,6 +124,20 @@ def test_recorded_agents_are_answered_and_reuse_what_they_sent(
             heard.append((meaning(talk), tokens))
         if any("tools" in request.fields for request in recorded.requests):
             holds_tools(live)
+
+
+def test_calls_are_objects_that_end_an_answer_and_name_an_offered_tool(
+    recorded: RecordedAgent,
+) -> None:
+    """Decision 16, by a second reading of what the model wrote."""
+    for request, body in zip(recorded.requests, bodies(recorded), strict=True):
+        exchange = Exchange("POST", request.path, bytearray(json.dumps(body).encode()))
+        names = offered(exchange) if "tools" in body else {}
+        called = []
+        if found := OBJECT_AT_THE_END.search(inflated(request.said).strip()):
+            written = json.loads(found[1] or found[2])
+            called = [written["name"]] if written["name"] in names else []
+        assert [call.name for call in request.calls] == called
 
 
 def check_reuse(
