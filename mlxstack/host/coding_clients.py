@@ -16,6 +16,8 @@ NO_KEY = "none-needed"
 CLAUDE_COMPACT_TOKENS = 33_000
 MIN_CLAUDE_TOKENS = 65_536
 """Claude Code's compaction reserve, and its least comfortable context, in tokens."""
+CLAUDE_IDLE_MS = "3600000"
+"""Time that Claude Code waits for content in a stream; its default is ten minutes."""
 
 CLAUDE_HINT = (
     "WebSearch of Claude Code runs on Anthropic's servers and is off here; to search, add an MCP "
@@ -107,7 +109,7 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
 
     That is WebSearch, and the check of actions in auto mode: it asks before them instead.
     Variables of a user's settings take precedence over the environment, those of `--settings` over
-    both.
+    both. It would give up a prompt that takes ten minutes: pings do not count as content.
     """
     variables = {
         "ANTHROPIC_BASE_URL": service.url,
@@ -116,6 +118,7 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
         **dict.fromkeys(CLAUDE_MODELS, service.model),
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(service.n_ctx),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": CLAUDE_IDLE_MS,
     }
     settings = {
         "permissions": {"deny": ["WebSearch"], "disableAutoMode": "disable"},

@@ -122,22 +122,24 @@ def recorded(client: str, raw: RawSession) -> RecordedAgent:
     """Session without words of vendors and folders of the machine."""
     exchanges = [each for each in raw.exchanges if read_answer(each.path, each.answer).is_whole]
     texts = list(raw.texts)
-    words = _Words(raw)
+    replacements = _Replacements(raw)
     answered = []
     for exchange in exchanges:
         answer, said = _answered(exchange, texts)
-        words.note(exchange, answer, said)
+        replacements.note(exchange, answer, said)
         answered.append((answer, said))
     bodies: list[JsonObject] = []
     requests = []
     for exchange, (answer, said) in zip(exchanges, answered, strict=True):
-        body = words.short_body(exchange)
+        body = replacements.short_body(exchange)
         difference = _difference(exchange.path, body, bodies)
         requests.append(
             replace(
                 difference,
-                said=words.short(said if answer.calls else _cut(said)),
-                calls=tuple(replace(c, arguments=words.short(c.arguments)) for c in answer.calls),
+                said=replacements.short(said if answer.calls else _cut(said)),
+                calls=tuple(
+                    replace(c, arguments=replacements.short(c.arguments)) for c in answer.calls
+                ),
             )
         )
         bodies.append(body)
@@ -163,7 +165,7 @@ def _cut(text: str) -> str:
     return text[:MAX_SAID].rpartition("\n")[0] or text[:MAX_SAID]
 
 
-class _Words:
+class _Replacements:
     """What a recording has in place of words of vendors, folders and ids."""
 
     def __init__(self, raw: RawSession) -> None:

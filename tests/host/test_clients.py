@@ -23,6 +23,7 @@ def test_z14_claude_knows_the_context_and_forgets_the_users_own_key(tmp_path: Pa
     told = setup("claude", tmp_path)
     assert told.variables["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:7109"
     assert told.variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
+    assert told.variables["CLAUDE_STREAM_IDLE_TIMEOUT_MS"] == "3600000", "pings are no content"
     assert told.variables["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == SERVICE.model
     assert "ANTHROPIC_API_KEY" in told.unset
     assert told.caution is None
