@@ -14,11 +14,6 @@ from mlxstack.cli.target import ServiceTarget
 from mlxstack.client.client import Client
 from mlxstack.client.types import CallUsage, ChatResponse
 from mlxstack.core.errors import NotFound, Unsupported
-from mlxstack.core.formatting import printable
-from mlxstack.core.repetition import LOOK, repeated
-
-LOOK_EVERY = 64
-"""Characters between two looks for repetition."""
 
 
 class AnswerSink(Protocol):
@@ -32,27 +27,18 @@ class AnswerSink(Protocol):
 
 
 class ChatTurn(Struct, frozen=True):
-    """Cost of an answer: tokens, seconds to first token, generation rate.
-
-    `repeated` is the phrase that ended an answer which repeated it; `is_cut` at `max_tokens`.
-    """
+    """Cost of an answer: tokens, seconds to first token, generation rate."""
 
     usage: CallUsage
     ttft_s: float
     tps: float
     is_stopped: bool = False
     is_cut: bool = False
-    repeated: str = ""
+    """At `max_tokens`."""
 
     @property
     def summary(self) -> str:
         """One line of reused and new prompt tokens, and generation rate."""
-        if self.repeated:
-            phrase = printable(" ".join(self.repeated.split()), 40)
-            return (
-                f"[stopped: the answer repeated {phrase!r}; ask again, or take a larger model or "
-                "one of more bits]"
-            )
         if self.is_stopped:
             return "[stopped]"
         usage = self.usage
@@ -65,9 +51,12 @@ class ChatTurn(Struct, frozen=True):
         cut = ""
         if self.is_cut:
             cut = "; cut there, --max-tokens N allows more"
+        ended = "".join(f"; ended repetition: {stop}" for stop in usage.loops)
+        if any(not stop.is_thought for stop in usage.loops):
+            ended += "; ask again, or take a larger model or one of more bits"
         return (
             f"[prompt: {cached} tokens reused, {new} new; first token after {self.ttft_s:.2f} s; "
-            f"{generated} tokens generated{rate}{cut}]"
+            f"{generated} tokens generated{rate}{cut}{ended}]"
         )
 
 
@@ -182,7 +171,6 @@ class ChatSession:
         first = tps = 0.0
         usage = CallUsage()
         is_cut = False
-        watch = RepetitionWatch()
         async with aclosing(self._chunks(messages, prompt)) as chunks:
             async for chunk in chunks:
                 usage = chunk.usage or usage
@@ -197,26 +185,7 @@ class ChatSession:
                 if content:
                     received.append(content)
                     sink.answer(content)
-                if phrase := watch.feed(thought + content):
-                    return ChatTurn(usage, first - began, tps, repeated=phrase)
         return ChatTurn(usage, max(0.0, first - began), tps, is_cut=is_cut)
-
-
-class RepetitionWatch:
-    """Looks for repetition in a stream, now and then."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._n_unseen = 0
-
-    def feed(self, piece: str) -> str:
-        """The phrase that the text repeats by now, or ""."""
-        self._text = (self._text + piece)[-LOOK:]
-        self._n_unseen += len(piece)
-        if self._n_unseen < LOOK_EVERY:
-            return ""
-        self._n_unseen = 0
-        return repeated(self._text)
 
 
 def _pieces(chunk: ChatResponse) -> tuple[str, str]:

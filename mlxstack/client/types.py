@@ -4,6 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from mlxstack.core.loops import LoopStop
+
 
 class HealthResponse(Struct, frozen=True):
     """Health: `is_ready` is HTTP 200, otherwise `message` has the reason."""
@@ -96,6 +98,8 @@ class CallUsage(Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: dict[str, Any] = {}
+    loops: tuple[LoopStop, ...] = ()
+    """Repetitions that were ended."""
 
     @property
     def cached_tokens(self) -> int:

@@ -122,7 +122,9 @@ def test_copies_at_the_end_are_a_loop(before: str, piece: str) -> None:
 def test_a_loop_is_an_answer_that_was_cut_in_copies() -> None:
     looping = answered(content="again " * 20, finish="length")
     assert check(NUMBER, looping).is_loop
-    assert not check(NUMBER, replace(looping, finish_reason="stop")).is_loop
+    ended = replace(looping, finish_reason="stop")
+    assert not check(NUMBER, ended).is_loop
+    assert check(NUMBER, replace(ended, has_loop=True)).is_loop
     assert not repeats("def f(x):\n    return x\n\n\ndef g(x):\n    return 2 * x\n" * 2)
 
 

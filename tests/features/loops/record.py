@@ -18,6 +18,8 @@ import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.sample_utils import make_sampler
 
+from mlxstack.engine import device
+
 MAX_TOKENS = 1000
 """Tokens of an answer without an end."""
 MIN_LOOP = 560
@@ -128,6 +130,9 @@ def main() -> None:
     options = parser.parse_args()
     mx.random.seed(1)
     model, tokenizer = load(options.folder)[:2]
+    if not device.has_gpu():
+        # As in our engine: a CPU computes half precision slowly.
+        model.set_dtype(mx.float32)
     texts = prompts()[:: options.every]
     pairs: list[tuple[list[int], list[int]]] = []
     for prompt, answer in answers(model, tokenizer, texts, options.temperature):

@@ -44,7 +44,7 @@ class CallCheck(Struct, frozen=True):
     is_exact: bool = False
     """The calls are those that were asked for, value by value."""
     is_loop: bool = False
-    """The answer was cut while its end repeated."""
+    """The server ended a repetition, or the answer was cut while its end repeated."""
     n_generated: int = 0
 
 
@@ -59,7 +59,7 @@ def check(task: CallTask, answer: ChatAnswer) -> CallCheck:
         outcome=outcome,
         detail=detail,
         is_exact=outcome is CallOutcome.VALID and _read(calls) == list(task.expected),
-        is_loop=answer.finish_reason == "length" and repeats(written),
+        is_loop=answer.has_loop or (answer.finish_reason == "length" and repeats(written)),
         n_generated=answer.n_generated,
     )
 

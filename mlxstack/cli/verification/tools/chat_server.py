@@ -27,6 +27,8 @@ class ChatAnswer(Struct, frozen=True):
     n_generated: int
     n_cached: int = 0
     seconds: float = 0.0
+    has_loop: bool = False
+    """A repetition that the server ended."""
 
 
 class ChatServer:
@@ -85,6 +87,7 @@ class ChatServer:
             n_generated=usage.get("completion_tokens") or 0,
             n_cached=details.get("cached_tokens") or 0,
             seconds=time.monotonic() - began,
+            has_loop=bool(usage.get("loops")),
         )
 
 
