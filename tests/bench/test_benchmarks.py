@@ -54,7 +54,9 @@ def column(table: ReportTable, head: str) -> list[str]:
 
 def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     told = run("engine", tmp_path)
-    shapes, moves, speeds, exact = told.tables
+    shapes, moves, speeds, exact, rule = told.tables
+    assert len(rule.rows) == 3
+    assert all(share.endswith("%") for n in (1, 2) for share in (row[1 + n] for row in rule.rows))
     assert column(exact, "Rows") == ["1", "2"]
     assert all(cost.endswith("%") for cost in column(exact, "Cost of a step"))
     assert column(shapes, "Contexts") == ["264/8/8", "32/32"]
@@ -64,7 +66,7 @@ def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     bytes_alone = told.raw["uneven: alone bytes"]
     ours = told.raw["uneven: ours bytes"]
     assert ours[0] <= 1.05 * bytes_alone[0]
-    assert len(told.targets) == 5
+    assert len(told.targets) == 6
     assert all(min(values) > 0 for values in told.raw.values())
 
 

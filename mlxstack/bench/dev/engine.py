@@ -3,13 +3,27 @@
 from msgspec import Struct
 
 from mlxstack.bench.dev.in_process_trials import measure
-from mlxstack.bench.dev.trials import BenchResult, ExactSteps, FullEngine, Joins, Steps
+from mlxstack.bench.dev.trials import (
+    BenchResult,
+    ExactSteps,
+    FullEngine,
+    Joins,
+    LoopRuleCost,
+    Steps,
+)
 from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.servers import Sandbox
-from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
+from mlxstack.bench.statistics import lasting, megabytes, ratio, seconds, spread, times
 
 SLACK_S = 0.002
 """Tolerated growth of join time with KV: clocks are noisy."""
+LOOP_RULE_SHARE = 0.005
+"""Tolerated share of the rule against repetition in a decode step."""
+LOOP_RULE_TEXTS = {
+    "plain": "plain",
+    "twice": "the same text twice",
+    "copied": "a repetition of the prompt, copied",
+}
 
 
 class EnginePlan(Struct, frozen=True):
@@ -62,14 +76,18 @@ def run(stage: Sandbox, plan: EnginePlan) -> Results:
     n_keys = plan.contexts[0]
     exact = [ExactSteps((n_keys,) * n, plan.n_steps, plan.passes) for n in plan.rows]
     costs = dict(zip(plan.rows, measure(stage, exact), strict=True))
+    stage.say("the rule against repetition")
+    (rule,) = measure(stage, [LoopRuleCost(plan.contexts[-1], plan.passes)])
+    shares = _loop_rule_shares(plan, matrix, rule)
     return Results(
         (
             _shapes(uneven, even),
             _moves(plan, joins),
             _speeds(plan, matrix, whole),
             _exact(plan, costs),
+            _loop_rule(plan, rule, shares),
         ),
-        (*_shape_targets(uneven, even), *_move_targets(joins)),
+        (*_shape_targets(uneven, even), *_move_targets(joins), _loop_rule_target(shares)),
         _raw([uneven, even, *matrix], joins),
     )
 
@@ -135,6 +153,40 @@ def _exact(plan: EnginePlan, costs: dict[int, BenchResult]) -> ReportTable:
     heads = ("Rows", "tokens/s", "tokens/s with equal bits", "Cost of a step")
     note = f"`batch.exact: on` over contexts of {plan.contexts[0]} tokens."
     return ReportTable("Equal bits", heads, tuple(rows), note)
+
+
+LoopRuleShares = dict[str, list[float]]
+"""Shares of a decode step by text, for each number of rows."""
+
+
+def _loop_rule_shares(plan: EnginePlan, matrix: list[Side], rule: BenchResult) -> LoopRuleShares:
+    """Every row of a step adds a token to its own rule."""
+    steps = [side for side in matrix if side.contexts[0] == plan.contexts[0]]
+    shares = {}
+    for text in LOOP_RULE_TEXTS:
+        token_s = spread(rule.of(text, "token_s")).median
+        shares[text] = [len(side.contexts) * token_s / side.step_s("ours") for side in steps]
+    return shares
+
+
+def _loop_rule(plan: EnginePlan, rule: BenchResult, shares: LoopRuleShares) -> ReportTable:
+    rows = []
+    for text, name in LOOP_RULE_TEXTS.items():
+        token_s = spread(rule.of(text, "token_s")).median
+        rows.append((name, seconds(token_s), *(f"{share:.3%}" for share in shares[text])))
+    heads = ("Answer", "A token", *(f"{n} row{'s' * (n > 1)}" for n in plan.rows))
+    note = (
+        f"Share of a decode step over contexts of {plan.contexts[0]} tokens; answers of "
+        f"{plan.contexts[-1]} tokens. It is part of the whole engine above only where a request "
+        "asks for it."
+    )
+    return ReportTable("The rule against repetition", heads, tuple(rows), note)
+
+
+def _loop_rule_target(shares: LoopRuleShares) -> BenchTarget:
+    greatest = max(share for of_text in shares.values() for share in of_text)
+    name = "rule against repetition: greatest share of a step"
+    return at_most(name, 100 * greatest, 100 * LOOP_RULE_SHARE, "%")
 
 
 def _whole(plan: EnginePlan, side: Side, whole: dict[int, BenchResult]) -> str:

@@ -49,6 +49,17 @@ class Joins(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
+class LoopRuleCost(Struct, frozen=True, tag=True):
+    """The rule against repetition over answers of `n_tokens`.
+
+    Gives `token_s` of answers that are plain, that are one text twice, and that copy a repetition
+    of their prompt, which has twice as many tokens.
+    """
+
+    n_tokens: int = 4000
+    passes: int = 3
+
+
 class SingleFloor(Struct, frozen=True, tag=True):
     """Compute `n_new` tokens after `n_context` known ones, with mlx-lm alone: `ttft_s`."""
 
@@ -116,6 +127,7 @@ Trial = (
     | Steps
     | ExactSteps
     | Joins
+    | LoopRuleCost
     | SingleFloor
     | BatchAnswers
     | LoadFiles

@@ -3,7 +3,7 @@
 from mlxstack.core.loops import LoopStop
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.sampler import Sampler
-from mlxstack.features.loops.policy import Repetition, RepetitionRule, stands_in
+from mlxstack.features.loops.policy import Repetition, RepetitionRule, TokenText
 
 GROWTH = 64
 """Tokens until a repetition that is a copy is looked at again."""
@@ -24,6 +24,7 @@ class LoopRule:
         self.stops: list[LoopStop] = []
         self._request = request
         self._sampler = sampler
+        self._copied = (TokenText(request.tokens), TokenText(request.prediction))
         self._repetition = RepetitionRule()
         self._min_tokens = 0
         """Tokens of the answer before the next look at a repetition."""
@@ -56,8 +57,7 @@ class LoopRule:
     def _is_copy(self, repetition: Repetition) -> bool:
         """Whether all copies stand in the prompt or in the expected answer."""
         run = self._repetition.tokens[-repetition.n_tokens :]
-        request = self._request
-        return stands_in(request.tokens, run) or stands_in(request.prediction, run)
+        return any(text.has(run) for text in self._copied)
 
     def _is_thought(self) -> bool:
         """Whether the answer is at a thought, which can be closed."""

@@ -24,6 +24,7 @@ Of a run that is long enough, more than these equal the tokens one period before
 """
 BASE = 1_000_003
 MODULUS = (1 << 61) - 1
+TOKEN_BYTES = 8
 
 
 class Repetition(Struct, frozen=True):
@@ -133,13 +134,24 @@ class RepetitionRule:
         return n - 1 - i
 
 
-def stands_in(text: Sequence[int], run: Sequence[int]) -> bool:
-    """Whether a run of tokens is a part of a text."""
-    numbers = array("q", text)
-    size = numbers.itemsize
-    haystack = numbers.tobytes()
-    needle = array("q", run).tobytes()
-    at = haystack.find(needle)
-    while at >= 0 and at % size:
-        at = haystack.find(needle, at + 1)
-    return at >= 0
+class TokenText:
+    """Text in which runs of tokens are looked for."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._bytes: bytes | None = None
+        """Computed at the first look, and once."""
+
+    def has(self, run: Sequence[int]) -> bool:
+        """Whether a run of tokens is a part of it."""
+        if self._bytes is None:
+            self._bytes = _bytes_of(self._tokens)
+        needle = _bytes_of(run)
+        at = self._bytes.find(needle)
+        while at >= 0 and at % TOKEN_BYTES:
+            at = self._bytes.find(needle, at + 1)
+        return at >= 0
+
+
+def _bytes_of(tokens: Sequence[int]) -> bytes:
+    return array("q", tokens).tobytes()

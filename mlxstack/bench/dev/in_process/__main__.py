@@ -12,6 +12,7 @@ from mlxstack.bench.dev.in_process import (
     decode_steps,
     drafts,
     full_engine,
+    loop_rule,
     random_llama,
     text_work,
 )
@@ -26,6 +27,7 @@ from mlxstack.bench.dev.trials import (
     FullEngine,
     Joins,
     LoadFiles,
+    LoopRuleCost,
     SingleFloor,
     Steps,
     Trial,
@@ -51,6 +53,8 @@ def run(job: BenchJob) -> list[BenchResult]:
             results.append(BenchResult())
         elif isinstance(trial, LoadFiles):
             results.append(baselines.load(trial))
+        elif isinstance(trial, LoopRuleCost):
+            results.append(loop_rule.loop_rule_cost(trial))
         elif isinstance(trial, FullEngine):
             results.append(full_engine.whole(trial, job.model))
         elif isinstance(trial, Drafts):
