@@ -21,6 +21,8 @@ PROMPT = prompt(20)
 LOOPING = 9
 CLOSES = (5, 6)
 ALWAYS_THE_SAME = SamplingParams(logit_bias=((LOOPING, 1e6),))
+NEARLY_THE_SAME = SamplingParams(temperature=1.0, seed=5, logit_bias=((LOOPING, 15.8),))
+"""Other tokens come now and then."""
 THOUGHT = GrammarConstraint(ConstraintLayout(VOCAB, is_in_thinking=True, closes=CLOSES))
 SLOTS = SlotSpec(count=3, n_ctx=2048)
 
@@ -71,3 +73,22 @@ def test_copies_of_the_prompt_go_on(model_of: ModelOf, tmp_path: Path) -> None:
         assert driver.finish(expected).reason is FinishReason.LOOP
         assert len(run) < len(driver.tokens(expected)) <= len(run) + 64
         assert driver.finish(free).reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("speculation", [Speculation.OFF, Speculation.AUTO])
+def test_tokens_before_the_end_are_those_without_the_rule(
+    model_of: ModelOf, tmp_path: Path, speculation: Speculation
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=SLOTS, speculation=speculation)
+    with running(preset, tmp_path) as driver:
+        if speculation is Speculation.AUTO:
+            draft_freely(driver)
+        ended = driver.submit(PROMPT, 1400, sampling=NEARLY_THE_SAME, stop_loops=True)
+        free = driver.submit(PROMPT, 1400, sampling=NEARLY_THE_SAME)
+        end = driver.finish(ended)
+        assert end.reason is FinishReason.LOOP
+        assert driver.finish(free).reason is FinishReason.LENGTH
+        tokens = driver.tokens(ended)
+        (stop,) = end.timings.loops
+        assert 0 < stop.at == len(tokens) - MAX_SHORT
+        assert driver.tokens(free)[: len(tokens)] == tokens
