@@ -4,7 +4,9 @@
     python -m tests.features.loops.record MODEL_FOLDER NAME --temperature 0.8
 
 Reads a model folder, answers the prompts below in batches, and writes `NAME-TEMPERATURE.json` with
-those that had no end: {"model", "temperature", "answers": [[prompt ids, answer ids], ...]}.
+those that had no end: {"model", "temperature", "answers": [[prompt ids, answer ids], ...]}. An
+answer is not continued once it is degenerate, or shows no repetition after `MIN_ANSWER` tokens.
+`--plain` continues the prompts as texts, without the chat template.
 """
 
 import argparse
@@ -19,12 +21,14 @@ from mlx_lm import load
 from mlx_lm.sample_utils import make_sampler
 
 from mlxstack.engine import device
+from tests.features.loops.recorded import final_copies
 
-MAX_TOKENS = 1000
+MAX_TOKENS = 1600
 """Tokens of an answer without an end."""
-MIN_LOOP = 560
-"""Tokens of an exact repetition, four copies at least, after which an answer is not continued."""
-ROWS = 80
+MIN_ANSWER = 448
+MIN_BEGUN = 48
+"""Tokens of a repetition that may go on."""
+LOOK_EVERY = 16
 
 TASKS = (
     "Write a Python function that {}, with tests.",
@@ -69,7 +73,7 @@ def prompts() -> list[str]:
 
 
 def answers(
-    model: Any, tokenizer: Any, texts: list[str], temperature: float
+    model: Any, tokenizer: Any, ids: list[list[int]], temperature: float, n_rows: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Prompts and answers without an end, as token ids."""
     batches = importlib.import_module("mlx_lm.generate")
@@ -81,15 +85,9 @@ def answers(
         stop_tokens=[[token] for token in tokenizer.eos_token_ids],
         max_tokens=MAX_TOKENS,
         sampler=sampler,
-        completion_batch_size=ROWS,
-        prefill_batch_size=ROWS,
+        completion_batch_size=n_rows,
+        prefill_batch_size=n_rows,
     )
-    ids = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True
-        )
-        for text in texts
-    ]
     prompt_of = dict(zip(generator.insert(ids), ids, strict=True))
     answer_of: dict[int, list[int]] = {uid: [] for uid in prompt_of}
     n_steps = 0
@@ -97,27 +95,33 @@ def answers(
         n_steps += 1
         for response in responses:
             answer = answer_of[response.uid]
-            if response.finish_reason != "stop":
-                answer.append(response.token)
-            is_looping = len(answer) % 16 == 0 and repeats(answer)
-            if is_looping and response.finish_reason is None:
+            if response.finish_reason == "stop":
+                continue
+            answer.append(response.token)
+            is_over = response.finish_reason == "length"
+            if not is_over and is_decided(answer):
                 generator.remove([response.uid])
-            if is_looping or response.finish_reason == "length":
+                is_over = True
+            if is_over:
                 yield prompt_of[response.uid], answer
         if n_steps % 50 == 0:
             n = sum(map(len, answer_of.values()))
             print(f"{n} tokens", flush=True)
 
 
-def repeats(answer: list[int]) -> bool:
-    """Whether an exact repetition has gone on for long."""
-    for period in range(1, len(answer) // 4 + 1):
-        n = max(4 * period, MIN_LOOP)
-        if n > len(answer):
-            return False
-        if answer[-n:-period] == answer[period - n :]:
-            return True
-    return False
+def is_decided(answer: list[int]) -> bool:
+    """Whether more tokens would not show another kind of answer."""
+    if len(answer) % LOOK_EVERY:
+        return False
+    if final_copies(answer) is not None:
+        return True
+    return len(answer) >= MIN_ANSWER and final_copies(answer, 3, MIN_BEGUN) is None
+
+
+def chat_ids(tokenizer: Any, text: str) -> list[int]:
+    """Prompt of one message."""
+    message = {"role": "user", "content": text}
+    return list(tokenizer.apply_chat_template([message], add_generation_prompt=True))
 
 
 def main() -> None:
@@ -127,6 +131,8 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--every", type=int, default=1, help="answer each n-th prompt only")
+    parser.add_argument("--rows", type=int, default=24, help="answers at a time")
+    parser.add_argument("--plain", action="store_true", help="continue the prompts as texts")
     options = parser.parse_args()
     mx.random.seed(1)
     model, tokenizer = load(options.folder)[:2]
@@ -134,11 +140,16 @@ def main() -> None:
         # As in our engine: a CPU computes half precision slowly.
         model.set_dtype(mx.float32)
     texts = prompts()[:: options.every]
+    ids = [chat_ids(tokenizer, text) for text in texts]
+    name = options.name
+    if options.plain:
+        ids = [list(tokenizer.encode(text)) for text in texts]
+        name += "-plain"
     pairs: list[tuple[list[int], list[int]]] = []
-    for prompt, answer in answers(model, tokenizer, texts, options.temperature):
+    for prompt, answer in answers(model, tokenizer, ids, options.temperature, options.rows):
         pairs.append((prompt, answer))
-        record = {"model": options.name, "temperature": options.temperature, "answers": pairs}
-        path = Path(f"{options.name}-{options.temperature}.json")
+        record = {"model": name, "temperature": options.temperature, "answers": pairs}
+        path = Path(f"{name}-{options.temperature}.json")
         path.write_text(json.dumps(record, separators=(",", ":")))
         print(len(pairs), repr(tokenizer.decode(answer[-30:])), flush=True)
 
