@@ -114,6 +114,12 @@ def test_the_outcome_of_an_answer(task: CallTask, answer: ChatAnswer, outcome: C
     assert (found.outcome, found.is_exact, found.is_loop) == (outcome, False, False)
 
 
+def test_a_valid_call_that_was_not_asked_for_is_in_the_report() -> None:
+    found = check(NUMBER, answered(("move", '{"x": 1, "y": 2, "steps": 100}')))
+    assert found.detail == 'move({"x": 1, "y": 2, "steps": 100})'
+    assert check(NUMBER, answered(*expected(NUMBER))).detail == ""
+
+
 @given(st.text(max_size=50), st.text(min_size=1, max_size=60))
 def test_copies_at_the_end_are_a_loop(before: str, piece: str) -> None:
     assert repeats(before + piece * 24)

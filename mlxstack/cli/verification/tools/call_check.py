@@ -53,12 +53,15 @@ def check(task: CallTask, answer: ChatAnswer) -> CallCheck:
     calls = answer.message.get("tool_calls") or []
     content = answer.message.get("content") or ""
     outcome, detail = _outcome(task, calls, content)
+    is_exact = outcome is CallOutcome.VALID and _read(calls) == list(task.expected)
+    if outcome is CallOutcome.VALID and not is_exact:
+        detail = _written(calls)
     written = content + "".join(call["function"].get("arguments") or "" for call in calls)
     return CallCheck(
         kind=task.kind,
         outcome=outcome,
         detail=detail,
-        is_exact=outcome is CallOutcome.VALID and _read(calls) == list(task.expected),
+        is_exact=is_exact,
         is_loop=answer.has_loop or (answer.finish_reason == "length" and repeats(written)),
         n_generated=answer.n_generated,
     )
@@ -98,6 +101,12 @@ def _outcome(
 
 def _read(calls: Sequence[dict[str, Any]]) -> list[ExpectedCall]:
     return [ExpectedCall(call["function"]["name"], _arguments(call)) for call in calls]
+
+
+def _written(calls: Sequence[dict[str, Any]]) -> str:
+    """Calls that are others than those that were asked for."""
+    functions = [call["function"] for call in calls]
+    return " ".join(f"{called['name']}({called.get('arguments')})" for called in functions)
 
 
 def _arguments(call: dict[str, Any]) -> Any:
