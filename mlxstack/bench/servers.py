@@ -20,7 +20,7 @@ from mlxstack.host.process import free_port
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
-HEALTHY_WITHIN_S = 240.0
+HEALTHY_WITHIN_S = 900.0
 LIFELINE_S = "10"
 PATIENCE_S = 60.0
 """A service that stops still writes the contexts of its slots."""
