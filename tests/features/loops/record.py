@@ -5,8 +5,9 @@
 
 Reads a model folder, answers the prompts below in batches, and writes `NAME-TEMPERATURE.json` with
 those that had no end: {"model", "temperature", "answers": [[prompt ids, answer ids], ...]}. An
-answer is not continued once it is degenerate, or shows no repetition after `MIN_ANSWER` tokens.
-`--plain` continues the prompts as texts, without the chat template.
+answer is not continued once it is degenerate, or shows no repetition after `--give-up` tokens. A
+greedy repetition that has begun is continued in one pass, as with drafts: by the tokens that the
+model would choose. `--plain` continues the prompts as texts, without the chat template.
 """
 
 import argparse
@@ -19,15 +20,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.sample_utils import make_sampler
+from msgspec import Struct
 
 from mlxstack.engine import device
-from tests.features.loops.recorded import final_copies
+from tests.features.loops.recorded import MIN_COPIES, MIN_TOKENS, final_copies
 
 MAX_TOKENS = 1600
 """Tokens of an answer without an end."""
-MIN_ANSWER = 448
-MIN_BEGUN = 48
-"""Tokens of a repetition that may go on."""
+GIVE_UP = 448
+BEGUN_COPIES = 4
+BEGUN_TOKENS = 48
+"""Copies of a repetition that may go on, and their tokens."""
 LOOK_EVERY = 16
 
 TASKS = (
@@ -72,50 +75,86 @@ def prompts() -> list[str]:
     return [*PROMPTS, *(task.format(topic) for task in TASKS for topic in TOPICS)]
 
 
-def answers(
-    model: Any, tokenizer: Any, ids: list[list[int]], temperature: float, n_rows: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts and answers without an end, as token ids."""
-    batches = importlib.import_module("mlx_lm.generate")
-    sampler = make_sampler(
-        temp=temperature, top_p=0.95 if temperature else 0.0, top_k=40 if temperature else 0
-    )
-    generator = batches.BatchGenerator(
-        model,
-        stop_tokens=[[token] for token in tokenizer.eos_token_ids],
-        max_tokens=MAX_TOKENS,
-        sampler=sampler,
-        completion_batch_size=n_rows,
-        prefill_batch_size=n_rows,
-    )
-    prompt_of = dict(zip(generator.insert(ids), ids, strict=True))
-    answer_of: dict[int, list[int]] = {uid: [] for uid in prompt_of}
-    n_steps = 0
-    while responses := generator.next_generated():
-        n_steps += 1
-        for response in responses:
-            answer = answer_of[response.uid]
-            if response.finish_reason == "stop":
-                continue
-            answer.append(response.token)
-            is_over = response.finish_reason == "length"
-            if not is_over and is_decided(answer):
-                generator.remove([response.uid])
-                is_over = True
-            if is_over:
-                yield prompt_of[response.uid], answer
-        if n_steps % 50 == 0:
-            n = sum(map(len, answer_of.values()))
-            print(f"{n} tokens", flush=True)
+class Recording(Struct, frozen=True):
+    """Model, and how long its answers are continued."""
+
+    model: Any
+    tokenizer: Any
+    temperature: float
+    give_up: int
+
+    def answers(self, ids: list[list[int]], n_rows: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Prompts and answers without an end, as token ids."""
+        generator = self._generator(n_rows)
+        prompt_of = dict(zip(generator.insert(ids), ids, strict=True))
+        answer_of: dict[int, list[int]] = {uid: [] for uid in prompt_of}
+        n_steps = 0
+        while responses := generator.next_generated():
+            n_steps += 1
+            for response in responses:
+                answer = answer_of[response.uid]
+                if response.finish_reason == "stop":
+                    continue
+                answer.append(response.token)
+                prompt = prompt_of[response.uid]
+                if response.finish_reason == "length":
+                    yield prompt, answer
+                elif self._is_decided(answer):
+                    generator.remove([response.uid])
+                    yield prompt, answer
+                elif self.temperature == 0 and has_begun(answer):
+                    generator.remove([response.uid])
+                    yield prompt, continued(self.model, prompt, answer)
+            if n_steps % 50 == 0:
+                n = sum(map(len, answer_of.values()))
+                print(f"{n} tokens", flush=True)
+
+    def _generator(self, n_rows: int) -> Any:
+        batches = importlib.import_module("mlx_lm.generate")
+        temperature = self.temperature
+        sampler = make_sampler(
+            temp=temperature, top_p=0.95 if temperature else 0.0, top_k=40 if temperature else 0
+        )
+        return batches.BatchGenerator(
+            self.model,
+            stop_tokens=[[token] for token in self.tokenizer.eos_token_ids],
+            max_tokens=MAX_TOKENS,
+            sampler=sampler,
+            completion_batch_size=n_rows,
+            prefill_batch_size=n_rows,
+        )
+
+    def _is_decided(self, answer: list[int]) -> bool:
+        """Whether more tokens would not show another kind of answer."""
+        if len(answer) % LOOK_EVERY:
+            return False
+        if final_copies(answer) is not None:
+            return True
+        return len(answer) >= self.give_up and not has_begun(answer)
 
 
-def is_decided(answer: list[int]) -> bool:
-    """Whether more tokens would not show another kind of answer."""
+def has_begun(answer: list[int]) -> bool:
+    """Whether an answer ends in copies that may go on."""
     if len(answer) % LOOK_EVERY:
         return False
-    if final_copies(answer) is not None:
-        return True
-    return len(answer) >= MIN_ANSWER and final_copies(answer, 3, MIN_BEGUN) is None
+    return final_copies(answer, BEGUN_COPIES, BEGUN_TOKENS) is not None
+
+
+def continued(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """Greedy answer, continued by copies as long as the model chooses them."""
+    copies = final_copies(answer, BEGUN_COPIES, BEGUN_TOKENS)
+    assert copies is not None
+    n_wanted = copies.start + max(MIN_COPIES * copies.period, MIN_TOKENS)
+    wanted = answer.copy()
+    while len(wanted) < n_wanted:
+        wanted.append(wanted[-copies.period])
+    logits = model(mx.array([[*prompt, *wanted[:-1]]]))[0, len(prompt) + len(answer) - 1 :]
+    chosen: Any = mx.argmax(logits, axis=-1).tolist()
+    for token in chosen:
+        answer = [*answer, token]
+        if token != wanted[len(answer) - 1]:
+            break
+    return answer
 
 
 def chat_ids(tokenizer: Any, text: str) -> list[int]:
@@ -132,6 +171,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--every", type=int, default=1, help="answer each n-th prompt only")
     parser.add_argument("--rows", type=int, default=24, help="answers at a time")
+    parser.add_argument("--give-up", type=int, default=GIVE_UP, metavar="TOKENS")
     parser.add_argument("--plain", action="store_true", help="continue the prompts as texts")
     options = parser.parse_args()
     mx.random.seed(1)
@@ -140,18 +180,20 @@ def main() -> None:
         # As in our engine: a CPU computes half precision slowly.
         model.set_dtype(mx.float32)
     texts = prompts()[:: options.every]
-    ids = [chat_ids(tokenizer, text) for text in texts]
     name = options.name
-    if options.plain:
+    if not options.plain:
+        ids = [chat_ids(tokenizer, text) for text in texts]
+    else:
         ids = [list(tokenizer.encode(text)) for text in texts]
         name += "-plain"
     pairs: list[tuple[list[int], list[int]]] = []
-    for prompt, answer in answers(model, tokenizer, ids, options.temperature, options.rows):
+    recording = Recording(model, tokenizer, options.temperature, options.give_up)
+    for prompt, answer in recording.answers(ids, options.rows):
         pairs.append((prompt, answer))
         record = {"model": name, "temperature": options.temperature, "answers": pairs}
         path = Path(f"{name}-{options.temperature}.json")
         path.write_text(json.dumps(record, separators=(",", ":")))
-        print(len(pairs), repr(tokenizer.decode(answer[-30:])), flush=True)
+        print(len(pairs), final_copies(answer), repr(tokenizer.decode(answer[-30:])), flush=True)
 
 
 if __name__ == "__main__":
