@@ -43,6 +43,7 @@ from mlxstack.text.template.tool_losses import LostPart
 TASKS = call_tasks(QUICK)
 NUMBER = next(task for task in TASKS if task.kind is CallKind.NUMBER)
 PARALLEL = next(task for task in TASKS if task.kind is CallKind.PARALLEL)
+NO_SERVER = "http://127.0.0.1:9"
 REPORT = ToolReport(
     preset="tiny",
     model="org/tiny",
@@ -202,7 +203,7 @@ def test_the_lists_show_the_last_result(tmp_path: Path) -> None:
 
 def test_no_request_goes_on_after_the_deadline() -> None:
     run = ToolRun(ToolPlan(), 4, lambda *_: None)
-    with ChatServer("http://127.0.0.1:9", "tiny", deadline=0.0) as server:
+    with ChatServer(NO_SERVER, "tiny", deadline=0.0) as server:
         made = run.calls(server, TASKS)
         repairs = run.repairs(server)
     assert [result.outcome for result in made] == [CallOutcome.NOT_MADE] * 100
@@ -219,10 +220,14 @@ def test_a_run_on_the_demo_is_kept(tmp_path: Path) -> None:
         {**os.environ, "MLX_STACK_HOME": str(tmp_path)},
         notes.append,
         lambda *counted: counts.append(counted),
-        ToolPlan(is_quick=True, n_of_kind=1),
+        ToolPlan(is_quick=True, has_repairs=True, against=(NO_SERVER,), n_of_kind=1),
     )
     assert (report.n_calls, report.n_left_out) == (10, 0)
-    assert counts[-1] == ("calls", 10, 10)
+    assert ("calls", 10, 10) in counts and counts[-1] == ("repairs", 10, 10)
+    assert all(repair.is_complete for repair in report.repairs)
+    (rival,) = report.against
+    assert (rival.server, rival.repairs) == (NO_SERVER, ())
+    assert rival.error.startswith("no server with a model answers")
     assert any("at the latest" in line for line in notes)
     assert report.template.by_template == ()
     assert summaries(Home(tmp_path))["demo"].n_valid == report.n_valid

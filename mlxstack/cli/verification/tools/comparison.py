@@ -29,6 +29,8 @@ class RepairComparison(Struct, frozen=True):
     server: str
     repairs: tuple[RepairResult, ...]
     differences: tuple[FirstDifference, ...]
+    error: str = ""
+    """Reason why its repairs are missing."""
 
 
 def first_difference(ours: RepairResult, theirs: RepairResult) -> FirstDifference | None:

@@ -47,7 +47,7 @@ from mlxstack.cli.verification.tools.tool_report import (
     kind_results,
 )
 from mlxstack.cli.verification.tools.work_estimate import estimate_s, measured_rates
-from mlxstack.core.errors import Broken, SetupError
+from mlxstack.core.errors import Broken, SetupError, StackError
 from mlxstack.core.formatting import span
 from mlxstack.core.preset import Preset
 from mlxstack.host.hardware import this_memory
@@ -194,9 +194,13 @@ async def _report(
     comparisons = []
     for name in run.plan.against:
         stage.say(f"repairs of {name}")
-        async with AsyncExitStack() as stack:
-            rival = await _rival(stack, stage, name)
-            comparisons.append(await asyncio.to_thread(_comparison, run, rival, report))
+        try:
+            async with AsyncExitStack() as stack:
+                rival = await _rival(stack, stage, name)
+                comparisons.append(await asyncio.to_thread(_comparison, run, rival, report))
+        except StackError as error:
+            # What was measured so far is kept.
+            comparisons.append(RepairComparison(name, (), (), error.message))
     return replace(report, against=tuple(comparisons))
 
 

@@ -63,7 +63,7 @@ def _template_lines(report: ToolReport) -> Iterator[str]:
 
 def _show_repairs(report: ToolReport) -> None:
     columns: dict[str, Sequence[RepairResult]] = {"mlx-stack": report.repairs}
-    columns |= {rival.server: rival.repairs for rival in report.against}
+    columns |= {rival.server: rival.repairs for rival in report.against if not rival.error}
     rows = [
         (repair.name, *(_repair_text(results[index]) for results in columns.values()))
         for index, repair in enumerate(report.repairs)
@@ -72,6 +72,8 @@ def _show_repairs(report: ToolReport) -> None:
     for server, results in columns.items():
         say(f"{server}: {repairs_text(results)}")
     for rival in report.against:
+        if rival.error:
+            say(f"{rival.server}: no repairs: {rival.error}")
         _show_differences(rival)
 
 
