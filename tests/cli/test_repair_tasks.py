@@ -135,6 +135,9 @@ def result_of(message: Message, n_prompt: int = 10) -> RepairResult:
 
 
 CALL = calling("read", path="total.py")
+DESCRIBED = {
+    "content": '{"name": "read", "arguments": {"path": "total.py"}, "description": "Read."}'
+}
 FENCED = {"content": '```json\n{"name": "read", "arguments": {"path": "total.py"}}\n```'}
 
 
@@ -143,6 +146,7 @@ FENCED = {"content": '```json\n{"name": "read", "arguments": {"path": "total.py"
     [
         (CALL, 10, None),
         (FENCED, 10, "the same text is 1 calls here, and 0 there"),
+        (DESCRIBED, 10, "the same text is 1 calls here, and 0 there"),
         (FENCED, 12, "the prompts differ: 10 tokens, theirs 12"),
         (calling("list"), 10, "other tokens after prompts of the same length"),
     ],

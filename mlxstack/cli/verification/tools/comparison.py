@@ -10,6 +10,7 @@ from mlxstack.cli.verification.tools.repair_agent import RepairResult
 
 MAX_TEXT = 300
 """Characters of an answer that are printed."""
+CALL_KEYS = {"name", "arguments"}
 
 
 class FirstDifference(Struct, frozen=True):
@@ -46,12 +47,29 @@ def first_difference(ours: RepairResult, theirs: RepairResult) -> FirstDifferenc
         n_theirs = their_turn.answer.n_prompt
         if n_ours != n_theirs:
             reason = f"the prompts differ: {n_ours} tokens, theirs {n_theirs}"
-        elif _written(our_message) == _written(their_message):
+        elif _is_read_otherwise(our_message, their_message):
             reason = _reading(our_message, their_message)
         else:
             reason = "other tokens after prompts of the same length"
         return FirstDifference(ours.name, number, reason, _text(our_message), _text(their_message))
     return None
+
+
+def _is_read_otherwise(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether the same text, or the same calls in it, became other calls."""
+    if _written(ours) == _written(theirs):
+        return True
+    calls = _written_calls(ours)
+    return bool(calls) and calls == _written_calls(theirs)
+
+
+def _written_calls(message: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Calls of an answer; without any, objects in its text that are written as such."""
+    content, calls = _parts(message)
+    if calls:
+        return list(calls)
+    objects = [found for found in _objects(content) if isinstance(found, dict)]
+    return [(found["name"], found["arguments"]) for found in objects if CALL_KEYS <= found.keys()]
 
 
 def _reading(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
