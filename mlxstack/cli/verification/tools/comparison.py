@@ -69,7 +69,7 @@ def _written_calls(message: dict[str, Any]) -> list[tuple[Any, Any]]:
     if calls:
         return list(calls)
     objects = [found for found in _objects(content) if isinstance(found, dict)]
-    return [(found["name"], found["arguments"]) for found in objects if CALL_KEYS <= found.keys()]
+    return [(found["name"], found["arguments"]) for found in objects if found.keys() >= CALL_KEYS]
 
 
 def _reading(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
