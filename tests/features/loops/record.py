@@ -170,6 +170,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--every", type=int, default=1, help="answer each n-th prompt only")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first prompts")
     parser.add_argument("--rows", type=int, default=24, help="answers at a time")
     parser.add_argument("--give-up", type=int, default=GIVE_UP, metavar="TOKENS")
     parser.add_argument("--plain", action="store_true", help="continue the prompts as texts")
@@ -179,7 +180,7 @@ def main() -> None:
     if not device.has_gpu():
         # As in our engine: a CPU computes half precision slowly.
         model.set_dtype(mx.float32)
-    texts = prompts()[:: options.every]
+    texts = prompts()[options.skip :: options.every]
     name = options.name
     if not options.plain:
         ids = [chat_ids(tokenizer, text) for text in texts]
