@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 from mlxstack.text.assembly import template_tool_losses
 from mlxstack.text.template.tool_losses import LostPart
 from tests.text.conftest import CHATML, MISTRAL, byte_level, loaded
@@ -26,6 +27,15 @@ def test_a_whole_template_loses_nothing(tokenizer: Any) -> None:
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.lost.name)
 def test_a_damage_is_told(tokenizer: Any, damage: Damage) -> None:
     assert damage.lost in losses(tokenizer, damage.of(CHATML))
+
+
+def test_a_damaged_template_of_a_folder_is_told_too(tmp_path: Path) -> None:
+    """The template gives some of the end tokens, too."""
+    for damage in DAMAGES:
+        folder = tmp_path / damage.lost.name
+        eos = {"eos_token": "<|im_end|>"}
+        loaded(folder, byte_level(MARKS, []), damage.of(CHATML), eos)
+        assert damage.lost in template_tool_losses(load_tokenizer(folder))[0]
 
 
 def test_what_a_template_cannot_write_is_in_the_prompt_all_the_same(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ A conversation with a sentinel in each field is rendered as its client wrote it,
 adaptations of `capabilities`: these may save what is lost, by writing it in another way.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
@@ -12,6 +13,8 @@ from msgspec import Struct
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.text.template.capabilities import SPOILED
 
+MARKS = re.compile(r"(?:\s|<[^<>\s]*>|\[[^\[\]\s]*\])*")
+"""Marks at the beginning of a text, such as the one of all texts."""
 NAMES = ("sxnamea", "sxnameb")
 PARAMETERS = {
     "type": "object",
@@ -118,9 +121,19 @@ def _lost_marks(text: str, turn_ends: Sequence[str]) -> list[LostPart]:
     if answer is not None and user is not None:
         if _role_mark(answer) == _role_mark(user):
             lost.append(LostPart.ROLES)
-        if turn_ends and not any(end in user for end in turn_ends):
+        ends = [end for end in turn_ends if not _opens(text, end)]
+        if ends and not any(end in user for end in ends):
             lost.append(LostPart.ENDS)
     return lost
+
+
+def _opens(text: str, mark: str) -> bool:
+    """Whether a conversation begins with a mark, so that it opens turns.
+
+    Where a template writes no ends, the opening of the next turn follows an answer.
+    """
+    before, found, _ = text.partition(mark)
+    return bool(found) and MARKS.fullmatch(before) is not None
 
 
 def _lost_parallel(render: Render) -> list[LostPart]:
