@@ -128,7 +128,7 @@ def _lost_marks(text: str, turn_ends: Sequence[str]) -> list[LostPart]:
 
 
 def _opens(text: str, mark: str) -> bool:
-    """Whether a conversation begins with a mark, so that it opens turns.
+    """Whether a mark opens turns: conversations begin with it.
 
     Where a template writes no ends, the opening of the next turn follows an answer.
     """

@@ -44,7 +44,7 @@ class CallCheck(Struct, frozen=True):
     is_exact: bool = False
     """The calls are those that were asked for, value by value."""
     is_loop: bool = False
-    """The server ended a repetition, or the answer was cut while its end repeated."""
+    """A repetition ended it, or it was cut in one."""
     n_generated: int = 0
 
 

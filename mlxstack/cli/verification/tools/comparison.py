@@ -56,7 +56,7 @@ def first_difference(ours: RepairResult, theirs: RepairResult) -> FirstDifferenc
 
 
 def _is_read_otherwise(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether the same text, or the same calls in it, became other calls."""
+    """Whether both wrote the same, which only one reads."""
     if _written(ours) == _written(theirs):
         return True
     calls = _written_calls(ours)
@@ -64,7 +64,7 @@ def _is_read_otherwise(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def _written_calls(message: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Calls of an answer; without any, objects in its text that are written as such."""
+    """Calls of an answer, or those in its text."""
     content, calls = _parts(message)
     if calls:
         return list(calls)
