@@ -17,6 +17,7 @@ from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind, Speculati
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.host.home import Home
 from mlxstack.models import bounded_json, model_files
+from mlxstack.models.drafter_configs import planned_config
 from mlxstack.models.model_files import ModelFiles, n_trained_in
 from mlxstack.models.mtp_layouts import head_tensors
 from mlxstack.models.rope_config import not_scaled, scaled_config
@@ -236,9 +237,10 @@ def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
         return None
     alone = Preset(model=ModelSpec(id=preset.model.draft))
     try:
-        return alone, model_files.find_model(alone.model, excerpts())
+        files = model_files.find_model(alone.model, excerpts())
     except SetupError:
         return None
+    return alone, replace(files, config=planned_config(files.config))
 
 
 def _head(preset: Preset, files: ModelFiles, shape: ModelShape | None) -> Weights:

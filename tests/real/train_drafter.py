@@ -90,7 +90,10 @@ class Texts:
     def __init__(self, folders: Sequence[Path], tokenizer: Tokenizer, seed: int) -> None:
         files = sorted(file for folder in folders for file in folder.rglob("*.py"))
         random.Random(seed).shuffle(files)
-        self._files = {True: files[::HELD_OUT], False: [f for i, f in enumerate(files) if i % HELD_OUT]}
+        self._files = {
+            True: files[::HELD_OUT],
+            False: [f for i, f in enumerate(files) if i % HELD_OUT],
+        }
         self._tokenizer = tokenizer
 
     def prompts(self, random_: random.Random, n: int, is_edit: bool, held_out: bool) -> np.ndarray:
@@ -198,7 +201,11 @@ class Batch(Struct, frozen=True):
 
 
 def batch_of(
-    data: Sequence[Continuation], random_: np.random.Generator, n_block: int, frequent: np.ndarray, n_vocab: int
+    data: Sequence[Continuation],
+    random_: np.random.Generator,
+    n_block: int,
+    frequent: np.ndarray,
+    n_vocab: int,
 ) -> Batch:
     """Random blocks of random sequences."""
     chosen = [data[i] for i in random_.integers(0, len(data), N_SEQUENCES)]
@@ -250,7 +257,9 @@ def hidden_of(drafter: Any, embed: Any, batch: Batch) -> mx.array:
     return drafter.norm(x).reshape(n, blocks, length, -1)[:, :, 1:]
 
 
-def _attended(attention: Any, rope: Any, x: mx.array, context: mx.array, anchors: mx.array) -> mx.array:
+def _attended(
+    attention: Any, rope: Any, x: mx.array, context: mx.array, anchors: mx.array
+) -> mx.array:
     """Attention of blocks to the context before them, and to themselves."""
     n, blocks = anchors.shape
     length = x.shape[1]
@@ -409,7 +418,10 @@ def main() -> None:
         n_steps += 1
         average += (float(loss.item()) - average) / min(n_steps, 30)
         if n_steps % 20 == 0:
-            print(f"{time.process_time() - began:.0f} s: step {n_steps}, loss {average:.3f}", flush=True)
+            print(
+                f"{time.process_time() - began:.0f} s: step {n_steps}, loss {average:.3f}",
+                flush=True,
+            )
         if n_steps % 200 == 0:
             save(drafter, config, args.out, {"steps": n_steps, "loss": average})
     facts = {

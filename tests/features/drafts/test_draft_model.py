@@ -18,7 +18,7 @@ from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.features.drafts.engine.draft_loading import load_drafts
-from mlxstack.features.drafts.engine.draft_model import MAX_LACKING
+from mlxstack.features.drafts.engine.small_model import MAX_LACKING
 from mlxstack.host.load_progress import LoadProgress
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running

@@ -1,4 +1,4 @@
-"""Loads the draft model or MTP head of a preset."""
+"""Loads the draft model, drafter or MTP head of a preset."""
 
 import logging
 from collections.abc import Callable
@@ -19,9 +19,15 @@ from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelParts, ModelRunner
 from mlxstack.features.drafts.engine.draft_coordinator import DraftCoordinator
 from mlxstack.features.drafts.engine.draft_model import DraftModel
+from mlxstack.features.drafts.engine.drafter_loading import load_drafter
 from mlxstack.features.drafts.engine.mtp_drafter import MTPDrafter
 from mlxstack.features.drafts.engine.mtp_head import MTPHead, load_head
+from mlxstack.features.drafts.engine.small_model import SmallModel
 from mlxstack.host.load_progress import LoadProgress
+from mlxstack.models.bounded_json import read_config_object
+from mlxstack.models.drafter_configs import drafter_kind
+from mlxstack.models.folder_check import check_folder
+from mlxstack.models.model_files import CONFIG
 from mlxstack.policy.pass_layout import WidthCosts
 from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy
 
@@ -34,12 +40,12 @@ SelfCheck = Callable[[LoadedModel, CacheFactory], BatchingCheck]
 
 
 class LoadedDrafts(Struct, frozen=True):
-    """Draft model or MTP head of a preset, and its bytes."""
+    """Draft model, drafter or MTP head of a preset, and its bytes."""
 
     is_active: bool
     """Whether rows are drafted for at all."""
     model: DraftModel | None = None
-    """Draft model or MTP head, if any."""
+    """Draft model, drafter or MTP head, if any."""
     n_bytes: int = 0
     """Bytes of its weights."""
 
@@ -82,7 +88,7 @@ def load_drafts(
         raise SetupError(f"{key}: {spec.id} cannot use drafts: {reason}; remove {key}")
     is_active = check.can_draft and preset.speculation is Speculation.AUTO
     if spec.draft is not None:
-        drafts = _load_model(preset, spec.draft, loaded, self_check, progress)
+        drafts = _load_draft(preset, loaded, check, self_check, progress, has_states=has_states)
     elif is_active and has_states:
         drafts = _load_head(preset, loaded, check, progress)
     else:
@@ -90,6 +96,37 @@ def load_drafts(
     if drafts.model is not None:
         drafts.model.placeholder = loaded.inputs.placeholder
     return drafts
+
+
+def _load_draft(
+    preset: Preset,
+    loaded: LoadedModel,
+    check: BatchingCheck,
+    self_check: SelfCheck,
+    progress: LoadProgress,
+    *,
+    has_states: bool,
+) -> LoadedDrafts:
+    """Drafter or draft model, by the config in its folder."""
+    name = preset.model.draft
+    assert name is not None
+    try:
+        folder = loader.locate(ModelSpec(id=name), progress)
+        check_folder(folder)
+        config = read_config_object(folder / CONFIG)
+    except SetupError as error:
+        raise SetupError(f"model.draft: {error.message}") from error
+    kind = drafter_kind(config)
+    if kind is None:
+        return _load_model(preset, name, loaded, self_check, progress)
+    if not has_states:
+        raise SetupError(
+            f"model.draft: {name} is a {kind.value} drafter, which needs hidden states of layers, "
+            "and those of several hosts are not brought together; remove model.draft"
+        )
+    model, n_bytes = load_drafter(name, kind, folder, config, loaded, check)
+    log.info("drafts come from the %s drafter %s", kind.value, name)
+    return LoadedDrafts(True, model, n_bytes)
 
 
 def _load_head(
@@ -113,7 +150,7 @@ def _load_model(
     device.release()
     runner = ModelRunner(draft.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
     n_vocab = min(loaded.facts.n_vocab, draft.facts.n_vocab)
-    return LoadedDrafts(True, DraftModel(name, runner, factory, n_vocab), draft.facts.n_bytes)
+    return LoadedDrafts(True, SmallModel(name, runner, factory, n_vocab), draft.facts.n_bytes)
 
 
 def locate_drafts(spec: ModelSpec) -> None:

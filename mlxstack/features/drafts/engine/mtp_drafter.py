@@ -1,4 +1,4 @@
-"""Draft tokens of the MTP head of the model's checkpoint.
+"""Draft tokens of a head over pairs: the MTP head of a checkpoint, or an EAGLE-3 drafter.
 
 The head sees pairs: the last hidden state of a token, and the token that came next. Pairs come
 from the passes of the model, so they are noted where prompts are computed and tokens are chosen.
@@ -7,24 +7,43 @@ KV from the cache brings no hidden states: the head's own KV begins where the sl
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
-from msgspec.structs import replace
 
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batch_row import BatchRow, RowStep
 from mlxstack.engine.decode.batching_check import BatchingCheck
+from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.runner import ModelParts, ModelRunner, SlotTokens, kv_bytes_per_token
 from mlxstack.features.drafts.engine.draft_model import DraftModel
-from mlxstack.features.drafts.engine.mtp_head import MTPHead
+from mlxstack.features.drafts.policy.draft_model_governor import DraftModelRecord
 
 NAME = "MTP head"
 
 MAX_BEHIND = 64
 """Pairs that may wait for the next draft; beyond them the head's context starts over."""
+
+
+class PairHead(Protocol):
+    """Head that drafts from pairs, a module of one or more layers."""
+
+    target: ModelParts
+
+    @property
+    def parts(self) -> ModelParts:
+        """The head as a model of its own, whose tokens are features."""
+
+    def inputs(self, states: mx.array) -> mx.array:
+        """The part of the target's hidden states (n, dim) that drafts begin with."""
+
+    def features(self, tokens: mx.array, states: mx.array) -> mx.array:
+        """Features of tokens (n,) after states (n, dim)."""
+
+    def chosen(self, logits: mx.array, n_vocab: int) -> mx.array:
+        """The likeliest tokens (n,) below `n_vocab`."""
 
 
 class MTPContext:
@@ -88,14 +107,18 @@ class MTPContext:
 class MTPDrafter(DraftModel):
     """Drafts by a head; `check` is that of the model."""
 
-    def __init__(self, head: MTPHead, check: BatchingCheck, n_vocab: int) -> None:
+    def __init__(
+        self, head: PairHead, check: BatchingCheck, n_vocab: int, name: str = NAME
+    ) -> None:
         self._head = head
         self.target = head.target
         is_batching = check.is_batching
         is_ragged = check.is_ragged
         runner = ModelRunner(head, is_batching=is_batching, is_ragged=is_ragged, parts=head.parts)
-        super().__init__(NAME, runner, CacheFactory(head, KVSpec()), n_vocab)
-        self.record = replace(self.record, start_s=0.0)
+        self._runner = runner
+        self._cache_factory = CacheFactory(head, KVSpec())
+        record = DraftModelRecord(measure_widths(runner, self._cache_factory), start_s=0.0)
+        super().__init__(name, record, kv_bytes_per_token(runner, self._cache_factory), n_vocab)
         self.bytes_beside = self.bytes_per_token
 
     def observe(self, taken: RowStep, tokens: Sequence[int]) -> None:
@@ -103,7 +126,7 @@ class MTPDrafter(DraftModel):
         if self.is_broken or taken.states is None:
             return
         context = taken.row.context
-        states = taken.states[: len(tokens)]
+        states = self._head.inputs(taken.states[: len(tokens)])
         fed = [*context.tokens[taken.position :], *taken.row.rolled_back][: len(tokens)]
         pairs = self._ending_at(context, taken.position, fed[0], states)
         pairs.add(states, [*fed[1:], tokens[-1]])
@@ -120,6 +143,7 @@ class MTPDrafter(DraftModel):
         if self.is_broken:
             return
         try:
+            states = self._head.inputs(states)
             pairs = self._ending_at(context, start, tokens[0], states)
             features = self._head.features(mx.array(list(tokens[1:])), states)
             if pairs.behind:
@@ -153,7 +177,7 @@ class MTPDrafter(DraftModel):
             else:
                 widths.append(len(rows))
             logits = self._runner.logits(states)
-            chosen.append(mx.argmax(logits[:, : self._n_vocab], axis=-1))
+            chosen.append(self._head.chosen(logits, self._n_vocab))
             feeds = [*mx.split(self._head.features(chosen[-1], states), len(rows))]
         drafts: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
         for pairs in contexts:

@@ -44,6 +44,14 @@ class MTPHead(nn.Module):  # type: ignore[misc]
     def __call__(self, features: mx.array, cache: Sequence[Any]) -> mx.array:
         return self.logits(self.states(features, cache))
 
+    def inputs(self, states: mx.array) -> mx.array:
+        """The part of the target's hidden states (n, dim) that drafts begin with."""
+        return states
+
+    def chosen(self, logits: mx.array, n_vocab: int) -> mx.array:
+        """The likeliest tokens (n,) below `n_vocab`."""
+        return mx.argmax(logits[..., :n_vocab], axis=-1)
+
     def features(self, tokens: mx.array, states: mx.array) -> mx.array:
         """Features of tokens (n,), after last hidden states (n, dim)."""
         return mx.concatenate([self.target.embed(tokens).astype(states.dtype), states], axis=-1)

@@ -40,7 +40,7 @@ MAX_CREDIT = 4.0
 START_S = 1.0
 """Seconds that a draft model may lose once, so that long contexts too show soon how it fares.
 
-An MTP head has no context to compute first.
+What drafts from hidden states has no context to compute first.
 """
 
 ROW_WEIGHT = 0.15
@@ -66,6 +66,19 @@ class DraftModelRecord(Struct, frozen=True):
     """Seconds that drafts may still lose; None before the first step was measured."""
     start_s: float = START_S
     """Seconds of the credit at the start, beside a few steps."""
+    most: int = MAX_AHEAD
+    """Tokens that are drafted for a row at most."""
+    is_block: bool = False
+    """Whether one pass brings a whole draft, in place of a pass for each of its tokens."""
+
+    def drafting_s(self, n_rows: int, n_tokens: int) -> float:
+        """Seconds to draft `n_tokens` for each of `n_rows`.
+
+        A pass of a block holds the last known token of each row too.
+        """
+        if self.is_block:
+            return self.costs.seconds_at(n_rows * (1 + n_tokens))
+        return n_tokens * self.costs.seconds_at(n_rows)
 
     @property
     def may_lose(self) -> bool:
@@ -112,10 +125,11 @@ def plan_drafts(
         return widths
     # A draft that is not expected to pay shows whether the rate is still what it was.
     first = likeliest[0]
-    brought = [n + FIRST_WIDTH * (row == first) for row, n in enumerate(plan.counts)]
-    trial_s = plan.seconds(brought) + FIRST_WIDTH * record.costs.seconds_at(1)
+    n_first = min(FIRST_WIDTH, record.most)
+    brought = [n + n_first * (row == first) for row, n in enumerate(plan.counts)]
+    trial_s = plan.seconds(brought) + record.drafting_s(1, n_first)
     if trial_s <= plan.bounds.most_s:
-        return {first: FIRST_WIDTH}
+        return {first: n_first}
     return {}
 
 
@@ -201,16 +215,15 @@ def _speeds(record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPla
     brought = list(plan.counts)
     tokens = float(len(plan.counts))
     speeds = []
-    pass_s = record.costs.seconds_at(len(rates))
     plain_s = plan.seconds([1] * len(plan.counts))
     offers = [DraftOffer(n_known=n) for n in plan.counts]
     allowed = allowed_seconds(offers, plain_s, plan.bounds)
-    for n_tokens in range(1, MAX_AHEAD + 1):
+    for n_tokens in range(1, record.most + 1):
         for row, rate in rates.items():
             brought[row] += 1
             tokens += rate**n_tokens
             allowed[row] += rate**n_tokens * plain_s
-        seconds = plan.seconds(brought) + n_tokens * pass_s
+        seconds = plan.seconds(brought) + record.drafting_s(len(rates), n_tokens)
         is_allowed = seconds <= min(plan.bounds.most_s, *allowed)
         speeds.append(tokens / seconds if is_allowed else 0.0)
     return speeds

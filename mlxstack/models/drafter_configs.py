@@ -1,0 +1,61 @@
+"""Configs of drafters: small models that draft from hidden states of another one.
+
+Sources: github.com/z-lab/dflash (DFlash, DFlash2) and github.com/vllm-project/speculators and
+github.com/SafeAILab/EAGLE (EAGLE-3).
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+EAGLE_LAYER = "midlayer."
+"""Beginning of the tensors of EAGLE's only layer, as its authors publish it."""
+
+
+class DrafterKind(Enum):
+    """Kind of drafter."""
+
+    DFLASH = "DFlash"
+    DFLASH2 = "DFlash2"
+    EAGLE3 = "EAGLE-3"
+
+
+def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
+    """Kind by config.json; None for a model that drafts alone, and for kinds not known here."""
+    names = [str(name) for name in config.get("architectures") or ()]
+    if "DFlash2DraftModel" in names:
+        return DrafterKind.DFLASH2
+    if "DFlashDraftModel" in names:
+        return DrafterKind.DFLASH
+    is_eagle = any(
+        name.endswith(("Eagle3", "Eagle3Speculator", "Eagle3DraftModel")) for name in names
+    )
+    types = (config.get("speculators_model_type"), config.get("model_type"))
+    if is_eagle or "eagle3" in types:
+        return DrafterKind.EAGLE3
+    return None
+
+
+def eagle_config(config: Mapping[str, Any], n_target_layers: int) -> dict[str, Any]:
+    """Config of an EAGLE-3 drafter in the form of speculators.
+
+    Its authors write the keys of its layer beside the others. Where no layers of the target are
+    named, they are the usual three.
+    """
+    flat = dict(config)
+    own = dict(flat.pop("eagle_config", None) or {})
+    flat.setdefault("transformer_layer_config", dict(config))
+    layers = flat.get("eagle_aux_hidden_state_layer_ids") or own.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    usual = [2, n_target_layers // 2, n_target_layers - 3]
+    return flat | {"model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": layers or usual}
+
+
+def planned_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Config of a model whose layers keep as much KV as those of the drafter."""
+    layer = config.get("transformer_layer_config")
+    if drafter_kind(config) is not DrafterKind.EAGLE3:
+        return dict(config)
+    plain = dict(layer if isinstance(layer, Mapping) else config)
+    return plain | {"model_type": "llama"}
