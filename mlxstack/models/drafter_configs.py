@@ -45,6 +45,7 @@ def eagle_config(config: Mapping[str, Any], n_target_layers: int) -> dict[str, A
     flat = dict(config)
     own = dict(flat.pop("eagle_config", None) or {})
     flat.setdefault("transformer_layer_config", dict(config))
+    flat.setdefault("draft_vocab_size", dict(flat["transformer_layer_config"]).get("vocab_size"))
     layers = flat.get("eagle_aux_hidden_state_layer_ids") or own.get(
         "eagle_aux_hidden_state_layer_ids"
     )
@@ -53,9 +54,14 @@ def eagle_config(config: Mapping[str, Any], n_target_layers: int) -> dict[str, A
 
 
 def planned_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Config of a model whose layers keep as much KV as those of the drafter."""
-    layer = config.get("transformer_layer_config")
-    if drafter_kind(config) is not DrafterKind.EAGLE3:
+    """Config of a model whose layers keep as much KV as those of a drafter.
+
+    Keys that decide no size, and may be missing or elsewhere in a drafter's, have any value.
+    """
+    kind = drafter_kind(config)
+    if kind is None:
         return dict(config)
+    layer = config.get("transformer_layer_config")
     plain = dict(layer if isinstance(layer, Mapping) else config)
-    return plain | {"model_type": "llama"}
+    model_type = "llama" if kind is DrafterKind.EAGLE3 else "qwen3"
+    return {"tie_word_embeddings": True, "rope_theta": 10000.0, **plain, "model_type": model_type}

@@ -60,7 +60,6 @@ class Target:
 
     def __init__(self, folder: Path, layer_ids: Sequence[int]) -> None:
         self.model, self.config = mlx_utils.load_model(folder)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         parts = parts_of(self.model)
         assert parts is not None, "its output is not its head times its states"
         self.plain = parts
@@ -156,7 +155,7 @@ def config_of(target: Target, args: argparse.Namespace) -> dict[str, Any]:
 def new_drafter(target: Target, config: dict[str, Any]) -> Any:
     """Drafter whose layers begin as the last ones of the model."""
     join()
-    from mlx_vlm.speculative.drafters.dflash2 import DFlash2DraftModel, ModelConfig  # noqa: PLC0415
+    from mlx_vlm.speculative.drafters.dflash2 import DFlash2DraftModel, ModelConfig
 
     drafter = DFlash2DraftModel(ModelConfig.from_dict(json.loads(json.dumps(config))))
     dim = config["hidden_size"]
@@ -206,13 +205,14 @@ def batch_of(
     n_block: int,
     frequent: np.ndarray,
     n_vocab: int,
+    first: int = 8,
 ) -> Batch:
-    """Random blocks of random sequences."""
+    """Random blocks of random sequences, none of which begins before position `first`."""
     chosen = [data[i] for i in random_.integers(0, len(data), N_SEQUENCES)]
     length = len(chosen[0].tokens)
     anchors = np.stack(
         [
-            np.sort(random_.choice(np.arange(8, length - n_block), N_ANCHORS, replace=False))
+            np.sort(random_.choice(np.arange(first, length - n_block), N_ANCHORS, replace=False))
             for _ in chosen
         ]
     )
@@ -384,7 +384,7 @@ def main() -> None:
     mx.random.seed(args.seed)
     random_ = random.Random(args.seed)
     target = Target(args.model, args.taps)
-    texts = Texts(args.texts, target.tokenizer, args.seed)
+    texts = Texts(args.texts, Tokenizer.from_file(str(args.model / "tokenizer.json")), args.seed)
     held_out = []
     for is_edit in (False, True):
         prompts = texts.prompts(random_, 4, is_edit, held_out=True)

@@ -141,21 +141,25 @@ class BlockModel:
 
         No token from `n_vocab` on is chosen.
         """
-        drafter = self._drafter
         anchors = mx.array(list(tokens))
-        masks = mx.full((len(tokens), n), self._mask_token, anchors.dtype)
-        inputs = mx.concatenate([anchors[:, None], masks], axis=1)
-        x = self._embedded(inputs)
-        offsets = mx.array([caches[0].offset for caches in contexts])
-        for i, layer in enumerate(drafter.layers):
-            known = KnownKV([layer.self_attn.known(caches[i]) for caches in contexts], offsets)
-            x = layer(x, None, drafter.rope, known, None)
-        hidden = drafter.norm(x)[:, 1:]
+        hidden = self.hidden(anchors, contexts, n)
         logits = self._logits(hidden)[..., :n_vocab]
         if self._selector is None:
             return mx.argmax(logits, axis=-1)
         chosen: mx.array = self._selector.select(hidden, logits, anchors, None)
         return chosen
+
+    def hidden(self, anchors: mx.array, contexts: Sequence[Sequence[KVCache]], n: int) -> mx.array:
+        """Last hidden states (rows, n, dim) of the masks after known tokens (rows,)."""
+        drafter = self._drafter
+        masks = mx.full((len(anchors), n), self._mask_token, anchors.dtype)
+        x = self._embedded(mx.concatenate([anchors[:, None], masks], axis=1))
+        offsets = mx.array([caches[0].offset for caches in contexts])
+        for i, layer in enumerate(drafter.layers):
+            known = KnownKV([layer.self_attn.known(caches[i]) for caches in contexts], offsets)
+            x = layer(x, None, drafter.rope, known, None)
+        hidden: mx.array = drafter.norm(x)[:, 1:]
+        return hidden
 
     def _embedded(self, tokens: mx.array) -> mx.array:
         embed = self._drafter.embed_tokens or self._target.embed
