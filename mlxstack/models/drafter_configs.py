@@ -1,4 +1,4 @@
-"""Configs of drafters: small models that draft from hidden states of another one.
+"""Configs of drafters, which draft from hidden states of another model.
 
 Sources: github.com/z-lab/dflash (DFlash, DFlash2) and github.com/vllm-project/speculators and
 github.com/SafeAILab/EAGLE (EAGLE-3).
@@ -21,7 +21,10 @@ class DrafterKind(Enum):
 
 
 def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
-    """Kind by config.json; None for a model that drafts alone, and for kinds not known here."""
+    """Kind of drafter by config.json.
+
+    None for a model that drafts alone, and for kinds not known here.
+    """
     names = [str(name) for name in config.get("architectures") or ()]
     if "DFlash2DraftModel" in names:
         return DrafterKind.DFLASH2
@@ -54,7 +57,7 @@ def eagle_config(config: Mapping[str, Any], n_target_layers: int) -> dict[str, A
 
 
 def planned_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Config of a model whose layers keep as much KV as those of a drafter.
+    """Config of a model with as much KV as a drafter.
 
     Keys that decide no size, and may be missing or elsewhere in a drafter's, have any value.
     """

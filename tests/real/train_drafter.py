@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ N_SEQUENCES = 4
 N_NEGATIVES = 1024
 """Random tokens that a step compares with, beside those of its data and the most frequent."""
 N_FREQUENT = 2048
+N_HELD_OUT = 4
+"""Prompts of each kind for the evaluation."""
 HELD_OUT = 8
 """One file of so many is for the evaluation."""
 
@@ -120,7 +122,7 @@ class Texts:
 def config_of(target: Target, args: argparse.Namespace) -> dict[str, Any]:
     """config.json of the drafter, with the keys of a published one."""
     own = target.config
-    heads = own["num_attention_heads"]
+    n_heads = own["num_attention_heads"]
     return {
         "architectures": ["DFlash2DraftModel"],
         "model_type": "qwen3",
@@ -130,9 +132,9 @@ def config_of(target: Target, args: argparse.Namespace) -> dict[str, Any]:
         "hidden_size": own["hidden_size"],
         "intermediate_size": own["intermediate_size"],
         "num_hidden_layers": args.layers,
-        "num_attention_heads": heads,
+        "num_attention_heads": n_heads,
         "num_key_value_heads": own["num_key_value_heads"],
-        "head_dim": own.get("head_dim") or own["hidden_size"] // heads,
+        "head_dim": own.get("head_dim") or own["hidden_size"] // n_heads,
         "layer_types": ["full_attention"] * args.layers,
         "rms_norm_eps": own["rms_norm_eps"],
         "vocab_size": own["vocab_size"],
@@ -263,19 +265,19 @@ def _attended(
     """Attention of blocks to the context before them, and to themselves."""
     n, blocks = anchors.shape
     length = x.shape[1]
-    heads, kv_heads = attention.n_heads, attention.n_kv_heads
+    n_heads, kv_heads = attention.n_heads, attention.n_kv_heads
     offsets = anchors.reshape(-1)
 
-    def split(projected: mx.array, n_heads: int, norm: Any = None) -> mx.array:
-        parts = projected.reshape(*projected.shape[:2], n_heads, -1)
+    def split(projected: mx.array, n_parts: int, norm: Any = None) -> mx.array:
+        parts = projected.reshape(*projected.shape[:2], n_parts, -1)
         return (parts if norm is None else norm(parts)).swapaxes(1, 2)
 
-    queries = rope(split(attention.q_proj(x), heads, attention.q_norm), offset=offsets)
+    queries = rope(split(attention.q_proj(x), n_heads, attention.q_norm), offset=offsets)
     keys = rope(split(attention.k_proj(x), kv_heads, attention.k_norm), offset=offsets)
     values = split(attention.v_proj(x), kv_heads)
     known = rope(split(attention.k_proj(context), kv_heads, attention.k_norm), offset=0)
     known_values = split(attention.v_proj(context), kv_heads)
-    group = heads // kv_heads
+    group = n_heads // kv_heads
     dim = queries.shape[-1]
     # (n, kv heads, blocks, group, length, dim)
     queries = queries.reshape(n, blocks, kv_heads, group, length, dim).transpose(0, 2, 1, 3, 4, 5)
@@ -355,47 +357,52 @@ def save(drafter: Any, config: dict[str, Any], folder: Path, facts: dict[str, An
     (folder / "training.json").write_text(json.dumps(facts, indent=1))
 
 
-def rounds(
-    target: Target, texts: Texts, random_: random.Random, until: float
-) -> Iterator[list[Continuation]]:
-    """Sequences until a time, of code and of edits in turns."""
-    is_edit = False
-    while time.process_time() < until:
-        prompts = texts.prompts(random_, N_ROWS, is_edit, held_out=False)
-        yield target.continued(prompts, N_ANSWER, is_edit)
-        is_edit = not is_edit
+class Clock:
+    """Seconds of computing since the beginning, of all that there are."""
+
+    def __init__(self, minutes: float) -> None:
+        self._began = time.process_time()
+        self.seconds = 60 * minutes
+
+    @property
+    def now(self) -> float:
+        """Seconds that were used."""
+        return time.process_time() - self._began
+
+    def say(self, text: str) -> None:
+        """Print a line after the seconds that were used."""
+        print(f"{self.now:.0f} s: {text}", flush=True)
 
 
-def main() -> None:
-    """Make data, train, and print what is accepted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--texts", type=Path, nargs="+", default=[Path(np.__file__).parents[1]])
-    parser.add_argument("--minutes", type=float, default=45)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--block", type=int, default=5)
-    parser.add_argument("--taps", type=int, nargs="+", default=[9, 19, 28])
-    parser.add_argument("--rate", type=float, default=4e-4)
-    args = parser.parse_args()
-    began = time.process_time()
-    seconds = 60 * args.minutes
-    mx.random.seed(args.seed)
-    random_ = random.Random(args.seed)
-    target = Target(args.model, args.taps)
-    texts = Texts(args.texts, Tokenizer.from_file(str(args.model / "tokenizer.json")), args.seed)
+def held_out_of(target: Target, texts: Texts, random_: random.Random) -> list[Continuation]:
+    """Continuations for the evaluation."""
     held_out = []
     for is_edit in (False, True):
-        prompts = texts.prompts(random_, 4, is_edit, held_out=True)
+        prompts = texts.prompts(random_, N_HELD_OUT, is_edit, held_out=True)
         held_out += target.continued(prompts, N_ANSWER, is_edit)
+    return held_out
+
+
+def made(target: Target, texts: Texts, random_: random.Random, clock: Clock) -> list[Continuation]:
+    """Data of half of the time, of code and of edits in turns."""
     data: list[Continuation] = []
-    for sequences in rounds(target, texts, random_, began + 0.5 * seconds):
-        data += sequences
-        n_tokens = sum(len(one.tokens) for one in data)
-        print(f"{time.process_time() - began:.0f} s: {n_tokens} tokens", flush=True)
-    config = config_of(target, args)
-    drafter = new_drafter(target, config)
+    is_edit = False
+    while clock.now < 0.5 * clock.seconds:
+        prompts = texts.prompts(random_, N_ROWS, is_edit, held_out=False)
+        data += target.continued(prompts, N_ANSWER, is_edit)
+        is_edit = not is_edit
+        clock.say(f"{sum(len(one.tokens) for one in data)} tokens")
+    return data
+
+
+def trained(
+    drafter: Any,
+    target: Target,
+    data: Sequence[Continuation],
+    clock: Clock,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Train for what is left of the time; returns what was done."""
     counts = np.bincount(np.concatenate([one.greedy for one in data]))
     frequent = np.argsort(-counts)[: min(N_FREQUENT, int((counts > 0).sum()))]
     generator = np.random.default_rng(args.seed)
@@ -407,10 +414,10 @@ def main() -> None:
     optimizer = optimizers.AdamW(args.rate, weight_decay=0.01)
     n_steps = 0
     average = 0.0
-    while (left := began + seconds - time.process_time()) > 0.02 * seconds:
+    while (left := clock.seconds - clock.now) > 0.02 * clock.seconds:
         batch = batch_of(data, generator, args.block, frequent, n_vocab)
         warm = min(1.0, (n_steps + 1) / 20)
-        optimizer.learning_rate = args.rate * warm * (0.05 + 0.95 * left / (0.5 * seconds))
+        optimizer.learning_rate = args.rate * warm * (0.05 + 0.95 * left / (0.5 * clock.seconds))
         loss, gradients = step(drafter, batch)
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
         optimizer.update(drafter, gradients)
@@ -418,13 +425,8 @@ def main() -> None:
         n_steps += 1
         average += (float(loss.item()) - average) / min(n_steps, 30)
         if n_steps % 20 == 0:
-            print(
-                f"{time.process_time() - began:.0f} s: step {n_steps}, loss {average:.3f}",
-                flush=True,
-            )
-        if n_steps % 200 == 0:
-            save(drafter, config, args.out, {"steps": n_steps, "loss": average})
-    facts = {
+            clock.say(f"step {n_steps}, loss {average:.3f}")
+    return {
         "minutes": args.minutes,
         "seed": args.seed,
         "tokens": sum(len(one.tokens) for one in data),
@@ -432,13 +434,37 @@ def main() -> None:
         "blocks": n_steps * N_SEQUENCES * N_ANCHORS,
         "loss": average,
         "block": args.block,
-        "accepted": {
-            name: accepted(drafter, target, [one for one in held_out if one.is_edit == is_edit])
-            for name, is_edit in (("code", False), ("edits", True))
-        },
     }
+
+
+def main() -> None:
+    """Make data, train, and print what is accepted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--texts", type=Path, nargs="+", default=[Path(np.__file__).parents[1]])
+    parser.add_argument("--minutes", type=float, default=45, help="of processor time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--block", type=int, default=5)
+    parser.add_argument("--taps", type=int, nargs="+", default=[9, 19, 28])
+    parser.add_argument("--rate", type=float, default=4e-4)
+    args = parser.parse_args()
+    clock = Clock(args.minutes)
+    mx.random.seed(args.seed)
+    random_ = random.Random(args.seed)
+    target = Target(args.model, args.taps)
+    texts = Texts(args.texts, Tokenizer.from_file(str(args.model / "tokenizer.json")), args.seed)
+    held_out = held_out_of(target, texts, random_)
+    data = made(target, texts, random_, clock)
+    config = config_of(target, args)
+    drafter = new_drafter(target, config)
+    facts = trained(drafter, target, data, clock, args)
+    for name, is_edit in (("code", False), ("edits", True)):
+        rows = [one for one in held_out if one.is_edit == is_edit]
+        facts[f"accepted of a block, {name}"] = accepted(drafter, target, rows)
     save(drafter, config, args.out, facts)
-    print(json.dumps(facts), flush=True)
+    clock.say(json.dumps(facts))
 
 
 if __name__ == "__main__":

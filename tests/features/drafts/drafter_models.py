@@ -99,15 +99,15 @@ def config_for(target: Path, kind: DrafterKind) -> dict[str, Any]:
 def shapes_of(config: dict[str, Any], kind: DrafterKind) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors by their published names."""
     dim = config["hidden_size"]
-    heads = config["num_attention_heads"] * config["head_dim"]
+    n_queries = config["num_attention_heads"] * config["head_dim"]
     kv = config["num_key_value_heads"] * config["head_dim"]
     inner = config["intermediate_size"]
     n_inputs = 2 * dim if kind is DrafterKind.EAGLE3 else dim
     layer: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (heads, n_inputs),
+        "self_attn.q_proj.weight": (n_queries, n_inputs),
         "self_attn.k_proj.weight": (kv, n_inputs),
         "self_attn.v_proj.weight": (kv, n_inputs),
-        "self_attn.o_proj.weight": (dim, heads),
+        "self_attn.o_proj.weight": (dim, n_queries),
         "mlp.gate_proj.weight": (inner, dim),
         "mlp.up_proj.weight": (inner, dim),
         "mlp.down_proj.weight": (dim, inner),

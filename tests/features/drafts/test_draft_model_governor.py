@@ -105,6 +105,27 @@ def test_a_costly_pass_is_worth_fewer_tokens() -> None:
     assert planned[0] > planned[1] > 0
 
 
+def test_a_block_costs_one_pass_whatever_its_length() -> None:
+    costs = WidthCosts((1, 32), (1.0, 2.0))
+    passes = WidthCosts((1, 32), (0.1, 0.11))
+    steps = DraftModelRecord(passes)
+    block = DraftModelRecord(passes, is_block=True, most=15)
+    assert block.drafting_s(1, 15) < steps.drafting_s(1, 2)
+    planned = [plan_drafts(one, {0: 0.9}, DraftPlan([1], costs))[0] for one in (steps, block)]
+    assert planned[0] < planned[1] <= 15
+    short = DraftModelRecord(passes, is_block=True, most=1)
+    for rate in (0.05, 0.9):
+        assert plan_drafts(short, {0: rate}, DraftPlan([1], costs)) == {0: 1}
+
+
+def test_a_block_holds_the_known_token_of_each_row() -> None:
+    """It counts as a pass of that many tokens: wide ones are dear here."""
+    costs = WidthCosts((1, 32), (1.0, 1.5))
+    passes = WidthCosts((1, 4, 8), (0.1, 0.1, 9.0))
+    record = DraftModelRecord(passes, is_block=True, most=15)
+    assert plan_drafts(record, {0: 0.9}, DraftPlan([1], costs)) == {0: 3}
+
+
 def test_the_likelier_rows_are_drafted_for() -> None:
     costs = WidthCosts((1, 4, 8), (1.0, 1.1, 9.0))
     record = DraftModelRecord(WidthCosts((1,), (0.01,)))

@@ -129,27 +129,27 @@ def test_a_batch_of_four_joins_and_leaves_after_hits_cuts_and_forks(
     """More than a thousand tokens, each compared with the one computed cold and alone."""
     auto, off = pair
     n_compared = 0
-    heads = [prompt(70 + 20 * n, seed=40 + n) for n in range(4)]
-    for turn in range(4):
+    contexts = [prompt(70 + 20 * n, seed=40 + n) for n in range(4)]
+    for n_turn in range(4):
         asks = []
-        for n, head in enumerate(heads):
-            tail = prompt(5 + 3 * n, seed=10 * turn + n)
+        for n, head in enumerate(contexts):
+            tail = prompt(5 + 3 * n, seed=10 * n_turn + n)
             # The last one goes on from the first one's beginning, the third is cut.
-            begin = (heads[0][:60], head, head[: len(head) - 9])[(n == 1) + 2 * (n == 2)]
-            tokens = (begin if turn % 2 else head) + tail
-            heads[n] = tokens
+            begin = (contexts[0][:60], head, head[: len(head) - 9])[(n == 1) + 2 * (n == 2)]
+            tokens = (begin if n_turn % 2 else head) + tail
+            contexts[n] = tokens
             asks.append(auto.submit(tokens, 14 + 9 * n, agent=f"agent-{n}"))
-        gone = auto.submit(prompt(40, seed=turn), 200, use_cache=False)
+        gone = auto.submit(prompt(40, seed=n_turn), 200, use_cache=False)
         for ask in asks:
             auto.finish(ask)
         auto.engine.cancel(gone)
         for n, ask in enumerate(asks):
             answer = auto.tokens(ask)
-            assert answer == off.cold(heads[n], 14 + 9 * n)
+            assert answer == off.cold(contexts[n], 14 + 9 * n)
             n_compared += len(answer)
-            heads[n] += tuple(answer)
+            contexts[n] += tuple(answer)
     assert n_compared >= 400
-    for n, head in enumerate(heads):
+    for n, head in enumerate(contexts):
         again = head[:200] + prompt(4, seed=n)
         answer = auto.answer(again, 150, agent=f"agent-{n}")
         assert answer == off.cold(again, 150)
@@ -170,17 +170,17 @@ def test_after_a_restart_answers_go_on_as_without_drafts(
         with running(preset, tmp_path / "home") as driver:
             draft_freely(driver)
             tokens = first
-            for turn in range(3):
+            for n_turn in range(3):
                 answers.append(driver.answer(tokens, 20, agent="a"))
-                tokens += tuple(answers[-1]) + prompt(9, seed=turn)
+                tokens += tuple(answers[-1]) + prompt(9, seed=n_turn)
             first = tokens
             driver.catch_up()
             assert drafts_in(driver).n_drafted > 0
     with running(preset_of(target), tmp_path / "other") as off:
         tokens = prompt(300, seed=3)
-        for turn, answer in enumerate(answers):
+        for n_turn, answer in enumerate(answers):
             assert answer == off.cold(tokens, 20)
-            tokens += tuple(answer) + prompt(9, seed=turn % 3)
+            tokens += tuple(answer) + prompt(9, seed=n_turn % 3)
 
 
 class Reference:
@@ -275,11 +275,11 @@ def test_drafts_are_those_of_the_published_class(
         asks = [driver.submit(tokens, 12, slot=n) for n, tokens in enumerate(prompts)]
         for ask in asks:
             driver.finish(ask)
-        turn = prompts[1] + tuple(driver.tokens(asks[1])) + prompt(30, seed=5)
-        driver.answer(turn, 12, slot=1)
+        again = prompts[1] + tuple(driver.tokens(asks[1])) + prompt(30, seed=5)
+        driver.answer(again, 12, slot=1)
         if kind is not DrafterKind.EAGLE3:
             # A pair of EAGLE-3 lacks the state before the cut.
-            driver.answer(turn[:100] + prompt(30, seed=6), 12, slot=1)
+            driver.answer(again[:100] + prompt(30, seed=6), 12, slot=1)
         first = prompt(256, seed=1)
         for tokens in (first, prompt(256, seed=2)):
             driver.answer(tokens, 4, slot=0)

@@ -135,7 +135,7 @@ class BlockDrafter(DraftModel):
             self.fail(error, [context])
 
     def _ending_at(self, context: SlotContext, position: int) -> BlockContext:
-        """Context of the slot that ends at `position`; it starts over after a gap."""
+        """Context that ends at `position`; it starts over after a gap."""
         known = context.companion
         if not isinstance(known, BlockContext) or known.end != position:
             context.companion = known = BlockContext(self._model, position)

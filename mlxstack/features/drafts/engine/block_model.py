@@ -45,8 +45,8 @@ class BlockAttention(nn.Module):  # type: ignore[misc]
         """Output (rows, n, dim) of blocks; signature of mlx-vlm's."""
         inner = self.inner
         n_rows, n_tokens, _ = x.shape
-        heads = inner.q_proj(x).reshape(n_rows, n_tokens, inner.n_heads, -1)
-        queries = rope(inner.q_norm(heads).swapaxes(1, 2), offset=known.offsets)
+        projected = inner.q_proj(x).reshape(n_rows, n_tokens, inner.n_heads, -1)
+        queries = rope(inner.q_norm(projected).swapaxes(1, 2), offset=known.offsets)
         keys, values = self.keys_and_values(x, rope, known.offsets)
         outputs = []
         for row, (old_keys, old_values) in enumerate(known.rows):
@@ -66,7 +66,7 @@ class BlockAttention(nn.Module):  # type: ignore[misc]
         return output
 
     def keys_and_values(self, x: mx.array, rope: Any, offset: Any) -> tuple[mx.array, mx.array]:
-        """Keys and values (rows, kv heads, n, dim) of states from positions `offset` on."""
+        """Keys and values (rows, kv heads, n, dim) from positions `offset` on."""
         inner = self.inner
         keys, values = inner._project_kv(x)
         shape = (*x.shape[:2], inner.n_kv_heads, inner.head_dim)
@@ -91,9 +91,10 @@ class BlockAttention(nn.Module):  # type: ignore[misc]
 
 
 class BlockModel:
-    """Drafter of blocks over the embedding and the output head of its target.
+    """Drafter of blocks.
 
-    `drafter` is mlx-vlm's, with its weights; `layer_ids` are layers of the target.
+    Embedding and output head are those of its target. `drafter` is mlx-vlm's, with its weights;
+    `layer_ids` are layers of the target.
     """
 
     def __init__(self, drafter: Any, target: ModelParts, is_causal: bool | None) -> None:
@@ -150,7 +151,7 @@ class BlockModel:
         return chosen
 
     def hidden(self, anchors: mx.array, contexts: Sequence[Sequence[KVCache]], n: int) -> mx.array:
-        """Last hidden states (rows, n, dim) of the masks after known tokens (rows,)."""
+        """Last hidden states (rows, n, dim) of the masks after `anchors`."""
         drafter = self._drafter
         masks = mx.full((len(anchors), n), self._mask_token, anchors.dtype)
         x = self._embedded(mx.concatenate([anchors[:, None], masks], axis=1))

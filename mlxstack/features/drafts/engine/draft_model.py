@@ -1,6 +1,7 @@
-"""Source of draft tokens for several rows at once: a model of any kind beside the target.
+"""Draft tokens of a model beside the target.
 
-Drafting is greedy and knows no rules of the rows: the target's sampler verifies every token.
+Several rows are drafted for at once. Drafting is greedy and knows no rules of the rows: the
+target's sampler verifies every token.
 """
 
 import logging
@@ -79,7 +80,7 @@ class DraftModel:
         raise NotImplementedError
 
     def _is_ready(self, row: BatchRow) -> bool:
-        """Whether the context of the row is as long as it has to be."""
+        """Whether the context of the row is long enough."""
         raise NotImplementedError
 
     def settle(self, n_drafted: int, n_accepted: int, seconds: float, plan: DraftPlan) -> None:

@@ -17,13 +17,14 @@ from mlxstack.features.drafts.engine.layer_taps import LayerTaps
 
 
 class EagleHead(nn.Module):  # type: ignore[misc]
-    """EAGLE-3 drafter of mlx-vlm as a head; it has an embedding of its own, or the target's."""
+    """EAGLE-3 drafter of mlx-vlm as a head over pairs."""
 
     def __init__(self, drafter: Any, taps: LayerTaps, embed: Any) -> None:
         super().__init__()
         self.drafter = drafter
         self.target = taps.parts
         self._taps = taps
+        # The embedding is its own, or else the target's.
         self._embed = drafter.embed_tokens if "embed_tokens" in drafter else embed
 
     def __call__(self, features: mx.array, cache: Sequence[Any]) -> mx.array:
@@ -35,11 +36,11 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         return self.drafter.layers
 
     def inputs(self, states: mx.array) -> mx.array:
-        """The part of the target's hidden states (n, dim) that drafts begin with."""
+        """States (n, dim) to draft from, of the target's."""
         return self._taps.taken(states)
 
     def features(self, tokens: mx.array, states: mx.array) -> mx.array:
-        """Features of tokens (n,), after the target's outputs or own states (n, dim)."""
+        """Features of tokens (n,) after states of target or drafter."""
         own = self.drafter.norm.weight
         if states.shape[-1] != own.shape[0]:
             states = self.drafter._prepare_target_hidden(states.astype(own.dtype))

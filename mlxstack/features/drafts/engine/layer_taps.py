@@ -14,7 +14,7 @@ from mlxstack.engine.model.runner import ModelParts
 
 
 class LayerTaps:
-    """Layers of a model whose outputs are taken in passes of its trunk. MLX thread only."""
+    """Taps on the outputs of layers. MLX thread only."""
 
     def __init__(self, parts: ModelParts, layers: Sequence[Any], layer_ids: Sequence[int]) -> None:
         self._parts = parts
@@ -28,11 +28,11 @@ class LayerTaps:
 
     @property
     def parts(self) -> ModelParts:
-        """The model in parts, with the outputs of layers in its hidden states."""
+        """The model in parts, with these outputs in its states."""
         return replace(self._parts, trunk=self._trunk, head=self._head)
 
     def taken(self, states: mx.array) -> mx.array:
-        """Outputs of the layers (..., n * dim) in hidden states of `parts`."""
+        """Outputs of the layers (..., n * dim) in states of `parts`."""
         return states[..., self.dim :]
 
     def _trunk(self, tokens: mx.array, caches: Any = None, **more: mx.array) -> mx.array:

@@ -1,8 +1,9 @@
-"""Draft tokens of a head over pairs: the MTP head of a checkpoint, or an EAGLE-3 drafter.
+"""Draft tokens of a head over pairs.
 
-The head sees pairs: the last hidden state of a token, and the token that came next. Pairs come
-from the passes of the model, so they are noted where prompts are computed and tokens are chosen.
-KV from the cache brings no hidden states: the head's own KV begins where the slot's was computed.
+It is the MTP head of a checkpoint, or an EAGLE-3 drafter. The head sees pairs: the last hidden
+state of a token, and the token that came next. Pairs come from the passes of the model, so they are
+noted where prompts are computed and tokens are chosen. KV from the cache brings no hidden states:
+the head's own KV begins where the slot's was computed.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class PairHead(Protocol):
         """The head as a model of its own, whose tokens are features."""
 
     def inputs(self, states: mx.array) -> mx.array:
-        """The part of the target's hidden states (n, dim) that drafts begin with."""
+        """States (n, dim) to draft from, of the target's."""
 
     def features(self, tokens: mx.array, states: mx.array) -> mx.array:
         """Features of tokens (n,) after states (n, dim)."""

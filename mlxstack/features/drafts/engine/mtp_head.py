@@ -45,7 +45,7 @@ class MTPHead(nn.Module):  # type: ignore[misc]
         return self.logits(self.states(features, cache))
 
     def inputs(self, states: mx.array) -> mx.array:
-        """The part of the target's hidden states (n, dim) that drafts begin with."""
+        """States (n, dim) to draft from, of the target's."""
         return states
 
     def chosen(self, logits: mx.array, n_vocab: int) -> mx.array:

@@ -1,7 +1,7 @@
-"""Draft tokens of a small model, which has a context of its own in each slot.
+"""Draft tokens of a small model.
 
-It hangs on the slot's own in `SlotContext.companion`: a beginning of what the slot holds. It is cut
-and dropped with the slot's own, and computed in chunks between two steps.
+Its context in each slot hangs on the slot's own in `SlotContext.companion`: a beginning of what the
+slot holds. It is cut and dropped with the slot's own, and computed in chunks between two steps.
 """
 
 import time
