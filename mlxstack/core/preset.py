@@ -77,8 +77,8 @@ class ModelSpec(Strict, frozen=True):
     draft: Annotated[
         str | None,
         Meta(
-            description="A small model with the same vocabulary, as `id`, that drafts tokens "
-            "for this one; needs `speculation: auto`. The output is the same."
+            description="A small model with the same vocabulary, or a DFlash, DFlash2 or EAGLE-3 "
+            "drafter of this one, as `id`; needs `speculation: auto`. The output is the same."
         ),
     ] = None
     mtp: Annotated[

@@ -20,6 +20,10 @@ class DrafterKind(Enum):
     EAGLE3 = "EAGLE-3"
 
 
+KEYS = ("dflash_config", "speculators_config", "speculators_model_type")
+"""Keys that a drafter of any kind may have, and no model that drafts alone."""
+
+
 def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
     """Kind of drafter by config.json.
 
@@ -37,6 +41,11 @@ def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
     if is_eagle or "eagle3" in types:
         return DrafterKind.EAGLE3
     return None
+
+
+def is_drafter(config: Mapping[str, Any]) -> bool:
+    """Whether it is a drafter, be its kind known here or not."""
+    return drafter_kind(config) is not None or any(key in config for key in KEYS)
 
 
 def eagle_config(config: Mapping[str, Any], n_target_layers: int) -> dict[str, Any]:

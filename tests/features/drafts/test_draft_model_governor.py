@@ -36,7 +36,14 @@ TEXTS: dict[str, Right] = {
 
 
 def simulated(
-    curve: Curve, right: Right, n_rows: int, pass_s: float, layout: PassLayout, seed: int
+    curve: Curve,
+    right: Right,
+    n_rows: int,
+    pass_s: float,
+    layout: PassLayout,
+    seed: int,
+    *,
+    is_block: bool = False,
 ) -> tuple[float, float]:
     """Tokens per second with a draft model whose pass takes `pass_s`, relative to without.
 
@@ -48,7 +55,10 @@ def simulated(
         return sum(map(curve, widths)) * random.uniform(0.97, 1.03)
 
     costs = WidthCosts(AT_LOAD, tuple(curve(width) for width in AT_LOAD))
-    record = DraftModelRecord(WidthCosts(AT_LOAD, tuple(pass_s * curve(w) for w in AT_LOAD)))
+    passes = WidthCosts(AT_LOAD, tuple(pass_s * curve(w) for w in AT_LOAD))
+    record = DraftModelRecord(passes)
+    if is_block:
+        record = DraftModelRecord(passes, start_s=0.0, most=15, is_block=True)
     rates = [record.rate] * n_rows
     counts = [1] * n_rows
     seconds = 0.0
@@ -58,7 +68,7 @@ def simulated(
         drafted = plan_drafts(record, dict(enumerate(rates)), DraftPlan(counts, costs, layout))
         brought = [1 + drafted.get(row, 0) for row in range(n_rows)]
         taken = timed(pass_widths(brought, layout))
-        spent = max(drafted.values(), default=0) * record.costs.seconds_at(max(1, len(drafted)))
+        spent = record.drafting_s(len(drafted), max(drafted.values())) if drafted else 0.0
         plain = timed(pass_widths(counts, layout))
         seconds += taken + spent
         plain_s += plain
@@ -87,6 +97,16 @@ def test_no_draft_model_costs_two_percent(
 ) -> None:
     gain, _ = simulated(CURVES[curve], TEXTS[text], n_rows, pass_s, layout, seed=1)
     assert gain >= 0.98
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("curve", CURVES)
+def test_no_drafter_of_blocks_costs_two_percent(curve: str, text: str) -> None:
+    for n_rows, pass_s in ((1, 0.05), (1, 0.5), (4, 0.1)):
+        gain, _ = simulated(
+            CURVES[curve], TEXTS[text], n_rows, pass_s, PassLayout.RAGGED, seed=3, is_block=True
+        )
+        assert gain >= 0.98
 
 
 @pytest.mark.parametrize("curve", ["M3 Ultra", "M4 Pro", "M5 Max"])

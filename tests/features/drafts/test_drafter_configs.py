@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from mlxstack.models.drafter_configs import DrafterKind, drafter_kind, eagle_config, planned_config
+from mlxstack.models.drafter_configs import (
+    DrafterKind,
+    drafter_kind,
+    eagle_config,
+    is_drafter,
+    planned_config,
+)
 
 LAYER = {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 1024}
 DFLASH = {"mask_token_id": 3, "target_layer_ids": [1, 2]}
@@ -36,6 +42,16 @@ CONFIGS: list[tuple[dict[str, Any], DrafterKind | None]] = [
 @pytest.mark.parametrize(("config", "kind"), CONFIGS)
 def test_a_drafter_is_known_by_its_config(config: dict[str, Any], kind: DrafterKind | None) -> None:
     assert drafter_kind(config) is kind
+
+
+def test_drafters_of_other_kinds_are_drafters_too() -> None:
+    for config in (
+        {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "dflash_config": DFLASH},
+        {"architectures": ["EagleSpeculator"], "speculators_model_type": "eagle"},
+    ):
+        assert drafter_kind(config) is None
+        assert is_drafter(config)
+    assert not is_drafter({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
 
 
 def test_eagle_configs_of_both_forms_name_the_same() -> None:

@@ -515,6 +515,15 @@ def test_without_the_extra_a_drafter_is_refused_with_the_command_that_adds_it(
         load(target, folder)
 
 
+def test_a_drafter_of_another_kind_is_refused(target_of: ModelOf, tmp_path: Path) -> None:
+    target = target_of("tiny")
+    folder = add_drafter(
+        target, tmp_path / "drafter", DrafterKind.DFLASH, architectures=["Qwen3DSparkModel"]
+    )
+    with pytest.raises(SetupError, match=r"model\.draft: .* another kind than DFlash, DFlash2"):
+        load(target, folder)
+
+
 def test_several_hosts_bring_no_states_together(target_of: ModelOf, tmp_path: Path) -> None:
     target = target_of("tiny")
     folder = add_drafter(target, tmp_path / "drafter", DrafterKind.DFLASH)

@@ -25,7 +25,7 @@ from mlxstack.features.drafts.engine.mtp_head import MTPHead, load_head
 from mlxstack.features.drafts.engine.small_model import SmallModel
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.bounded_json import read_config_object
-from mlxstack.models.drafter_configs import drafter_kind
+from mlxstack.models.drafter_configs import DrafterKind, drafter_kind, is_drafter
 from mlxstack.models.folder_check import check_folder
 from mlxstack.models.model_files import CONFIG
 from mlxstack.policy.pass_layout import WidthCosts
@@ -117,6 +117,12 @@ def _load_draft(
     except SetupError as error:
         raise SetupError(f"model.draft: {error.message}") from error
     kind = drafter_kind(config)
+    if kind is None and is_drafter(config):
+        known = ", ".join(one.value for one in DrafterKind)
+        raise SetupError(
+            f"model.draft: {name} is a drafter of another kind than {known}, by its config.json; "
+            "remove model.draft"
+        )
     if kind is None:
         return _load_model(preset, name, loaded, self_check, progress)
     if not has_states:

@@ -14,7 +14,10 @@ from mlxstack.engine.model.runner import ModelParts
 
 
 class LayerTaps:
-    """Taps on the outputs of layers. MLX thread only."""
+    """Taps on the outputs of layers. MLX thread only.
+
+    Raises ValueError for layers that return something else.
+    """
 
     def __init__(self, parts: ModelParts, layers: Sequence[Any], layer_ids: Sequence[int]) -> None:
         self._parts = parts
@@ -23,8 +26,12 @@ class LayerTaps:
         """Outputs of the pass that is being built; None: nothing is taken."""
         for i in sorted(set(layer_ids)):
             layers[i].__class__ = _tapped(type(layers[i]), self._taker(i))
-        self.dim = int(parts.trunk(mx.array([[0]])).shape[-1])
+        token = mx.array([[0]])
+        self.dim = int(parts.trunk(token).shape[-1])
         """Width of one layer's output."""
+        width = self._trunk(token).shape[-1]
+        if width != self.dim * (1 + len(self._layer_ids)):
+            raise ValueError(f"layers return {width} numbers beside {self.dim} of the last one")
 
     @property
     def parts(self) -> ModelParts:
