@@ -100,6 +100,19 @@ def test_drafts_on_real_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_drafts_of_a_model_are_counted_apart(tmp_path: Path) -> None:
+    model = stage(tmp_path).model
+    told = run("drafts", tmp_path, model=model, draft=model)
+    (table,) = told.tables
+    for scene, counts in zip(column(table, "Scene"), column(table, "Of the model"), strict=True):
+        (accepted,) = told.raw[f"on {scene}: model_accepted"]
+        (drafted,) = told.raw[f"on {scene}: model_drafted"]
+        assert counts == f"{accepted:.0f} of {drafted:.0f}"
+        assert drafted <= told.raw[f"on {scene}: drafted"][0]
+    assert sum(told.raw["on prose x 1: model_drafted"]) > 0
+
+
+@pytest.mark.soak
 def test_early(tmp_path: Path) -> None:
     told = run("early", tmp_path)
     turns, beside = told.tables

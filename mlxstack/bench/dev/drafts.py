@@ -27,6 +27,8 @@ class DraftsPlan(Struct, frozen=True):
     n_tokens: int = 132
     passes: int = 3
     asked: dict[str, str] = {}
+    draft: str | None = None
+    """Draft model or drafter, where the model is to have one."""
 
     @property
     def scenes(self) -> dict[str, tuple[str, ...]]:
@@ -56,14 +58,27 @@ def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
     """Drafts, `auto` against off, on real text."""
     stage.say("the whole engine, with drafts: auto and off")
     scenes = {f"{text} x {n}": (text,) * n for text in plan.asked for n in plan.rows}
-    trial = Drafts(scenes, plan.n_prompt, plan.n_tokens, plan.passes, asked=plan.asked, ruled=RULED)
+    trial = Drafts(
+        scenes,
+        plan.n_prompt,
+        plan.n_tokens,
+        plan.passes,
+        asked=plan.asked,
+        ruled=RULED,
+        draft=plan.draft,
+    )
     result = measure(stage, [trial])[0]
-    heads = ("Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
+    columns: tuple[str, ...] = ("Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
     note = "A story, a rename in code, the arguments of a call; greedy, agents at once."
     rows = tuple(_row(result, scene) for scene in scenes)
+    if plan.draft is not None:
+        columns = (*columns, "Of the model")
+        note += " The last column counts those of the draft model among them."
+        pairs = zip(rows, scenes, strict=True)
+        rows = tuple((*row, _share(result, scene, "model_")) for row, scene in pairs)
     worst = min(_speedup(result, scene) for scene in scenes)
     return Results(
-        (ReportTable("`speculation: auto` on real text", heads, rows, note),),
+        (ReportTable("`speculation: auto` on real text", columns, rows, note),),
         (at_least("worst scene, against off", worst, ALL_BUT_NOTHING),),
         {f"{sample.who} {sample.quantity}": sample.values for sample in result.samples},
     )
@@ -76,8 +91,14 @@ def _row(result: BenchResult, scene: str) -> tuple[str, ...]:
         lasting(result.of("on", f"{scene}: token_s")),
         times(_speedup(result, scene)),
         times(_passes(result, scene)),
-        f"{_sum(result, scene, 'accepted'):.0f} of {_sum(result, scene, 'drafted'):.0f}",
+        _share(result, scene),
     )
+
+
+def _share(result: BenchResult, scene: str, source: str = "") -> str:
+    """Accepted tokens of those that were drafted."""
+    accepted = _sum(result, scene, f"{source}accepted")
+    return f"{accepted:.0f} of {_sum(result, scene, f'{source}drafted'):.0f}"
 
 
 def run(stage: Sandbox, plan: DraftsPlan) -> Results:

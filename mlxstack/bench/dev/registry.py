@@ -57,6 +57,8 @@ class BenchRequest(Struct, frozen=True):
     scenes: tuple[str, ...] = ()
     scenario: Path | None = None
     """File of the scenario that `simulate` plays."""
+    draft: str | None = None
+    """Draft model or drafter of the model, for `drafts` on real text."""
 
 
 class BenchContext(Struct, frozen=True):
@@ -106,7 +108,7 @@ def _drafts(stage: Sandbox, request: BenchRequest) -> Results:
     plan = replace(plan, passes=request.passes)
     if _real_text(request) is None:
         return drafts.run(stage, plan)
-    return drafts.run_on_text(stage, drafts.on_real_text(plan))
+    return drafts.run_on_text(stage, replace(drafts.on_real_text(plan), draft=request.draft))
 
 
 def _early(stage: Sandbox, request: BenchRequest) -> Results:

@@ -54,6 +54,9 @@ PeerOption = Annotated[
     str | None,
     typer.Option(help="serve: another OpenAI-compatible server beside it; it sees no key."),
 ]
+DraftOption = Annotated[
+    str | None, typer.Option(help="drafts: draft model or drafter of the folder in --model.")
+]
 ScenarioOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="simulate: agents, machine and limits, a YAML file."),
@@ -75,6 +78,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
     scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
     scenario: ScenarioOption = None,
+    draft: DraftOption = None,
     small: Annotated[bool, typer.Option("--small", help="Smoke test with a tiny model.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
     svg: Annotated[
@@ -104,10 +108,20 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if scenario is not None and benchmark != "simulate":
         raise Misuse("--scenario goes with `bench dev simulate`")
     own = _server("mlx-stack", url, model, _key())
+    if draft is not None and benchmark != "drafts":
+        raise Misuse("--draft goes with `bench dev drafts`")
     # The key opens our service; another server never sees it.
     peer = _server(vs or "", vs, vs_model, None)
     request = BenchRequest(
-        _path(model), passes, max_tokens, small, own, peer, tuple(scene or ()), scenario
+        _path(model),
+        passes,
+        max_tokens,
+        small,
+        own,
+        peer,
+        tuple(scene or ()),
+        scenario,
+        None if draft is None else _path(draft),
     )
     reports = []
     for report in _measured(benchmark, request):

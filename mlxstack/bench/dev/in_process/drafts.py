@@ -130,6 +130,8 @@ class MeasuredEngine:
             "passes": now.n_decode_calls - before.n_decode_calls,
             "drafted": now.n_drafted_tokens - before.n_drafted_tokens,
             "accepted": now.n_accepted_tokens - before.n_accepted_tokens,
+            "model_drafted": now.n_model_drafted_tokens - before.n_model_drafted_tokens,
+            "model_accepted": now.n_model_accepted_tokens - before.n_model_accepted_tokens,
             **({"gap_s": percentile(gaps, 99)} if gaps else {}),
         }
 
@@ -221,7 +223,7 @@ def _side(trial: Drafts, model: str, is_on: bool) -> Iterator[MeasuredEngine]:
     n_ctx = max(64, trial.n_prompt + trial.n_tokens + 64)
     slots = SlotSpec(count=max(map(len, trial.scenes.values())), n_ctx=n_ctx)
     preset = Preset(
-        model=ModelSpec(id=model),
+        model=ModelSpec(id=model, draft=trial.draft if is_on else None),
         slots=slots,
         speculation=Speculation.AUTO if is_on else Speculation.OFF,
     )
