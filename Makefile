@@ -165,6 +165,10 @@ real: setup $(VENV)/real/lib/ready ## Real weights (SmolLM2 135M, Gemma 3 270M):
 	@$(FAST) OPENBLAS_NUM_THREADS=1 MLX_STACK_TEST_PATIENCE_S=3600 $(BIN)/python -m pytest -q -n 2 --maxschedchunk=1 \
 		--durations=10 -m 'real or mlx' tests/real
 
+drafter: smollm2 $(VENV)/models/ready ## Train a small DFlash2 drafter of SmolLM2 135M, MINUTES=30 of processor time
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(VENV)/models/bin/python -m tests.real.train_drafter --minutes $(MINUTES) \
+		$(VENV)/real/smollm2-135m-f32 $(VENV)/real/smollm2-135m-drafter
+
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
 
@@ -243,4 +247,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real agents models shapes smollm2 suite peers programs assistants oracle logits clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real agents models shapes smollm2 suite peers programs assistants oracle logits clients help setup up down check test fast drafter matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

@@ -463,6 +463,11 @@ def trained_on(folder: Path, tokens: tuple[int, ...], n_answer: int, out: Path) 
 WRONG: list[tuple[DrafterKind, dict[str, Any], str]] = [
     (DrafterKind.DFLASH2, {"num_target_layers": 9}, "for 9 layers, and the model has 4"),
     (DrafterKind.DFLASH, {"dflash_config": None}, "no dflash_config"),
+    (
+        DrafterKind.DFLASH,
+        {"dflash_config": {"mask_token_id": 1024, "target_layer_ids": [0, 2]}},
+        "mask is token 1024 of 1024",
+    ),
     (DrafterKind.DFLASH, {"intermediate_size": 95}, r"Expected shape \(95, 64\)"),
     (
         DrafterKind.EAGLE3,

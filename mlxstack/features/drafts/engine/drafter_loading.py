@@ -97,6 +97,8 @@ def _blocks(
     if args.hidden_size != taps.dim:
         raise ValueError(f"its hidden size is {args.hidden_size}, that of the model {taps.dim}")
     n_vocab = min(target.facts.n_vocab, int(args.vocab_size))
+    if not 0 <= args.mask_token_id < n_vocab:
+        raise ValueError(f"its mask is token {args.mask_token_id} of {n_vocab}")
     return BlockDrafter(name, model, taps, n_vocab), _n_bytes(drafter)
 
 
