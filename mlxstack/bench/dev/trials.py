@@ -100,9 +100,8 @@ class Drafts(Struct, frozen=True, tag=True):
 
     A scene names the text of each request: "copied", "schema", "prose" or "adversarial" of random
     tokens, or one of `asked`, messages of users; `ruled` of them are answered under a schema.
-    Gives, of on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, of these
-    `model_drafted` and `model_accepted`, and the `gap_s` between two tokens of prose that 99 % do
-    not exceed.
+    Gives, of on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, both of a draft
+    model alone too, and the `gap_s` between two tokens of prose that 99 % do not exceed.
     """
 
     scenes: dict[str, tuple[str, ...]]

@@ -17,7 +17,7 @@ from mlxstack.cli.verbs import Json, VerbApp
 from mlxstack.core.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from mlxstack.bench.dev.registry import BenchRequest
     from mlxstack.bench.report import BenchReport
@@ -40,6 +40,9 @@ NAMES = (
     "simulate",
     "all",
 )
+
+ONLY_FOR = {"--scenario": "simulate", "--draft": "drafts"}
+"""Options of one benchmark."""
 
 ModelOption = Annotated[
     str, typer.Option(help="`random` (26 M parameters), `demo`, a folder, or a hub id.")
@@ -104,25 +107,15 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         )
     from mlxstack.bench.dev.registry import BenchRequest
 
-    _check(benchmark, scene or [], is_serve_only=bool(url or vs))
-    if scenario is not None and benchmark != "simulate":
-        raise Misuse("--scenario goes with `bench dev simulate`")
+    given = {"--scenario": scenario, "--draft": draft}
+    _check(benchmark, scene or [], given, is_serve_only=bool(url or vs))
     own = _server("mlx-stack", url, model, _key())
-    if draft is not None and benchmark != "drafts":
-        raise Misuse("--draft goes with `bench dev drafts`")
     # The key opens our service; another server never sees it.
     peer = _server(vs or "", vs, vs_model, None)
     request = BenchRequest(
-        _path(model),
-        passes,
-        max_tokens,
-        small,
-        own,
-        peer,
-        tuple(scene or ()),
-        scenario,
-        None if draft is None else _path(draft),
-    )
+        _path(model), passes, max_tokens, small, own, peer, tuple(scene or ()), scenario,
+        _path(draft) if draft else None,
+    )  # fmt: skip
     reports = []
     for report in _measured(benchmark, request):
         reports.append(report)
@@ -140,12 +133,17 @@ def _path(model: str) -> str:
     return model
 
 
-def _check(benchmark: str, scenes: list[str], *, is_serve_only: bool) -> None:
+def _check(
+    benchmark: str, scenes: list[str], given: "Mapping[str, object]", *, is_serve_only: bool
+) -> None:
     """Raise Misuse for unknown names, and for options of another benchmark."""
     if benchmark not in NAMES:
         raise Misuse(f"there is no benchmark `{benchmark}`; there is {', '.join(NAMES)}")
     if is_serve_only and benchmark != "serve":
         raise Misuse("--url and --vs go with `bench dev serve`")
+    for option, value in given.items():
+        if value is not None and benchmark != ONLY_FOR[option]:
+            raise Misuse(f"{option} goes with `bench dev {ONLY_FOR[option]}`")
     available = SCENES if benchmark in ("serve", "peers") else ()
     unknown = [scene for scene in scenes if scene not in available]
     if unknown:
