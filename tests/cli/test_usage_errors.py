@@ -27,7 +27,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
         5,
         ("'qwen9_exp' are not in mlx-lm", ".[more-models]", "a newer release may have the type"),
     ),
-    ("up qwen3.8-flash-next", 5, ("'qwen4_exp' are not in mlx-lm", ".[more-models]")),
+    ("up qwen3.8-flash-next --port 0", 5, ("'qwen4_exp' are not in mlx-lm", ".[more-models]")),
     ("plan qwen3.8-flash-next --memory 192GB", 1, ("'qwen4_exp' are not in", ".[more-models]")),
     ("up demo --ctx many", 2, ("`many` is not a number of tokens", "write it as 32768 or 32k")),
     ("plan demo --ctx ²", 2, ("`²` is not a number of tokens",)),
