@@ -1,6 +1,7 @@
 """HTTP client of a member, with connection reuse and streamed bodies."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -16,7 +17,10 @@ KEPT_S = 15.0
 
 MAX_KEPT = 64
 MAX_HELD_BYTES = 256 * 1024
-"""Bytes of a response that wait for the client before the connection is read no further."""
+"""Bytes of a response that wait for the client before the connection is read no further.
+
+The kernel holds about as much.
+"""
 
 CONNECT_S = 5.0
 WATCH_S = 0.02
@@ -106,6 +110,9 @@ class MemberConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        # Left alone, kernels let it grow to tens of megabytes while a client reads fast.
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MAX_HELD_BYTES)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; pause while the client is behind."""

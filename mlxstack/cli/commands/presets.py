@@ -133,7 +133,7 @@ def _show(listings: "Sequence[PresetListing]") -> None:
         if listing.error is not None:
             note(f"warning: {listing.error}")
         if listing.refusal:
-            say(f"{listing.name}: {listing.refusal}")
+            note(f"{listing.name}: {listing.refusal}", is_dim=True)
     say("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET shows all of it")
 
 
