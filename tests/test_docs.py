@@ -265,7 +265,12 @@ def test_the_numbers_of_the_readme_are_those_of_the_benchmarks() -> None:
     measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     table = readme.split("| against mlx_lm.server")[1].split("\n\n")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
-    assert len(rows) == 6
+    assert len(rows) == 8
+    for n_agents in (1, 4):
+        (row,) = [cells for cells in rows if f"turns per minute of {n_agents} " in cells[0]]
+        ours, theirs = (cell.strip() for cell in row[1:3])
+        line = rf"\| (SmolLM2.*)?\| {n_agents} \| {ours} \| {theirs} \|"
+        assert re.search(line, measured), row
     figures = {
         "longest pause": ("1.57 s", "10.68 s"), "cold prompt": ("26.21 s", "52.90 s"),
         "next turn": ("797 ms", "1.57 s"), "same prompt again": ("14.3 ms", "407 ms"),
