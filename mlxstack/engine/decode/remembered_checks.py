@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 LIBRARIES = ("mlx", "mlx-metal", "mlx-cpu", "mlx-lm", "mlx-vlm")
 VARIABLES = ("MLX_", "OPENBLAS_", "OMP_", "LD_PRELOAD", "DYLD_")
-"""First letters of variables that choose kernels."""
+"""Prefixes of variables that choose kernels."""
 CODE = ("engine", "features", "policy")
 """Packages that check, and that compute what is checked."""
 
@@ -87,12 +87,14 @@ class RememberedChecks:
             return None
 
     def _key(self, identity: Identity, *, can_group: bool) -> str:
+        system = os.uname()
         return CheckInputs(
             identity=identity,
             kv=self._kv,
             can_group=can_group,
             device=device.told(),
-            system=tuple(os.uname()),
+            # Not the computer's name: it may change with the network.
+            system=(system.sysname, system.release, system.machine),
             libraries=_versions(),
             variables={k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
             code=_code_digest(),
