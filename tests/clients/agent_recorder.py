@@ -78,7 +78,7 @@ class RawSession(Struct, frozen=True):
     programs: str
     """Environment with the client."""
     questions: tuple[str, ...]
-    """What the client was asked."""
+    """Texts that the client was given."""
     exchanges: tuple[RawExchange, ...]
     texts: tuple[SampledText, ...]
 
@@ -166,7 +166,7 @@ def _cut(text: str) -> str:
 
 
 class _Replacements:
-    """What a recording has in place of words of vendors, folders and ids."""
+    """Replacements in a recording for words of vendors, folders and ids."""
 
     def __init__(self, raw: RawSession) -> None:
         self._names = {

@@ -125,12 +125,12 @@ def test_steps_are_shown_where_a_check_is_made(
     made: list[BatchingCheck], model: LoadedModel, tmp_path: Path
 ) -> None:
     store = CheckFiles(tmp_path / "shown")
-    told: list[str] = []
+    steps: list[str] = []
     for _ in range(2):
         progress = LoadProgress()
         checks = RememberedChecks(store, progress, 60.0, KVSpec())
         checks.check(model, CacheFactory(model.model, KVSpec()), None)
-        told.append(progress.step)
-    assert told[0].startswith("self-check")
-    assert not told[1]
+        steps.append(progress.step)
+    assert steps[0].startswith("self-check")
+    assert not steps[1]
     assert len(made) == 1
