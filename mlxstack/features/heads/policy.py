@@ -36,7 +36,7 @@ class HeadKey(Struct, frozen=True):
 
 
 class Head(Struct, frozen=True):
-    """System messages and tools of a client's last conversation."""
+    """System messages, tools and reminders of a client."""
 
     key: HeadKey
     conversation: Conversation

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from itertools import takewhile
 from math import inf
 
@@ -27,7 +28,7 @@ from mlxstack.features.heads.policy import (
 )
 from mlxstack.features.heads.store import HeadStore
 from mlxstack.host.memory_pressure import PressureLevel, pressure_level
-from mlxstack.service.parts.agent_registry import client_of, work_folder
+from mlxstack.service.parts.agent_registry import client_of, leading_reminders, work_folder
 from mlxstack.service.parts.request_stream import RequestStream
 from mlxstack.service.parts.service_feature import CompleteAnswer, ServiceFeature
 from mlxstack.service.parts.stats import n_processing
@@ -44,8 +45,8 @@ AGAIN_S = 600.0
 RENEWED_S = 3600.0
 """Seconds after which the use of an unchanged head is written again."""
 MAX_VIEWS = 4
-PROBE = Message(Role.USER, "x")
-"""Message behind a head: many templates refuse a conversation without one."""
+PROBES = ("x", "y")
+"""Two questions: what their prompts share is known before a person types."""
 
 
 class ClientHeads(ServiceFeature):
@@ -203,19 +204,48 @@ def head_of(answer: CompleteAnswer) -> Head | None:
     is_part = caller.turn_kind in (TurnKind.SUBAGENT, TurnKind.HELPER)
     if not client or not conversation.tools or is_part or caller.agent is not None:
         return None
-    messages = takewhile(lambda message: message.role is Role.SYSTEM, conversation.messages)
-    head = replace(conversation, messages=tuple(messages), continue_final=False)
+    head = replace(
+        conversation, messages=head_messages(conversation.messages), continue_final=False
+    )
     if not head.messages:
         return None
     key = HeadKey(client, caller.version, work_folder(conversation), caller.salt)
     return Head(key, head, time.time())
 
 
+def head_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Messages before the first word of a person.
+
+    The last one may be the beginning of a user's message.
+    """
+    head: list[Message] = []
+    for message in messages:
+        if message.role is Role.SYSTEM:
+            head.append(message)
+            continue
+        reminders = leading_reminders(message.text) if message.role is Role.USER else ""
+        if reminders:
+            head.append(Message(Role.USER, reminders))
+        if not reminders or reminders != message.text:
+            break
+    return tuple(head)
+
+
 async def prompt_of(text_processor: TextProcessor, head: Conversation) -> PromptTokens:
-    """Tokens of a head, with a checkpoint where the first message begins.
+    """Tokens of a head, with its checkpoints.
 
     Raises BadRequest, or TooLong for one that fills a slot.
     """
-    prompt = await text_processor.prompt(replace(head, messages=(*head.messages, PROBE)))
-    end = prompt.checkpoint_positions[0] if prompt.checkpoint_positions else len(prompt.tokens) - 1
-    return PromptTokens(prompt.tokens[: end + 1], checkpoint_positions=(end,))
+    first, second = [await text_processor.prompt(_asked(head, text)) for text in PROBES]
+    pairs = zip(first.tokens, second.tokens, strict=False)
+    end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    positions = (*(p for p in first.checkpoint_positions if p < end), end)
+    return PromptTokens(first.tokens[: end + 1], checkpoint_positions=positions)
+
+
+def _asked(head: Conversation, text: str) -> Conversation:
+    """A head with a question."""
+    *messages, last = head.messages
+    if last.role is Role.USER:
+        return replace(head, messages=(*messages, replace(last, text=last.text + text)))
+    return replace(head, messages=(*head.messages, Message(Role.USER, text)))

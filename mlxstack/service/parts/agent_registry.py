@@ -51,6 +51,7 @@ REMINDERS = re.compile(
     r".*?(?:</(?P=tag)>|\Z)",
     re.S,
 )
+LEADING_REMINDERS = re.compile(rf"(?:\s*{REMINDERS.pattern})+\s*", re.S)
 
 
 class AgentTitle(Struct, frozen=True):
@@ -82,6 +83,12 @@ def work_folder(conversation: Conversation) -> str:
     """Folder that the system messages or the first question name."""
     user = next((m.text for m in conversation.messages if m.role is Role.USER), "")
     return _path(_system_text(conversation)) or _path(user[:MAX_SCANNED])
+
+
+def leading_reminders(text: str) -> str:
+    """Reminders at the beginning of a user's message."""
+    match = LEADING_REMINDERS.match(text)
+    return match[0] if match else ""
 
 
 def first_words(text: str) -> str:

@@ -26,8 +26,9 @@ FETCH = {
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 
 
-def meant(messages: Any, **more: Any) -> Conversation:
-    return conversation(msgspec.convert({"messages": messages, **more}, MessagesBody))
+def meant(messages: Any, client: str = "", **more: Any) -> Conversation:
+    body = msgspec.convert({"messages": messages, **more}, MessagesBody)
+    return conversation(body, client=client)
 
 
 def user(*content: Any) -> dict[str, Any]:
@@ -109,6 +110,24 @@ def test_a12_a_late_system_message_stays_in_its_place() -> None:
     assert roles == [
         ("user", "hi"), ("system", "a\nb"), ("assistant", "ok"), ("system", "c"), ("user", "hi"),
     ]  # fmt: skip
+
+
+def test_a12_reminders_of_claude_code_come_before_its_first_question() -> None:
+    """As it writes them itself for models of Anthropic's; later ones stay where they are."""
+    late = {"role": "system", "content": [text("skills"), text("date")]}
+    first = [user(text("<system-reminder>\ngit\n</system-reminder>\n"), text("look")), late]
+    later = [{"role": "assistant", "content": "ok"}, {"role": "system", "content": "c"}, *HI]
+    opened = (
+        "user",
+        "<system-reminder>\nskills\ndate\n</system-reminder>\n\n"
+        "<system-reminder>\ngit\n</system-reminder>\n\nlook",
+    )
+    for more in ([], later):
+        found = meant([*first, *more], "claude-cli", system="s")
+        roles = [(m.role.value, m.text) for m in found.messages]
+        assert roles[:2] == [("system", "s"), opened]
+    assert roles[2:] == [("assistant", "ok"), ("system", "c"), ("user", "hi")]
+    assert meant(HI, "claude-cli") == meant(HI)
 
 
 def test_c4_c5_an_assistant_turn_in_all_its_parts() -> None:

@@ -34,7 +34,7 @@ from mlxstack.features.heads.policy import (
     may_compute,
     surplus,
 )
-from mlxstack.features.heads.service import ClientHeads
+from mlxstack.features.heads.service import ClientHeads, head_messages
 from mlxstack.features.heads.store import HeadStore
 from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy, ThroughputModel
 from mlxstack.policy.scheduling.scheduler import next_prefill_chunk
@@ -120,6 +120,30 @@ def test_the_oldest_file_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(list(tmp_path.iterdir())) == 2
 
 
+SYSTEM = Message(Role.SYSTEM, "You are an agent.")
+CONTEXT = "<environment_context>\n/x\n</environment_context>"
+SKILLS = "<system-reminder>\na\n</system-reminder>\n\n<system-reminder>\nb\n</system-reminder>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("turns", "head"),
+    [
+        (("look",), ()),
+        ((f"{SKILLS}look",), (SKILLS,)),
+        ((CONTEXT, "look"), (CONTEXT,)),
+        ((CONTEXT, f"{SKILLS}look", "again"), (CONTEXT, SKILLS)),
+        (("look <system-reminder>a</system-reminder>",), ()),
+        (("",), ()),
+    ],
+    ids=["a word", "Claude Code", "Codex", "both", "behind a word", "nothing"],
+)
+def test_a_head_ends_where_a_person_begins(turns: tuple[str, ...], head: tuple[str, ...]) -> None:
+    users = [Message(Role.USER, text) for text in turns]
+    answered = Message(Role.ASSISTANT, "")
+    found = head_messages((SYSTEM, *users, answered, Message(Role.USER, CONTEXT)))
+    assert found == (SYSTEM, *(Message(Role.USER, text) for text in head))
+
+
 @contextmanager
 def serving(folder: Path, spec: PrefixCacheSpec = TURNS) -> Iterator[tuple[Running, httpx.Client]]:
     """A service of a scripted model, which ends its answers; again, with the same home."""
@@ -140,9 +164,10 @@ def serving(folder: Path, spec: PrefixCacheSpec = TURNS) -> Iterator[tuple[Runni
 
 
 def message(text: str) -> dict[str, Any]:
-    """First message of a session whose head is long."""
+    """First message of a session whose head is long, and ends behind the first question."""
     body = shapes.opening(text)
-    body["system"][-1]["text"] += prompt_of(2000, 3)
+    body["system"][-1]["text"] += prompt_of(1500, 3)
+    body["messages"][1]["content"][0]["text"] += prompt_of(500, 5)
     return body
 
 

@@ -1,5 +1,6 @@
 """Routes of the Messages API."""
 
+from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
+from mlxstack.api.caller import client_name
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
 from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount
 from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds
@@ -45,7 +47,7 @@ async def messages(
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
     parsed = await cancel_on_disconnect(
-        request, service.text_processor.read(partial(conversation, data))
+        request, service.text_processor.read(_converter(data, request))
     )
     require_answerable(parsed)
     generation = await cancel_on_disconnect(
@@ -56,10 +58,16 @@ async def messages(
 
 
 @post("/v1/messages/count_tokens", status_code=200)
-async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
+async def count_tokens(
+    request: AnyRequest, data: JSONBody[MessagesBody], service: TheService
+) -> TokenCount:
     """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
-    return TokenCount(await n_prompt_tokens(service, partial(conversation, data)))
+    return TokenCount(await n_prompt_tokens(service, _converter(data, request)))
+
+
+def _converter(body: MessagesBody, request: AnyRequest) -> Callable[..., Conversation]:
+    return partial(conversation, body, client=client_name(request.headers))
 
 
 def _options(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, cast
 
 from msgspec import structs
@@ -50,7 +50,10 @@ from mlxstack.text.normalize_messages import (
     result_text,
     user_message,
 )
+from mlxstack.text.template.adaptation import TURN_JOINT, reminder
 
+CLAUDE_CODE = ("claude-cli", "claude-code")
+"""Claude Code in the User-Agent."""
 ROLES = ("user", "assistant", "system")
 THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
@@ -58,10 +61,13 @@ THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled"
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
-def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Conversation:
+def conversation(
+    body: MessagesBody, images: ImageReader = TEXT_ONLY, *, client: str = ""
+) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field.
 
-    A last message of the assistant is continued, unless it has no text.
+    A last message of the assistant is continued, unless it has no text. `client` is the product
+    in the User-Agent.
     """
     if not body.messages:
         raise BadRequest("messages: at least one message is needed", "messages")
@@ -83,7 +89,10 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     require_runnable(body.tools or (), body.tool_choice)
     declared = declared_tools(body)
     definitions = Definitions(declared)
-    messages = [*_system(body.system), *_messages(body.messages, definitions, images)]
+    sent = _messages(body.messages, definitions, images)
+    if client in CLAUDE_CODE:
+        sent = _with_first_reminders(sent)
+    messages = [*_system(body.system), *sent]
     if messages and _is_empty_answer(messages[-1]):
         messages.pop()
     messages = messages or [Message(Role.USER)]
@@ -221,6 +230,21 @@ def _late_system(blocks: tuple[Block, ...], definitions: Definitions) -> tuple[M
     """System message in its place; tool changes are described in text."""
     text = "\n".join(line for block in blocks if (line := _instruction(block, definitions)))
     return (Message(Role.SYSTEM, text),) if text else ()
+
+
+def _with_first_reminders(messages: list[Message]) -> list[Message]:
+    """Move system messages behind the first question before it.
+
+    Claude Code sends skills, agents and the date there, and again in each later request. For models
+    whose names it knows it writes them as such reminders itself. Before the question they belong
+    to the part of the prompt that is the same whatever a person types.
+    """
+    if not messages or messages[0].role is not Role.USER:
+        return messages
+    late = list(takewhile(lambda message: message.role is Role.SYSTEM, messages[1:]))
+    texts = [*(reminder(message.text) for message in late), messages[0].text]
+    first = structs.replace(messages[0], text=TURN_JOINT.join(texts))
+    return [first, *messages[1 + len(late) :]]
 
 
 def _instruction(block: Block, definitions: Definitions) -> str:
