@@ -19,7 +19,7 @@ from mlxstack.engine.decode.proposer import NO_PROPOSALS
 from mlxstack.engine.decode.remembered_checks import RememberedChecks
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
 from mlxstack.engine.decode.shared_passes import measure_sharing
-from mlxstack.engine.decode.width_costs import measure_widths
+from mlxstack.engine.decode.width_costs import measure_widths, pass_seconds
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.idle_wait import idle_wait
 from mlxstack.engine.kv.disk_tier import DiskTier
@@ -47,6 +47,7 @@ from mlxstack.features.vision.towers.encoder import with_images
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.policy.attention_kernels import PrefillAttention
 from mlxstack.policy.pass_layout import NOT_SHARED, UNMEASURED, WidthCosts
+from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,8 @@ class EngineAssembly:
         )
         loop.transforms.append(model.loaded.inputs.with_checkpoints)
         loop.answer_rules = loop_rule
+        # The first requests too begin to decode together where a step is long.
+        loop.stats.speed = ThroughputModel(decode_s=self._decode_s(model, costs))
         if self._remote is not None:
             remote = RemotePrefill(
                 self._remote,
@@ -225,6 +228,15 @@ class EngineAssembly:
         if is_drafting:
             return measure_widths(model.runner, model.factory)
         return UNMEASURED
+
+    def _decode_s(self, model: PreparedModel, costs: WidthCosts) -> float:
+        """Seconds of a decode step; 0 if unknown."""
+        if costs is not UNMEASURED:
+            return costs.seconds_at(1)
+        # Several ranks would have to compute the pass together.
+        if not self._parts.is_alone:
+            return 0.0
+        return pass_seconds(model.runner, model.factory, 1)
 
     def _slot_kv(
         self, thread: EngineThread, model: PreparedModel, plan: MemoryPlan, runner: ModelRunner

@@ -1,4 +1,4 @@
-"""Measures forward passes by width in tokens, for draft governors."""
+"""Measures forward passes by width in tokens."""
 
 import time
 
@@ -15,10 +15,11 @@ N_PASSES = 3
 
 def measure_widths(runner: ModelRunner, cache_factory: CacheFactory) -> WidthCosts:
     """Seconds of one slot's pass by width, which later steps correct."""
-    return WidthCosts(WIDTHS, tuple(_seconds(runner, cache_factory, n) for n in WIDTHS))
+    return WidthCosts(WIDTHS, tuple(pass_seconds(runner, cache_factory, n) for n in WIDTHS))
 
 
-def _seconds(runner: ModelRunner, cache_factory: CacheFactory, n_tokens: int) -> float:
+def pass_seconds(runner: ModelRunner, cache_factory: CacheFactory, n_tokens: int) -> float:
+    """Seconds of one slot's pass over `n_tokens`."""
     caches = cache_factory.make()
     example = runner.example(n_tokens)
     taken = []
