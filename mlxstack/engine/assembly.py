@@ -46,7 +46,7 @@ from mlxstack.features.row_stacks.engine import RowStacker, stack_fully
 from mlxstack.features.vision.towers.encoder import with_images
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.policy.attention_kernels import PrefillAttention
-from mlxstack.policy.pass_layout import NOT_SHARED, UNMEASURED, WidthCosts
+from mlxstack.policy.pass_layout import NOT_SHARED, UNMEASURED, SharedPrompts, WidthCosts
 from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
@@ -69,6 +69,7 @@ class PreparedModel(Struct, frozen=True):
     """Runs passes of one context."""
     token_bytes: int
     """Bytes of KV per token."""
+    checks: RememberedChecks
 
 
 class EngineAssembly:
@@ -191,6 +192,7 @@ class EngineAssembly:
             n_fixed_rope=n_fixed_rope,
             runner=runner,
             token_bytes=kv_bytes_per_token(runner, factory),
+            checks=checks,
         )
 
     def _exact(
@@ -225,9 +227,14 @@ class EngineAssembly:
         n_slots = self._preset.slots.count
         is_drafting = model.drafts.is_active
         self._parts.compile(model.runner, model.factory, n_slots, is_drafting=is_drafting)
-        if is_drafting:
-            return measure_widths(model.runner, model.factory)
-        return UNMEASURED
+        if not is_drafting:
+            return UNMEASURED
+        return model.checks.once(
+            "widths of passes" if model.exact.mode is None else "widths of passes with equal bits",
+            model.loaded.facts,
+            WidthCosts,
+            lambda: measure_widths(model.runner, model.factory),
+        )
 
     def _decode_s(self, model: PreparedModel, costs: WidthCosts) -> float:
         """Seconds of a decode step; 0 if unknown."""
@@ -272,7 +279,13 @@ class EngineAssembly:
     def _limits(self, model: PreparedModel, plan: MemoryPlan) -> SchedulerLimits:
         shared = NOT_SHARED
         if self._parts.can_share and model.check.can_share:
-            shared = measure_sharing(model.runner, model.factory)
+            shared = model.checks.once(
+                "shared passes",
+                model.loaded.facts,
+                SharedPrompts,
+                lambda: measure_sharing(model.runner, model.factory),
+                lambda found: found.max_tokens > 0,
+            )
             log.info("prompts of up to %d tokens share a pass", shared.max_tokens)
         attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)
         attention = self._parts.choose_kernels(model.runner, model.factory, attention)

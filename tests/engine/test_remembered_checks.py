@@ -15,6 +15,7 @@ from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.host.load_progress import LoadProgress
+from mlxstack.policy.pass_layout import SharedPrompts
 from mlxstack.store.check_files import MAX_FILES, CheckFiles
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of
@@ -98,6 +99,30 @@ def test_a_refusal_is_not_remembered(
         assert load() == refused
     assert load().is_batching
     assert len(made) == 1
+
+
+def test_a_measurement_is_made_once_by_name_unless_it_found_nothing(
+    model: LoadedModel, tmp_path: Path
+) -> None:
+    store = CheckFiles(tmp_path / "measured")
+    made: list[str] = []
+
+    def measured(name: str, n_tokens: int) -> SharedPrompts:
+        checks = RememberedChecks(store, LoadProgress(), 60.0, KVSpec())
+
+        def measure() -> SharedPrompts:
+            made.append(name)
+            return SharedPrompts(n_tokens)
+
+        return checks.once(name, model.facts, SharedPrompts, measure, lambda x: x.max_tokens > 0)
+
+    assert [measured("a", 0), measured("a", 32), measured("a", 64)] == [
+        SharedPrompts(0),
+        SharedPrompts(32),
+        SharedPrompts(32),
+    ]
+    assert measured("b", 64).max_tokens == 64
+    assert made == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\xfe", b'{"is_batching": 1}'])

@@ -1,17 +1,19 @@
-"""Self-checks with results kept for later loads."""
+"""Self-checks and measurements with results kept for later loads."""
 
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 import mlxstack
 from mlxstack.core.interfaces import CheckStore
-from mlxstack.core.model_info import Identity
+from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine import device
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
@@ -22,6 +24,8 @@ from mlxstack.host.load_progress import LoadProgress
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 LIBRARIES = ("mlx", "mlx-metal", "mlx-cpu", "mlx-lm", "mlx-vlm")
 VARIABLES = ("MLX_", "OPENBLAS_", "OMP_", "LD_PRELOAD", "DYLD_")
 """Prefixes of variables that choose kernels."""
@@ -30,11 +34,12 @@ CODE = ("engine", "features", "policy")
 
 
 class CheckInputs(Struct, frozen=True):
-    """Inputs of a self-check that decide its result."""
+    """Inputs of a check or measurement that decide its result."""
 
     identity: Identity
     kv: KVSpec
-    can_group: bool
+    name: str
+    """Which check, and by which passes."""
     device: dict[str, object]
     system: tuple[str, ...]
     libraries: dict[str, str]
@@ -47,10 +52,9 @@ class CheckInputs(Struct, frozen=True):
 
 
 class RememberedChecks:
-    """Self-checks at load; none is made twice.
+    """Self-checks and measurements at load; none is made twice.
 
-    Only rows that batch are remembered: a refusal may have had a cause of its day, such as too
-    little memory. MLX thread only.
+    MLX thread only.
     """
 
     def __init__(
@@ -64,34 +68,57 @@ class RememberedChecks:
     def check(
         self, model: LoadedModel, caches: CacheFactory, group_rows: GroupRows | None
     ) -> BatchingCheck:
-        """Result of the self-check. Raises SetupError where the model cannot run."""
-        key = self._key(model.facts.identity, can_group=group_rows is not None)
-        remembered = self._remembered(key)
-        if remembered is not None:
-            log.info("self-check of %s: as at a load before", model.facts.id)
-            return remembered
+        """Result of the self-check. Raises SetupError where the model cannot run.
+
+        Only rows that batch are remembered: a refusal may have had a cause of its day, such as too
+        little memory.
+        """
         steps = CheckSteps(self._progress, self._check_s)
-        result = self_check(model.model, caches, model.facts.n_vocab, steps, group_rows)
-        is_whole = result.is_batching and not steps.left_out
-        if self._store is not None and is_whole:
+        return self.once(
+            "self-check" if group_rows is None else "self-check with groups",
+            model.facts,
+            BatchingCheck,
+            lambda: self_check(model.model, caches, model.facts.n_vocab, steps, group_rows),
+            lambda result: result.is_batching and not steps.left_out,
+        )
+
+    def once(
+        self,
+        name: str,
+        facts: ModelFacts,
+        kind: type[Result],
+        measure: Callable[[], Result],
+        is_kept: Callable[[Result], bool] = lambda _: True,
+    ) -> Result:
+        """Result of `measure` for these weights, now or at a load before.
+
+        One that is not kept is made again at the next load.
+        """
+        key = self._key(facts.identity, name)
+        remembered = self._remembered(key, kind)
+        if remembered is not None:
+            log.info("%s of %s: as at a load before", name, facts.id)
+            return remembered
+        result = measure()
+        if self._store is not None and is_kept(result):
             self._store.save(key, msgspec.json.encode(result))
         return result
 
-    def _remembered(self, key: str) -> BatchingCheck | None:
+    def _remembered(self, key: str, kind: type[Result]) -> Result | None:
         kept = self._store.load(key) if self._store is not None else None
         if kept is None:
             return None
         try:
-            return msgspec.json.decode(kept, type=BatchingCheck)
+            return msgspec.json.decode(kept, type=kind)
         except msgspec.MsgspecError:
             return None
 
-    def _key(self, identity: Identity, *, can_group: bool) -> str:
+    def _key(self, identity: Identity, name: str) -> str:
         system = os.uname()
         return CheckInputs(
             identity=identity,
             kv=self._kv,
-            can_group=can_group,
+            name=name,
             device=device.told(),
             # Not the computer's name: it may change with the network.
             system=(system.sysname, system.release, system.machine),
