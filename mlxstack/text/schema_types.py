@@ -6,6 +6,7 @@ that only the schema tells `5` from "5".
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -15,6 +16,8 @@ OTHERS = ("object", "array", "number", "integer", "boolean", "null")
 COMBINED = ("anyOf", "oneOf")
 ALL = ("allOf", *COMBINED)
 NULL = {"type": "null"}
+MAPPINGS = ("$defs", "definitions", "patternProperties", "properties")
+"""Keywords whose values are schemas by name."""
 MAX_SEEN = 100
 MAX_STEPS = 20_000
 """Keywords, choices and constants that are read for the types of one tool."""
@@ -71,6 +74,7 @@ class _Types:
         """`seen` are references that count already; a second time they add nothing."""
         if not isinstance(schema, dict) or len(seen) > MAX_SEEN or self._n_left <= 0:
             return ANYTHING
+        schema = normal(schema)
         self._n_left -= 1 + len(schema)
         reference = str(schema.get("$ref", ""))
         if reference in seen:
@@ -161,6 +165,37 @@ def _plain(schema: Any, all_types: _Types) -> Any:
     return {"type": "string", "nullable": bool(types.others)}
 
 
+def normal(schema: Schema) -> Schema:
+    """Schema with its keywords in the spelling of JSON Schema.
+
+    Some programs write null for an absent keyword, a list for an object without members (PHP) or
+    the reverse (Lua), and `nullable` (OpenAPI).
+    """
+    absent = [key for key, value in schema.items() if value is None and key != "const"]
+    blank = {key: {} for key in MAPPINGS if schema.get(key) == []}
+    if schema.get("required") == {}:
+        blank["required"] = []
+    if not absent and not blank and schema.get("nullable") is not True:
+        return schema
+    whole = {key: value for key, value in {**schema, **blank}.items() if key not in absent}
+    return _with_null(whole) if whole.pop("nullable", False) is True else whole
+
+
+def _with_null(schema: Schema) -> Schema:
+    """Schema whose values may be null, too."""
+    whole = dict(schema)
+    if "const" in whole:
+        whole["enum"] = [whole.pop("const")]
+    if isinstance(whole.get("enum"), list) and None not in whole["enum"]:
+        whole["enum"] = [*whole["enum"], None]
+    if "type" in whole:
+        types = named_types(whole)
+        return {**whole, "type": types if "null" in types else [*types, "null"]}
+    if any(key in whole for key in ("$ref", *ALL)):
+        return {"anyOf": [whole, NULL]}
+    return whole
+
+
 def named_types(schema: Mapping[str, Any], default: Sequence[str] = ()) -> list[str]:
     """Names of the types of a schema."""
     named = schema.get("type", list(default))
@@ -194,7 +229,11 @@ def referred(reference: str, root: Schema) -> Schema | None:
     target: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         name = part.replace("~1", "/").replace("~0", "~")
-        target = target.get(name) if isinstance(target, dict) and name else target
+        if isinstance(target, dict) and name:
+            # A reference is a part of a URL.
+            target = target.get(name, target.get(unquote(name)))
+        elif isinstance(target, list):
+            target = target[int(name)] if name.isdecimal() and int(name) < len(target) else None
     if isinstance(target, dict):
         return target
     return None

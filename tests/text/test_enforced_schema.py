@@ -11,6 +11,7 @@ from mlxstack.text.grammar.enforced_schema import circular_reference, enforced
 
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}}
 CLOSED = {**NAME, "additionalProperties": False}
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 EMAIL = r"^(?!\.)(?!.*\.\.)([a-z.]+)@([a-z.]+)$"
 
 
@@ -25,6 +26,18 @@ EMAIL = r"^(?!\.)(?!.*\.\.)([a-z.]+)@([a-z.]+)$"
         ),
         ({"anyOf": [NAME, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
         ({"allOf": [NAME]}, {"allOf": [CLOSED]}),
+        ({**NAME, "$schema": "http://json-schema.org/schema#", "required": None}, CLOSED),
+        (
+            {"$defs": {"Größe[int]": NAME}, "$ref": "#/$defs/Größe[int]"},
+            {"$defs": {"Größe[int]": CLOSED}, "$ref": "#/$defs/Gr%C3%B6%C3%9Fe%5Bint%5D"},
+        ),
+        ({"type": "object", "properties": [], "required": {}}, {**EMPTY, "required": []}),
+        ({"type": "string", "nullable": True, "format": None}, {"type": ["string", "null"]}),
+        ({"const": "a", "nullable": True}, {"enum": ["a", None]}),
+        (
+            {"$ref": "#/$defs/a", "nullable": True},
+            {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]},
+        ),
     ],
 )
 def test_an_object_that_lists_its_properties_has_no_others(schema: Any, expected: Any) -> None:
@@ -86,7 +99,10 @@ def test_properties_are_no_keywords() -> None:
     assert made["properties"]["pattern"] == made["properties"]["properties"] == CLOSED
 
 
-@pytest.mark.parametrize("pattern", [EMAIL, "(?<=a)b", "(?<!a)b", r"(a)\1"])
+@pytest.mark.parametrize(
+    "pattern",
+    [EMAIL, "(?<=a)b", "(?<!a)b", r"(a)\1", r"\bfoo\b", "(?P<a>b)(?P=a)", r"(?<a>b)\k<a>"],
+)
 def test_lookaround_is_left_out(pattern: str) -> None:
     assert enforced({"type": "string", "pattern": pattern}) == {"type": "string"}
 

@@ -159,6 +159,67 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         objects(A, B),
         objects(A, C),
     ),
+    "keywords of no schema": (
+        {**AB, "x-order": 1, "strict": True, "discriminator": {"propertyName": "a"}, "xml": {}},
+        objects(A, B),
+        [*objects(A, C), *objects(A, A)],
+    ),
+    "an id and an anchor": (
+        {**AB, "$id": "https://example.org/a", "$anchor": "a"},
+        objects(A, B),
+        objects(A, C),
+    ),
+    "an id above references": (
+        {"$id": "https://example.org/a", "$ref": "#/$defs/ab", "$defs": {"ab": AB}},
+        objects(A, B),
+        objects(A, C),
+    ),
+    "an escaped reference": (
+        {"$ref": "#/definitions/Ab%3Cint%3E", "definitions": {"Ab<int>": AB}},
+        objects(A, B),
+        objects(A, C),
+    ),
+    "a reference into a list": (
+        {"properties": {"x": {"anyOf": [AB]}, "y": {"$ref": "#/properties/x/anyOf/0"}}},
+        ['{"y": {"b": 2, "a": 1}}'],
+        ['{"y": {"c": 3}}'],
+    ),
+    "nullable": (
+        {"properties": {"a": {**NUMBER, "nullable": True}, "b": {**AB, "nullable": True}}},
+        ['{"b": null, "a": null}', '{"b": {"b": 2, "a": 1}, "a": 1}'],
+        ['{"a": "x"}', '{"b": 1}', '{"b": {"a": null}}'],
+    ),
+    "nulls and lists of others": (
+        {**AB, "required": None, "additionalProperties": None, "$defs": [], "minProperties": None},
+        objects(A, B),
+        objects(A, C),
+    ),
+    "a list or null": (
+        {"type": ["array", "null"], "items": AB},
+        ['[{"b": 2, "a": 1}]', "[]", "null"],
+        ['[{"c": 3}]', "{}"],
+    ),
+    "a list without type": ({"items": AB}, ['[{"b": 2, "a": 1}]'], ['[{"c": 3}]']),
+    "a list of kinds": (
+        {"type": "array", "prefixItems": [AB, NUMBER, AB], "items": False, "minItems": 2},
+        ['[{"b": 2, "a": 1}, 1]', '[{}, 1, {"b": 2, "a": 1}]'],
+        ["[{}]", "[1, 1]", "[{}, 1, {}, 1]"],
+    ),
+    "a list of kinds and more": (
+        {"type": "array", "items": [AB], "additionalItems": NUMBER, "maxItems": 3},
+        ["[]", '[{"b": 2, "a": 1}]', "[{}, 1, 1]"],
+        ["[1]", "[{}, {}]", "[{}, 1, 1, 1]"],
+    ),
+    "a record of TypeBox": (
+        {"type": "object", "patternProperties": {"^(.*)$": AB}},
+        ['{"x": {"b": 2, "a": 1}, "y": {}}', "{}"],
+        ['{"x": 1}'],
+    ),
+    "names of a pattern": (
+        {"patternProperties": {"^[0-9]+$": AB, "^x": NUMBER}, "additionalProperties": False},
+        ['{"7": {"b": 2, "a": 1}, "xy": 1, "8": {}}'],
+        ['{"7": 1}', '{"y": {}}'],
+    ),
     "conditions may describe others": (
         {**AB, "if": {"required": ["a"]}, "then": {"properties": {"d": NUMBER}}},
         objects(A, '"d": 4', B),

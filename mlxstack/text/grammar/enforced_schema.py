@@ -8,6 +8,7 @@ Numbers have a bounded number of digits. Patterns with lookaround are left out.
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 from mlxstack.text.grammar.bounded_values import (
     DEFINITIONS,
@@ -20,7 +21,7 @@ from mlxstack.text.grammar.bounded_values import (
     shared,
 )
 from mlxstack.text.grammar.grammar_check import VALUES
-from mlxstack.text.schema_types import Schema, referred
+from mlxstack.text.schema_types import Schema, normal, referred
 
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose values are schemas by name."""
@@ -37,8 +38,15 @@ UNENFORCED = frozenset(
     }
 )  # fmt: skip
 """Keywords of JSON Schema 2020-12 that llguidance leaves out."""
-LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9])")
-"""Lookaround and backreferences, which llguidance's regular expressions do not have."""
+LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\(\?P=|\(\?[>#(]|\\[1-9]|\\k<|\\[bB<>])")
+"""Expressions that llguidance does not have.
+
+Lookaround, backreferences, boundaries of words, atomic groups, comments and conditions.
+"""
+DRAFT = re.compile(r"json-schema\.org/draft(?:-0[4-7]|/2019-09|/2020-12)/")
+"""Versions of JSON Schema that llguidance knows."""
+SAFE = "!#$%&'()*+,/:;=?@~"
+"""Characters of a reference that are no letters and need no escape."""
 
 
 ANNOTATIONS = frozenset(
@@ -106,7 +114,7 @@ def with_definitions(schema: Schema, root: Schema) -> Schema:
 
     def moved(part: Schema) -> Schema:
         target = part.get("$ref")
-        if not isinstance(target, str) or not target.startswith("#"):
+        if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
             return part
         return {**part, "$ref": f"#/{DEFINITIONS}/{ROOT}{target.removeprefix('#')}"}
 
@@ -172,7 +180,12 @@ def _plain(schema: Schema) -> Schema:
     left_out = ANNOTATIONS
     if _has_lookaround(schema.get("pattern")):
         left_out = left_out | {"pattern"}
-    return {key: _whole(value) for key, value in schema.items() if key not in left_out}
+    if not DRAFT.search(str(schema.get("$schema", ""))):
+        left_out = left_out | {"$schema"}
+    plain = normal({key: _whole(value) for key, value in schema.items() if key not in left_out})
+    if isinstance(target := plain.get("$ref"), str):
+        plain["$ref"] = quote(target, safe=SAFE)
+    return plain
 
 
 def _has_lookaround(pattern: Any) -> bool:

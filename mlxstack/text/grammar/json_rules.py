@@ -8,6 +8,7 @@ properties have no others unless the schema says so.
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -15,20 +16,25 @@ from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.bounded_values import TYPES
-from mlxstack.text.grammar.enforced_schema import ANNOTATIONS, NAMES, UNENFORCED, schemas_in
+from mlxstack.text.grammar.enforced_schema import NAMES, UNENFORCED, references, schemas_in
 from mlxstack.text.grammar.lark_builder import MAX_COUNTED, LarkBuilder, MemberRule, quoted
-from mlxstack.text.schema_types import Schema, named_types, referred
+from mlxstack.text.schema_types import Schema, named_types, normal, referred
 
 COLON = "/: ?/"
 COMMA = "/, ?/"
 CHARACTER = r'(?:\\(?:["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F\x7F])'
 """Regular expression of one character of a JSON string."""
-IGNORED = ANNOTATIONS | UNENFORCED | {"$schema", "$defs", "definitions"}
 COMBINED = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 OBJECT = frozenset(
     {"type", "properties", "required", "additionalProperties", "minProperties", "maxProperties"}
 )
-ARRAY = frozenset({"type", "items", "minItems", "maxItems"})
+ARRAY = frozenset({"type", "items", "minItems", "maxItems", "prefixItems", "additionalItems"})
+VALUED = frozenset({"const", "enum", "$dynamicRef", "$recursiveRef"})
+"""Keywords of objects without rules here."""
+KNOWN = COMBINED | OBJECT | ARRAY | VALUED | {"patternProperties"}
+"""Keywords of objects and lists; others, such as `x-order`, say nothing about their values."""
+ANY_NAME = re.compile(r"\^?(?:\(\.\*\)|\.\*)\$?")
+"""Expression that every name matches, as TypeBox has it for records."""
 DESCRIBING = frozenset({"if", "dependentSchemas"})
 """Unenforced keywords that may describe other members of the same object."""
 MAX_ALTERNATIVES = 16
@@ -39,8 +45,8 @@ MAX_PARTS = 10_000
 class ObjectShape(Struct, frozen=True):
     """Members of an object by name.
 
-    `others` is the schema of further ones; None: there are none. A name in `required` may be
-    described nowhere.
+    `others` is the schema of further ones; None: there are none. `patterns` are schemas of further
+    ones by expressions of their names. A name in `required` may be described nowhere.
     """
 
     members: dict[str, Any]
@@ -48,6 +54,7 @@ class ObjectShape(Struct, frozen=True):
     others: Any = None
     n_min: int = 0
     n_max: int | None = None
+    patterns: dict[str, Any] = {}
 
 
 class JsonRules:
@@ -64,18 +71,27 @@ class JsonRules:
         """Rule of a schema's values. Raises BadRequest for an invalid schema."""
         whole = self._builder.json(schema, self._root)
         try:
-            names = {name for part in schemas_in([schema, self._root]) for name in part}
-            if names & NAMES:
+            if self._has_names(schema):
                 return whole
             return self._value(schema)
         except RecursionError as error:
             raise BadRequest(f"tools: the schema is too deep: {error}", "tools") from None
 
+    def _has_names(self, schema: Schema) -> bool:
+        """Whether references depend on names of schemas; that of the root changes no pointer."""
+        targets = references(schema) | references(self._root)
+        are_pointers = all(target == "#" or target.startswith("#/") for target in targets)
+        return bool(targets) and any(
+            not NAMES.isdisjoint(part)
+            for part in schemas_in([schema, self._root])
+            if not (are_pointers and (part is schema or part is self._root))
+        )
+
     def _value(self, schema: Schema | Literal[True]) -> str:
         self._count()
         if schema is True:
             return self._plain({})
-        parts = self._taken_apart(schema) if _has_order(schema) else ""
+        parts = self._taken_apart(normal(schema)) if _has_order(schema) else ""
         return parts or self._plain(schema)
 
     def _count(self) -> None:
@@ -90,15 +106,27 @@ class JsonRules:
 
     def _taken_apart(self, schema: Schema) -> str:
         """Rule of a value from rules of its parts, or ""."""
-        keys = schema.keys() - IGNORED
+        keys = schema.keys() & KNOWN
         self._builder.unenforced |= UNENFORCED & schema.keys()
         if keys == {"$ref"}:
             return self._reference(schema["$ref"])
         if keys in ({"anyOf"}, {"oneOf"}):
             return self._either(min(keys), schema[min(keys)])
-        if keys <= ARRAY and schema.get("type") == "array":
-            return self._array(schema)
-        return self._objects(schema)
+        is_list = {"items", "prefixItems"} & keys and not keys & (OBJECT - {"type"})
+        types = named_types(schema, ("array",) if is_list else ("object",))
+        forms: list[str] = []
+        others = []
+        for name in types:
+            rules = []
+            if name == "object":
+                rules = self._objects(schema)
+            elif name == "array":
+                rules = self._arrays(schema)
+            forms += rules
+            others += [] if rules else [name]
+        if forms and others:
+            forms.append(self._plain({**schema, "type": others}))
+        return self._builder.either(forms)
 
     def _reference(self, target: Any) -> str:
         """Rule of the target of a reference, which may be recursive."""
@@ -121,33 +149,52 @@ class JsonRules:
         if keyword == "oneOf" and not are_exclusive(parts):
             self._builder.unenforced.add(keyword)
 
-    def _array(self, schema: Schema) -> str:
+    def _arrays(self, schema: Schema) -> list[str]:
+        """Rule of the lists of a schema, if there is one here."""
         n_min = schema.get("minItems", 0)
         n_max = schema.get("maxItems")
         are_counts = _is_count(n_min) and (n_max is None or (_is_count(n_max) and n_max >= n_min))
-        if not are_counts or not isinstance(schema.get("items"), dict):
-            return ""
+        if not are_counts or (COMBINED | VALUED) & schema.keys():
+            return []
+        first = schema.get("prefixItems", [])
+        more = schema.get("items", {} if first else None)
+        if isinstance(more, list):
+            first, more = more, schema.get("additionalItems", {})
+        are_schemas = isinstance(first, list) and all(
+            isinstance(part, dict | bool) and part is not False for part in first
+        )
+        if not are_schemas or not isinstance(more, dict | bool) or not (first or more):
+            return []
         if n_max == 0:
-            return self._builder.rule('"[" "]"')
-        item = self._value(schema["items"])
-        comma = self._builder.rule(COMMA)
-        n_more = "" if n_max is None else n_max - 1
-        items = f"{item} ({comma} {item}){{{max(0, n_min - 1)},{n_more}}}"
-        return self._builder.rule(f'"[" {items} "]"' if n_min else f'"[" ({items})? "]"')
+            return [self._builder.rule('"[" "]"')]
+        if (more is False and n_min > len(first)) or (n_max is not None and n_max < len(first)):
+            return []
+        return [self._list(first, more, n_min, n_max)]
 
-    def _objects(self, schema: Schema) -> str:
-        """Rule of an object or a value of another type."""
-        types = named_types(schema, ("object",))
-        if "object" not in types:
-            return ""
+    def _list(self, first: list[Any], more: Any, n_min: int, n_max: int | None) -> str:
+        """Rule of a list of `first` items, then of `more`; the last ones may be missing."""
+        comma = self._builder.rule(COMMA)
+        following = ""
+        if more is not False and n_max != len(first):
+            # The first item of a list has no comma.
+            n_before = len(first) or 1
+            n_least = max(0, n_min - n_before)
+            n_most = "" if n_max is None else n_max - n_before
+            following = f"({comma} {self._value(more)}){{{n_least},{n_most}}}"
+        items = [self._value(part) for part in first] or [self._value(more)]
+        for index in reversed(range(1, len(items))):
+            following = f"{comma} {items[index]} {following}"
+            if index >= n_min:
+                following = f"({following})?"
+        inside = f"{items[0]} {following}"
+        return self._builder.rule(f'"[" {inside} "]"' if n_min else f'"[" ({inside})? "]"')
+
+    def _objects(self, schema: Schema) -> list[str]:
+        """Rules of the objects of a schema, if there are some here."""
         shapes = self._shapes({**schema, "type": "object"})
         if not shapes or not all(map(_is_writable, shapes)):
-            return ""
-        forms = [self._object(shape) for shape in shapes]
-        others = [name for name in types if name != "object"]
-        if others:
-            forms.append(self._plain({**schema, "type": others}))
-        return self._builder.either(forms)
+            return []
+        return [self._object(shape) for shape in shapes]
 
     def _object(self, shape: ObjectShape) -> str:
         colon = self._builder.rule(COLON)
@@ -156,10 +203,14 @@ class JsonRules:
             MemberRule(self._member(name, schema), is_required=name in shape.required)
             for name, schema in shape.members.items()
         ]
-        others = ""
+        further = [
+            f"{self._plain({'type': 'string', 'pattern': pattern})} {colon} {self._value(schema)}"
+            for pattern, schema in shape.patterns.items()
+        ]
         if shape.others is not None:
             key = self._builder.terminal(_other_names(shape.members))
-            others = self._builder.rule(f"{key} {colon} {self._value(shape.others)}")
+            further.append(f"{key} {colon} {self._value(shape.others)}")
+        others = self._builder.either(further)
         inside = self._builder.unordered(
             members, comma, others=others, n_min=shape.n_min, n_max=shape.n_max
         )
@@ -174,12 +225,12 @@ class JsonRules:
         self._count()
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             return None
-        keys = schema.keys() - IGNORED
+        schema = normal(schema)
         self._builder.unenforced |= UNENFORCED & schema.keys()
-        if not keys <= OBJECT | COMBINED:
+        if not VALUED.isdisjoint(schema):
             return None
         shape = _own_shape(schema)
-        groups = self._groups(schema, keys & COMBINED)
+        groups = self._groups(schema, COMBINED & schema.keys())
         if shape is None or groups is None:
             return None
         shapes = [shape]
@@ -269,10 +320,11 @@ def _has_order(schema: Schema) -> bool:
 def _is_writable(shape: ObjectShape) -> bool:
     """Whether this module has rules for the shape."""
     is_bounded = shape.n_min > 0 or shape.n_max is not None
-    if is_bounded and (shape.others is not None or len(shape.members) > MAX_COUNTED):
+    further = [*shape.patterns.values(), *([] if shape.others is None else [shape.others])]
+    if is_bounded and (further or len(shape.members) > MAX_COUNTED):
         return False
     if not shape.members:
-        return isinstance(shape.others, dict) and _has_order(shape.others)
+        return any(isinstance(part, dict) and _has_order(part) for part in further)
     n_max = len(shape.members) if shape.n_max is None else shape.n_max
     return len(shape.required) <= n_max and shape.n_min <= len(shape.members)
 
@@ -284,6 +336,7 @@ def _own_shape(schema: Schema) -> ObjectShape | None:
     others = schema.get("additionalProperties", {} if DESCRIBING & schema.keys() else None)
     n_min = schema.get("minProperties", 0)
     n_max = schema.get("maxProperties")
+    patterns = schema.get("patternProperties", {})
     is_valid = (
         isinstance(members, dict)
         and all(isinstance(part, dict | bool) for part in members.values())
@@ -292,6 +345,8 @@ def _own_shape(schema: Schema) -> ObjectShape | None:
         and (others is None or isinstance(others, dict | bool))
         and _is_count(n_min)
         and (n_max is None or _is_count(n_max))
+        and isinstance(patterns, dict)
+        and all(isinstance(part, dict) for part in patterns.values())
     )
     if not is_valid or any(members.get(name) is False for name in required):
         return None
@@ -301,7 +356,12 @@ def _own_shape(schema: Schema) -> ObjectShape | None:
         others = None
     elif others is True:
         others = {}
-    return ObjectShape(described, frozenset(required), others, n_min, n_max)
+    if len(patterns) == 1 and not described and ANY_NAME.fullmatch(*patterns):
+        (others,) = patterns.values()
+        patterns = {}
+    elif patterns and (schema.get("additionalProperties") is not False or described):
+        return None
+    return ObjectShape(described, frozenset(required), others, n_min, n_max, patterns)
 
 
 def _joined(first: ObjectShape, second: ObjectShape) -> ObjectShape:
@@ -320,6 +380,7 @@ def _joined(first: ObjectShape, second: ObjectShape) -> ObjectShape:
         first.others if first.others is not None else second.others,
         max(first.n_min, second.n_min),
         min(limits, default=None),
+        {**first.patterns, **second.patterns},
     )
 
 

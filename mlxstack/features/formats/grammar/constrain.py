@@ -80,7 +80,7 @@ def _with_json(parts: tuple[str, ...], name: str, tool: Tool, builder: LarkBuild
     """Literal parts around a name and arguments in JSON."""
     if not name:
         return None
-    schema = {**tool.parameters, "type": "object"}
+    schema = {**tool.parameters, "type": "object", "nullable": False}
     arguments = JsonRules(builder, schema).value(schema)
     return " ".join(
         arguments if part == ARGUMENTS else builder.call_opening(part, name) for part in parts
