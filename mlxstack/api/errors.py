@@ -46,6 +46,7 @@ ERRORS: Mapping[type[errors.StackError], ErrorRow] = {
     errors.TooLarge: _REFUSED._replace(status=413, anthropic="request_too_large"),
     errors.UnknownCoding: _REFUSED._replace(status=415),
     errors.UpgradeRefused: _REFUSED._replace(status=426),
+    errors.UnknownResponse: _REFUSED._replace(code="previous_response_not_found"),
     errors.Unsupported: ErrorRow(501, "not_supported_error", None, INVALID, "not_supported_error"),
     errors.Unauthorized: ErrorRow(
         401, AUTHENTICATION, "invalid_api_key", AUTHENTICATION, AUTHENTICATION

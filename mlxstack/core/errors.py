@@ -9,6 +9,7 @@ StackError
 │   ├── UnknownCoding      the body is compressed in a way that is not decoded here
 │   ├── UpgradeRefused     the request asks for another protocol
 │   ├── NoThreads          the conversation would have to be stored here
+│   ├── UnknownResponse    an earlier response would have to be stored here
 │   └── Unsupported        a feature that this model or preset does not serve
 ├── Unauthorized           no key, or a wrong one
 ├── Forbidden              a known caller without the permission
@@ -94,6 +95,18 @@ class NoThreads(BadRequest):
             "thread is not supported: no conversations are stored here; send all messages, "
             "without it",
             "thread",
+        )
+
+
+class UnknownResponse(BadRequest):
+    """A reference to the earlier response `name`, which OpenAI's servers would store."""
+
+    def __init__(self, name: str) -> None:
+        # Clients match these words and send the whole input.
+        super().__init__(
+            f"Previous response with id {name!r} not found: no responses are stored here; "
+            "send the whole input",
+            "previous_response_id",
         )
 
 

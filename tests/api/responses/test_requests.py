@@ -232,6 +232,16 @@ def test_context_length_exceeded_is_final(scripted: Scripted) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_an_earlier_response_is_refused_by_its_code(scripted: Scripted) -> None:
+    """VS Code, Roo and proxies look for code or words, and send the whole input."""
+    with pytest.raises(openai.BadRequestError, match="Previous response with id 'resp_1' not f") as no:
+        scripted.sdk.responses.create(model="m", input="hi", previous_response_id="resp_1")
+    assert no.value.code == "previous_response_not_found"
+    items: list[Any] = [{"type": "item_reference", "id": "msg_1"}]
+    with pytest.raises(openai.BadRequestError, match="Item with id 'msg_1' not found"):
+        scripted.sdk.responses.create(model="m", input=items)
+
+
 SHELL: dict[str, Any] = {"commands": ["ls"], "timeout_ms": 9}
 DONE: dict[str, Any] = {"stdout": "a.py", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
 PATCH: dict[str, Any] = {"type": "update_file", "path": "a.py", "diff": "@@"}

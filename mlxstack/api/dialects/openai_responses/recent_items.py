@@ -53,8 +53,9 @@ class RecentItems:
             return msgspec.json.decode(self._items[salt, name], type=Item)
         if name.startswith(OPTIONAL):
             return {"type": "item_reference", "id": name}
+        # Clients match the first words.
         raise BadRequest(
-            f"{path}: the item {name!r} is not kept here any more; send the item itself "
+            f"{path}: Item with id {name!r} not found: it is not kept any more; send the item itself "
             "(AI SDK: providerOptions.openai.store = false)",
             path,
         )

@@ -31,7 +31,7 @@ from mlxstack.api.request_fields import read_known
 from mlxstack.api.response_format import ResponseFormat, format_constraint, format_instruction
 from mlxstack.api.tool_choice import chosen_tool, require_offered
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.core.errors import BadRequest
+from mlxstack.core.errors import BadRequest, UnknownResponse
 from mlxstack.core.image import ImagePart
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.marks import mark_of
@@ -152,13 +152,15 @@ def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam, is_found: bool) -
 
 
 # Fields that need a server that stores responses.
-STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
+STATEFUL = ("conversation", "prompt", "background")
 
 
 def conversation(
     body: ResponsesBody, box: ToolNames, images: ImageReader = TEXT_ONLY
 ) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field."""
+    if body.previous_response_id:
+        raise UnknownResponse(body.previous_response_id)
     reason = ": no responses are stored here; send the whole input"
     request_fields.refuse(body, STATEFUL, reason)
     n_items = request_fields.n_parts([body.input])
