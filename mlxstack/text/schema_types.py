@@ -166,13 +166,13 @@ def _plain(schema: Any, all_types: _Types) -> Any:
 
 
 def normal(schema: Schema) -> Schema:
-    """Schema with its keywords in the spelling of JSON Schema.
+    """Schema in the spelling of JSON Schema.
 
     Some programs write null for an absent keyword, a list for an object without members (PHP) or
     the reverse (Lua), and `nullable` (OpenAPI).
     """
     absent = [key for key, value in schema.items() if value is None and key != "const"]
-    blank = {key: {} for key in MAPPINGS if schema.get(key) == []}
+    blank: Schema = {key: {} for key in MAPPINGS if schema.get(key) == []}
     if schema.get("required") == {}:
         blank["required"] = []
     if not absent and not blank and schema.get("nullable") is not True:

@@ -78,7 +78,10 @@ class JsonRules:
             raise BadRequest(f"tools: the schema is too deep: {error}", "tools") from None
 
     def _has_names(self, schema: Schema) -> bool:
-        """Whether references depend on names of schemas; that of the root changes no pointer."""
+        """Whether references depend on names of schemas.
+
+        That of the root changes no pointer.
+        """
         targets = references(schema) | references(self._root)
         are_pointers = all(target == "#" or target.startswith("#/") for target in targets)
         return bool(targets) and any(
@@ -150,7 +153,7 @@ class JsonRules:
             self._builder.unenforced.add(keyword)
 
     def _arrays(self, schema: Schema) -> list[str]:
-        """Rule of the lists of a schema, if there is one here."""
+        """Rules of the lists of a schema."""
         n_min = schema.get("minItems", 0)
         n_max = schema.get("maxItems")
         are_counts = _is_count(n_min) and (n_max is None or (_is_count(n_max) and n_max >= n_min))
@@ -172,7 +175,10 @@ class JsonRules:
         return [self._list(first, more, n_min, n_max)]
 
     def _list(self, first: list[Any], more: Any, n_min: int, n_max: int | None) -> str:
-        """Rule of a list of `first` items, then of `more`; the last ones may be missing."""
+        """Rule of `first` items, then of `more`.
+
+        The last ones may be missing.
+        """
         comma = self._builder.rule(COMMA)
         following = ""
         if more is not False and n_max != len(first):
@@ -190,7 +196,7 @@ class JsonRules:
         return self._builder.rule(f'"[" {inside} "]"' if n_min else f'"[" ({inside})? "]"')
 
     def _objects(self, schema: Schema) -> list[str]:
-        """Rules of the objects of a schema, if there are some here."""
+        """Rules of the objects of a schema."""
         shapes = self._shapes({**schema, "type": "object"})
         if not shapes or not all(map(_is_writable, shapes)):
             return []
