@@ -99,7 +99,7 @@ class NoThreads(BadRequest):
 
 
 class UnknownResponse(BadRequest):
-    """A reference to the earlier response `name`, which OpenAI's servers would store."""
+    """A reference to a response, none being stored."""
 
     def __init__(self, name: str) -> None:
         # Clients match these words and send the whole input.

@@ -199,7 +199,7 @@ def test_the_oldest_items_go_first() -> None:
         "a",
         "c",
     ]
-    with pytest.raises(BadRequest, match="'b' is not kept"):
+    with pytest.raises(BadRequest, match="'b' not found"):
         kept.resolve(references([{"id": "b"}]), "")
     kept.add(MessageItem("huge", "completed", (OutputText("x" * 3000),)), "")
     with pytest.raises(BadRequest):

@@ -234,7 +234,9 @@ def test_context_length_exceeded_is_final(scripted: Scripted) -> None:
 
 def test_an_earlier_response_is_refused_by_its_code(scripted: Scripted) -> None:
     """VS Code, Roo and proxies look for code or words, and send the whole input."""
-    with pytest.raises(openai.BadRequestError, match="Previous response with id 'resp_1' not f") as no:
+    with pytest.raises(
+        openai.BadRequestError, match="Previous response with id 'resp_1' not f"
+    ) as no:
         scripted.sdk.responses.create(model="m", input="hi", previous_response_id="resp_1")
     assert no.value.code == "previous_response_not_found"
     items: list[Any] = [{"type": "item_reference", "id": "msg_1"}]

@@ -55,7 +55,7 @@ class RecentItems:
             return {"type": "item_reference", "id": name}
         # Clients match the first words.
         raise BadRequest(
-            f"{path}: Item with id {name!r} not found: it is not kept any more; send the item itself "
-            "(AI SDK: providerOptions.openai.store = false)",
+            f"{path}: Item with id {name!r} not found: it is not kept any more; send the item "
+            "itself (AI SDK: providerOptions.openai.store = false)",
             path,
         )
