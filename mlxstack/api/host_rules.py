@@ -21,7 +21,7 @@ from mlxstack.api.response_headers import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ServerSpec
 
-LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
+LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\]"
 CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
 """Container host names of Docker and Podman; `.internal` is no TLD."""
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})

@@ -21,6 +21,7 @@ CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 LOOPBACK_PAGES = (
     "http://localhost:3000", "https://localhost", "http://127.0.0.1:8080", "http://[::1]:5173",
+    "http://0.0.0.0:3000",
     "http://tauri.localhost", "https://tauri.localhost", "https://mac.lan", "https://MAC.lan:8443",
 )  # fmt: skip
 APPS = (
