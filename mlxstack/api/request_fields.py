@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from mlxstack.api.caller import CallerFields, caller_of
 from mlxstack.api.guards import Connection
@@ -54,6 +54,18 @@ Stop = str | list[str | None] | None
 LogitBias = dict[str, float | bool] | list[list[Any]]
 
 
+class SchemaFields(Struct, kw_only=True):
+    """Schema of a tool under three names.
+
+    They are those of OpenAI's APIs, of Anthropic's and of MCP; some clients pass a tool on under
+    the name of another API.
+    """
+
+    parameters: dict[str, Any] | EmptyList | None = None
+    input_schema: dict[str, Any] | EmptyList | None = None
+    mcp_schema: dict[str, Any] | EmptyList | None = field(default=None, name="inputSchema")
+
+
 class Fields(CallerFields, kw_only=True):
     """Unknown fields are ignored; every field may be absent or null."""
 
@@ -83,7 +95,7 @@ class Fields(CallerFields, kw_only=True):
     n_predict: int | None = None
     id_slot: int | None = None
     cache_prompt: bool | None = None
-    cache: str | None = None
+    cache: Any = None
     timings_per_token: bool | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
@@ -127,7 +139,9 @@ def options(
 
 def drops_kv(body: Fields, connection: Connection) -> bool | None:
     """Whether body or header drop the KV; None where both are silent."""
-    name = body.cache or connection.headers.get(CACHE_HEADER)
+    # LiteLLM has an object in this field.
+    name = body.cache if isinstance(body.cache, str) else None
+    name = name or connection.headers.get(CACHE_HEADER)
     if name is None:
         return None
     return read_known(CACHE_MODES, name.strip().lower(), "cache")
@@ -317,6 +331,11 @@ def _bias_of(pair: Any) -> tuple[int | str, float]:
         f"logit_bias: {reprlib.repr(pair)} is not a pair of a token id or text and a finite number",
         "logit_bias",
     )
+
+
+def schema_of(tool: SchemaFields) -> dict[str, Any]:
+    """Schema of a tool under any name."""
+    return dict(tool.parameters or tool.input_schema or tool.mcp_schema or {})
 
 
 def names(service: Service) -> tuple[str, ...]:

@@ -46,7 +46,13 @@ def _part_text(part: Any) -> str:
     if kind == "refusal":
         return str(part.get("refusal") or "")
     if kind in TEXT_PARTS:
-        return str(part.get("text") or "")
+        # OpenAI's Assistants have an object with the text, others the text in `content`.
+        text = part.get("text")
+        if isinstance(text, dict):
+            text = text.get("value")
+        elif not text and isinstance(part.get("content"), str):
+            text = part["content"]
+        return str(text or "")
     raise Unsupported(f"{kind} input is not supported by this model; send text", "messages")
 
 
@@ -59,12 +65,12 @@ def system_text(content: Any) -> str:
 def parse_arguments(arguments: Any) -> dict[str, Any] | str:
     """Tool call arguments as an ordered object; never fails.
 
-    What is not a JSON object stays a string. Nothing at all means no arguments. Letters that
-    UTF-8 cannot encode become U+FFFD.
+    What is not a JSON object stays a string. Nothing at all means no arguments, and an object may
+    be encoded twice. Letters that UTF-8 cannot encode become U+FFFD.
     """
     if isinstance(arguments, dict):
         return arguments
-    if arguments is None or arguments == "":
+    if arguments is None:
         return {}
     if not isinstance(arguments, str):
         try:
@@ -72,7 +78,10 @@ def parse_arguments(arguments: Any) -> dict[str, Any] | str:
         except TypeError:  # a literal of Python that is no JSON, such as a set
             return str(arguments)
     try:
-        parsed = writable(json.loads(arguments))
+        parsed = json.loads(arguments.strip() or "null")
+        if isinstance(parsed, str):
+            parsed = json.loads(parsed)
+        parsed = writable({} if parsed is None else parsed)
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

@@ -250,6 +250,33 @@ def test_fields_that_say_nothing_are_not_refused(prompts: Prompts, more: dict[st
     assert prompts.of(CHAT, {"messages": [ASKED]} | more)
 
 
+CONTENTS = [
+    [{"type": "text", "text": {"value": "Rome", "annotations": []}}],
+    [{"type": "text", "content": "Rome"}],
+    [{"type": "text", "text": None}, "Rome"],
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_the_text_of_a_part_counts_in_every_spelling(prompts: Prompts, content: list[Any]) -> None:
+    for path, more in ((CHAT, {}), ("/v1/messages", {"max_tokens": 9})):
+        if path == CHAT or isinstance(content[-1], str):
+            sent = {"messages": [{"role": "user", "content": content}], **more}
+            assert "user\nRome<" in prompts.of(path, sent).replace("\n\n", "\n")
+
+
+def test_a_refusal_is_what_the_assistant_said(prompts: Prompts) -> None:
+    said = {"role": "assistant", "content": None, "refusal": "No."}
+    assert "No." in prompts.of(CHAT, {"messages": [ASKED, said, ASKED]})
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "reasoning_details"])
+@pytest.mark.parametrize("value", [{}, [], {"content": "hm"}, [{"text": "hm"}], "hm"])
+def test_reasoning_of_the_past_is_never_refused(prompts: Prompts, field: str, value: Any) -> None:
+    """It stays in the history, where a refusal would end the session for good."""
+    assert prompts.of(CHAT, {"messages": [ASKED, {**calling(text="x"), field: value}, ASKED]})
+
+
 def test_contents_of_ollama_may_be_parts(prompts: Prompts) -> None:
     def said(*contents: Any) -> str:
         turns = [{"role": "user", "content": content} for content in contents]
@@ -268,10 +295,11 @@ def test_no_arguments_may_be_an_empty_list(prompts: Prompts) -> None:
         assert "SUNNY" in prompts.of(path, body)
 
 
-def test_a_last_message_with_a_prefix_is_continued(prompts: Prompts) -> None:
+@pytest.mark.parametrize("word", ["prefix", "partial"])
+def test_a_last_message_with_a_prefix_is_continued(prompts: Prompts, word: str) -> None:
     begun = {"role": "assistant", "content": "The sky is"}
     plain = {"messages": [ASKED, begun], "continue_final_message": True}
-    body = {"messages": [ASKED, {**begun, "prefix": True}]}
+    body = {"messages": [ASKED, {**begun, word: True}]}
     assert prompts.of(CHAT, body) == prompts.of(CHAT, plain)
     assert prompts.of(CHAT, body).endswith("The sky is")
 
@@ -362,6 +390,35 @@ def test_an_object_without_keys_may_be_a_list(prompts: Prompts) -> None:
 NAMED = {"name": "weather", "description": "Weather of a city"}
 
 
+def test_the_schema_of_a_tool_has_the_name_of_any_api(prompts: Prompts) -> None:
+    """A schema that is not found leaves the model without arguments, without a word."""
+    for name in ("parameters", "input_schema", "inputSchema"):
+        own = {"name": "weather", name: SCHEMA}
+        nested = {"type": "function", "function": own}
+        for path, body in (
+            *((CHAT, {"messages": [ASKED], "tools": [tool]}) for tool in (own, nested)),
+            (CHAT, {"messages": [ASKED], "functions": [own]}),
+            *(("/v1/responses", {"input": [ASKED], "tools": [tool]}) for tool in (own, nested)),
+            ("/v1/messages", {"max_tokens": 9, "messages": [ASKED], "tools": [own]}),
+        ):
+            assert json.dumps(SCHEMA) in prompts.of(path, body), (path, body)
+
+
+def test_a_format_counts_in_the_field_of_either_api(prompts: Prompts) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA}}
+    sent = {"input": [ASKED], "response_format": form}
+    assert json.dumps(SCHEMA) in prompts.of("/v1/responses", sent)
+
+
+def test_messages_have_the_common_fields(prompts: Prompts) -> None:
+    sent = {"max_tokens": 9, "messages": [ASKED]}
+    prompts.of("/v1/messages", {**sent, "json_schema": SCHEMA})
+    assert prompts.engine.asked[-1].constraint is not None
+    plain = {**sent, "thinking": {"type": "disabled"}, "stop": ["in"]}
+    stopped = prompts.http.post("/v1/messages", json=plain).json()
+    assert stopped["stop_sequence"] == "in"
+
+
 def test_calls_of_the_chat_api_are_calls_of_responses(prompts: Prompts) -> None:
     calls = calling(called("c1", arguments='{"city": "Rome"}'), text="I look.")
     said = {"role": "assistant", "content": "I look."}
@@ -376,11 +433,21 @@ def test_calls_of_the_chat_api_are_calls_of_responses(prompts: Prompts) -> None:
 
 
 def test_calls_may_stand_beside_their_ids(prompts: Prompts) -> None:
-    flat = {"id": "c1", "type": "function", "name": "weather", "arguments": {"city": "Rome"}}
-    whole = called("c1", arguments='{"city": "Rome"}')
+    city = {"city": "Rome"}
+    flat = {"id": "c1", "type": "function", "name": "weather"}
+    same = [
+        called("c1", arguments=json.dumps(city)),
+        called("c1", arguments=json.dumps(json.dumps(city))),
+        called("c1", input=city),
+        {**flat, "arguments": city},
+        {**flat, "args": city},
+    ]
     result = {"role": "tool", "tool_call_id": "c1", "content": "SUNNY"}
-    said = [prompts.of(CHAT, {"messages": [ASKED, calling(one), result]}) for one in (flat, whole)]
-    assert said[0] == said[1]
+    said = {prompts.of(CHAT, {"messages": [ASKED, calling(one), result]}) for one in same}
+    assert len(said) == 1
+    none = [called("c1", arguments=text) for text in ("{}", " ", "null", None)]
+    said = {prompts.of(CHAT, {"messages": [ASKED, calling(one), result]}) for one in none}
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("thoughts", ["hm", ["hm"], [{"type": "summary_text", "text": "hm"}], None])

@@ -4,10 +4,10 @@ from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
-from mlxstack.api.request_fields import EmptyList, Fields
+from mlxstack.api.request_fields import Fields, SchemaFields
 from mlxstack.api.response_format import ResponseFormat
 
-Content = str | list[dict[str, Any]]
+Content = str | list[str | dict[str, Any]]
 
 
 class TextInput(Struct, tag="text"):
@@ -105,7 +105,7 @@ class MessageParam(Struct):
     content: Content | None = None
 
 
-class ToolParam(Struct):
+class ToolParam(SchemaFields):
     """Tool; tools of a vendor's server lack `input_schema`.
 
     They have a `type`.
@@ -113,7 +113,6 @@ class ToolParam(Struct):
 
     name: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | EmptyList | None = None
     type: str | None = None
     defer_loading: bool | None = None
 

@@ -77,14 +77,15 @@ def _options(
     options = request_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request, service)
     default = service.preset.sampling.max_tokens or MAX_TOKENS
     choice = body.tool_choice
+    budget = body.thinking.budget_tokens if body.thinking else None
     return structs.replace(
         options,
         max_tokens=default if options.max_tokens is None else options.max_tokens,
-        stop=request_fields.stops(body.stop_sequences, "stop_sequences"),
+        stop=request_fields.stops(body.stop_sequences, "stop_sequences") or options.stop,
         tool_choice=tool_choice_mode(choice, parsed.tools),
         forced_tool=choice.name if choice and choice.type == "tool" else None,
-        response_format=response_format(body),
-        thinking_budget=body.thinking.budget_tokens if body.thinking else None,
+        response_format=response_format(body) or options.response_format,
+        thinking_budget=options.thinking_budget if budget is None else budget,
         call_prefix="toolu_",
         is_one_call=bool(choice and choice.disable_parallel_tool_use),
         omitted_tools=(*omitted_tools(body.tools or ()), *body.server_names),

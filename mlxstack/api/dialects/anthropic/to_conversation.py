@@ -179,7 +179,9 @@ def _is_asked(message: MessageParam) -> bool:
         return False
     if not isinstance(message.content, list):
         return True
-    return all(part.get("type") != "tool_result" for part in message.content)
+    return all(
+        isinstance(part, str) or part.get("type") != "tool_result" for part in message.content
+    )
 
 
 def _user(
@@ -364,6 +366,8 @@ def _plain_kind(kind: str) -> str:
 def _typed(raw: dict[str, Any], kind: str, path: str) -> Block:
     """Block of a known kind, null fields left out. Raises BadRequest."""
     fields = {key: value for key, value in raw.items() if value is not None}
+    if kind == "text" and "text" in raw:
+        fields.setdefault("text", "")
     block: Block = request_fields.converted({**fields, "type": kind}, cast(Any, Block), path)
     return block
 
@@ -447,7 +451,7 @@ def _tool(spec: ToolParam, path: str, is_deferred: bool) -> Tool:
     if not spec.name:
         form = ", and the others beside it, not in `function`" if spec.type == OF_OPENAI else ""
         raise BadRequest(f"{path}.name: Field required{form}", f"{path}.name")
-    own = Tool(spec.name, spec.description or "", dict(spec.input_schema or {}), is_deferred)
+    own = Tool(spec.name, spec.description or "", request_fields.schema_of(spec), is_deferred)
     return client_tool(spec, is_deferred) or own
 
 

@@ -23,8 +23,10 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
-DURATION = re.compile(r"(?<![\d.])(\d++(?:\.\d++)?+)(ms|[hms]|\Z)")
-UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
+DURATION = re.compile(r"(?<![\d.])(\d++(?:\.\d*+)?+|\.\d++)([mnu\u00b5]s|[hms]|\Z)")
+UNITS_S = {
+    "ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1
+}  # fmt: skip
 LEVELS = ("low", "medium", "high", "max")
 
 
@@ -65,7 +67,7 @@ def keep_alive_s(keep_alive: float | str) -> float:
     """
     if isinstance(keep_alive, str):
         sign = -1 if keep_alive.startswith("-") else 1
-        text = keep_alive.removeprefix("-")
+        text = keep_alive.removeprefix("-").removeprefix("+")
         parts = DURATION.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
             raise BadRequest(

@@ -1,7 +1,7 @@
 """OpenAI's chat messages, as clients send them."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -47,10 +47,14 @@ ContentReader = Callable[[AnyContent, str], str]
 
 
 class FunctionParam(Struct):
-    """Function of a call in the history; `arguments` usually are a string."""
+    """Function of a call in the history; `arguments` usually are a string.
+
+    Some clients write Anthropic's `input` in their place.
+    """
 
     name: str | None = None
     arguments: str | dict[str, Any] | list[Any] | None = None
+    input: dict[str, Any] | None = None
 
 
 class CustomParam(Struct):
@@ -63,7 +67,7 @@ class CustomParam(Struct):
 class ToolCallParam(Struct):
     """A call that the assistant made earlier.
 
-    Some clients write the fields of `function` beside the id.
+    Some clients write the fields of `function` beside the id; LangChain has `args` then.
     """
 
     id: str | None = None
@@ -71,6 +75,7 @@ class ToolCallParam(Struct):
     custom: CustomParam | None = None
     name: str | None = None
     arguments: str | dict[str, Any] | list[Any] | None = None
+    args: dict[str, Any] | None = None
 
 
 class ChatMessageParam(Struct):
@@ -78,21 +83,24 @@ class ChatMessageParam(Struct):
 
     `function` is the legacy role of `tool`, `function_call` its one call.
 
-    A last one with `prefix` is continued, as DeepSeek and Mistral do. LiteLLM has its reasoning in
-    `thinking_blocks`, OpenRouter in `reasoning_details`.
+    A last one with `prefix` is continued, as DeepSeek and Mistral do, or with `partial`, as
+    Moonshot and Qwen's cloud do. LiteLLM has its reasoning in `thinking_blocks`, OpenRouter in
+    `reasoning_details`, others in objects. A refusal stands for a content.
     """
 
     role: str
     content: AnyContent = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    thinking_blocks: list[Any] | None = None
-    reasoning_details: list[Any] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    thinking_blocks: Any = None
+    reasoning_details: Any = None
     tool_calls: list[ToolCallParam] | None = None
     function_call: FunctionParam | None = None
     tool_call_id: str | None = None
     name: str | None = None
     prefix: bool | None = None
+    partial: bool | None = None
+    refusal: Any = None
 
 
 def read_messages(
@@ -142,7 +150,9 @@ def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
     if isinstance(message.content, list):
         parts = message.content
     calls = list(message.tool_calls or ())
-    thoughts = [*(message.thinking_blocks or message.reasoning_details or ())]
+    thoughts: list[Any] = []
+    for field in (message.thinking_blocks, message.reasoning_details):
+        thoughts = thoughts or (field if isinstance(field, list) else [])
     content: list[str | dict[str, Any]] = []
     for part in parts:
         match part:
@@ -155,18 +165,25 @@ def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
                 thoughts.append(part)
             case _:
                 content.append(part)
-    reasoning = message.reasoning_content or message.reasoning or _thoughts(thoughts)
+    fields = (message.reasoning_content, message.reasoning, thoughts)
+    reasoning = next(filter(None, map(_thought, fields)), None)
     if len(content) < len(parts):
         message = msgspec.structs.replace(message, content=content, tool_calls=calls)
     if content or calls or not parts:
         yield msgspec.structs.replace(message, reasoning_content=reasoning)
 
 
-def _thoughts(parts: Iterable[Any]) -> str | None:
-    """Text of parts of reasoning; sealed ones have none."""
-    objects = [part for part in parts if isinstance(part, dict)]
-    texts = [part.get("thinking") or part.get("text") or part.get("summary") for part in objects]
-    return "\n".join(plain_text(text, "\n") for text in texts if text) or None
+def _thought(value: Any) -> str:
+    """Text of reasoning in any form."""
+    match value:
+        case str():
+            return value
+        case list():
+            return "\n".join(filter(None, map(_thought, value)))
+        case dict():
+            names = ("thinking", "text", "summary", "content")
+            return next(filter(None, (_thought(value.get(name)) for name in names)), "")
+    return ""
 
 
 def with_marks(
@@ -278,17 +295,16 @@ def _message(
 ) -> Message:
     role = read_known(ROLES, turn.role, f"{path}.role")
     calls = turn.tool_calls
-    if not calls and turn.function_call:
+    if not calls and turn.function_call and turn.function_call.name:
         calls = [ToolCallParam(function=turn.function_call)]
+    if content is None and isinstance(turn.refusal, str):
+        content = turn.refusal
     if role is Role.SYSTEM:
         read_text = read_system
-    reasoning = turn.reasoning_content
-    if reasoning is None:
-        reasoning = turn.reasoning
     return Message(
         role=role,
         text=read_text(content, f"{path}.content"),
-        reasoning=reasoning,
+        reasoning=turn.reasoning_content,
         tool_calls=tuple(map(read_call, calls or ())),
         tool_call_id=turn.tool_call_id,
         name=turn.name,
@@ -299,7 +315,8 @@ def read_call(call: ToolCallParam) -> ToolCall:
     """Call of a history."""
     if call.custom is not None:
         return ToolCall(call.id or "", call.custom.name, {"input": call.custom.input})
-    function = call.function or FunctionParam(call.name, call.arguments)
+    function = call.function or FunctionParam(call.name, call.arguments, call.args)
+    arguments = function.input if function.arguments is None else function.arguments
     return ToolCall(
-        id=call.id or "", name=function.name or "", arguments=parse_arguments(function.arguments)
+        id=call.id or "", name=function.name or "", arguments=parse_arguments(arguments)
     )

@@ -5,14 +5,13 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from mlxstack.api.dialects.openai_chat.messages import ChatMessageParam, Content
-from mlxstack.api.request_fields import EmptyList, Fields, TopLogprobs
+from mlxstack.api.request_fields import Fields, SchemaFields, TopLogprobs
 from mlxstack.api.response_format import ResponseFormat
 
 
-class FunctionSpec(Struct):
+class FunctionSpec(SchemaFields):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | EmptyList | None = None
 
 
 class CustomSpec(Struct):
@@ -23,7 +22,7 @@ class CustomSpec(Struct):
     format: dict[str, Any] | None = None
 
 
-class ChatToolParam(Struct):
+class ChatToolParam(SchemaFields):
     """A tool; those of other types than `function` and `custom` are left out.
 
     Some clients write the fields of the inner object beside `type`.
@@ -34,8 +33,6 @@ class ChatToolParam(Struct):
     custom: CustomSpec | None = None
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, Any] | EmptyList | None = None
-    input_schema: dict[str, Any] | EmptyList | None = None
     format: dict[str, Any] | None = None
 
 

@@ -10,6 +10,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     FunctionSpec,
     ThinkingSwitch,
 )
+from mlxstack.api.request_fields import schema_of
 from mlxstack.api.response_format import format_constraint, format_instruction
 from mlxstack.api.tool_choice import require_offered
 from mlxstack.core.conversation import Conversation, Tool
@@ -28,17 +29,18 @@ def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversatio
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
     _bound(body)
-    thinking, template = _thinking(body)
+    switch, template = _thinking(body)
     messages = read_messages(body.messages, images)
     n_calls = sum(len(turn.tool_calls) for turn in messages)
     request_fields.bound(n_calls, request_fields.MAX_CALLS, "messages", "tool calls")
+    last = body.messages[-1]
     return Conversation(
         messages=(*messages, *format_instruction(response_format(body))),
         tools=_tools(body),
-        thinking=thinking,
+        thinking=switch,
         template=template,
         add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final=bool(body.continue_final_message or body.messages[-1].prefix),
+        continue_final=bool(body.continue_final_message or last.prefix or last.partial),
     )
 
 
@@ -121,20 +123,19 @@ def _tool(spec: ChatToolParam, path: str) -> Tool:
     if not spec.name:
         path = f"{path}.function"
         raise BadRequest(f"{path}: Field required, with the name and the parameters", path)
-    parameters = spec.parameters or spec.input_schema
-    return Tool(spec.name, spec.description or "", dict(parameters or {}))
+    return Tool(spec.name, spec.description or "", schema_of(spec))
 
 
 def _function(spec: FunctionSpec) -> Tool:
-    return Tool(spec.name, spec.description or "", dict(spec.parameters or {}))
+    return Tool(spec.name, spec.description or "", schema_of(spec))
 
 
 def _thinking(body: ChatBody) -> Effort:
     """Thinking by the first field that switches it."""
     switches = (body.thinking, body.reasoning, body.enable_thinking, body.think)
     states, levels = zip(*map(_switch, (body.reasoning_effort, *switches)), strict=True)
-    thinking = next((state for state in states if state is not None), None)
-    return effort(body.chat_template_kwargs, next(filter(None, levels), None), thinking)
+    switch = next((state for state in states if state is not None), None)
+    return effort(body.chat_template_kwargs, next(filter(None, levels), None), switch)
 
 
 def thinking_budget(body: ChatBody) -> int | None:

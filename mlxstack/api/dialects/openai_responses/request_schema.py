@@ -2,10 +2,12 @@
 
 from typing import Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.messages import AnyContent, Content, ToolCallParam
-from mlxstack.api.request_fields import Fields, TopLogprobs
+from mlxstack.api.dialects.openai_chat.request_schema import FunctionSpec
+from mlxstack.api.request_fields import Fields, SchemaFields, TopLogprobs, schema_of
+from mlxstack.api.response_format import ResponseFormat
 
 Item = dict[str, Any]
 
@@ -24,6 +26,7 @@ class ResponsesBody(Fields, kw_only=True):
     max_output_tokens: int | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     include: list[str] | None = None
     top_logprobs: TopLogprobs | None = None
     previous_response_id: str | None = None
@@ -74,13 +77,26 @@ class InputItem(Struct):
     reason: str | None = None
 
 
-class ResponsesToolParam(Struct):
-    """Tool of any type; `tools` are those of a namespace."""
+class ResponsesToolParam(SchemaFields):
+    """Tool of any type; `tools` are those of a namespace.
 
-    type: str = "function"
+    A tool of the chat API has its fields in `function`.
+    """
+
+    type: str | None = None
     name: str = ""
     description: str | None = None
+    function: FunctionSpec | None = None
     parameters: Any = None
     format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     execution: str | None = None
+
+
+def flat_tool(tool: ResponsesToolParam) -> ResponsesToolParam:
+    """Tool with its inner fields beside the type."""
+    own = tool.function
+    if tool.name or own is None:
+        return tool
+    schema = schema_of(own)
+    return structs.replace(tool, name=own.name, description=own.description, parameters=schema)

@@ -26,6 +26,7 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     Item,
     ResponsesBody,
     ResponsesToolParam,
+    flat_tool,
 )
 from mlxstack.api.request_fields import read_known
 from mlxstack.api.response_format import ResponseFormat, format_constraint, format_instruction
@@ -132,12 +133,12 @@ def _offered(
     raw_tools: list[Any], path: str, namespace: str | None
 ) -> Iterator[tuple[ClientTool, ResponsesToolParam]]:
     for i, raw in enumerate(raw_tools):
-        spec = request_fields.converted(raw, ResponsesToolParam, f"{path}[{i}]")
-        match spec.type:
-            case "function" | "custom" if spec.name:
-                yield ClientTool(spec.name, ToolKind(spec.type), namespace), spec
-            case ToolKind.SEARCH if spec.execution == "client":
-                yield ClientTool(spec.type, ToolKind.SEARCH), spec
+        spec = flat_tool(request_fields.converted(raw, ResponsesToolParam, f"{path}[{i}]"))
+        match spec.type or ToolKind.FUNCTION:
+            case "function" | "custom" as kind if spec.name:
+                yield ClientTool(spec.name, ToolKind(kind), namespace), spec
+            case ToolKind.SEARCH as kind if spec.execution == "client":
+                yield ClientTool(kind, ToolKind.SEARCH), spec
             case "function" | "custom" | "namespace" if not spec.name:
                 raise BadRequest(f"{path}[{i}].name: Field required", f"{path}[{i}].name")
             case "namespace":
@@ -147,8 +148,9 @@ def _offered(
 def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam, is_found: bool) -> Tool:
     if kind is ToolKind.CUSTOM:
         return custom_tools.tool(name, spec.description, spec.format, is_found)
-    parameters = spec.parameters if isinstance(spec.parameters, dict) else {}
-    return Tool(name, spec.description or "", parameters, is_found)
+    parameters = spec.parameters if isinstance(spec.parameters, dict) else None
+    schema = request_fields.schema_of(structs.replace(spec, parameters=parameters))
+    return Tool(name, spec.description or "", schema, is_found)
 
 
 # Fields that need a server that stores responses.
@@ -194,7 +196,9 @@ def forced_tool(box: ToolNames, choice: Any) -> str | None:
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
-    form = (body.text or {}).get("format") or {}
+    form = (body.text or {}).get("format")
+    if not form:
+        return format_constraint(body.response_format, "response_format")
     spec = request_fields.converted(form, ResponseFormat, "text.format")
     return format_constraint(spec, "text.format")
 
