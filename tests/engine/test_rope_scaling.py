@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -62,6 +63,95 @@ GEMMA = {
 """A model whose code in mlx-lm reads no scaling."""
 
 
+MOE = models.EXPERTS
+"""A model whose code in mlx-lm has a base, and no scaling."""
+PHI3 = models.LLAMA | {"model_type": "phi3"}
+N_ROTATED = models.LLAMA["hidden_size"] // models.LLAMA["num_attention_heads"] // 2
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+FOUR = {"factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {"short_factor": [1.0] * N_ROTATED, "long_factor": [2.0] * N_ROTATED}
+PLAIN = {"rope_type": "default", "rope_theta": 5e5}
+ABSENT = object()
+
+
+@pytest.mark.parametrize(
+    ("config", "flat", "written"),
+    [
+        (models.LLAMA, {"rope_theta": 5e5}, {"rope_theta": ABSENT, "rope_parameters": PLAIN}),
+        (models.LLAMA, {"rope_theta": 5e5}, {"rope_theta": 1e4, "rope_parameters": PLAIN}),
+        (
+            models.LLAMA,
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+            {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+        ),
+        (
+            models.LLAMA,
+            {"rope_scaling": {"type": "yarn", **FOUR}},
+            {"rope_scaling": {"rope_type": "yarn", **FOUR}, "rope_parameters": PLAIN},
+        ),
+        (
+            models.LLAMA,
+            {"rope_scaling": {"type": "yarn", **FOUR}, "max_position_embeddings": 64},
+            {
+                "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": None},
+                "max_position_embeddings": 64,
+            },
+        ),
+        (MOE, {"rope_theta": 5e5}, {"rope_theta": ABSENT, "rope_parameters": PLAIN}),
+        (
+            models.SLIDING,
+            {
+                "rope_theta": 5e5,
+                "rope_local_base_freq": 5e3,
+                "rope_scaling": {"type": "linear", "factor": 8.0},
+            },
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 5e5, "rope_type": "linear", "factor": 8.0},
+                    "sliding_attention": {"rope_theta": 5e3, "rope_type": "default"},
+                }
+            },
+        ),
+        (
+            PHI3,
+            {
+                "rope_scaling": {"type": "longrope", **LONG},
+                "original_max_position_embeddings": 64,
+            },
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 64,
+                    **LONG,
+                }
+            },
+        ),
+        (
+            PHI3,
+            {"rope_scaling": {"type": "linear", "factor": 2.0, **LONG}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 2, **LONG}},
+        ),
+    ],
+)  # fmt: skip
+def test_keys_of_transformers_5_are_those_of_mlx_lm(
+    tmp_path: Path, config: dict[str, Any], flat: dict[str, Any], written: dict[str, Any]
+) -> None:
+    tokens = mx.array([prompt(100, seed=1)])
+    theirs, _ = load_model(models.write(tmp_path / "flat", config | flat))
+    folder = models.write(tmp_path / "model", config | {"rope_theta": 1e4})
+    file = folder / "config.json"
+    plain, _ = load_model(folder)
+    changed = config | written
+    file.write_text(json.dumps({k: v for k, v in changed.items() if v is not ABSENT}))
+    ours = loader.load(ModelSpec(str(folder)), KVSpec())
+    assert mx.allclose(ours.model(tokens), theirs(tokens), atol=1e-4)
+    assert not mx.allclose(ours.model(tokens), plain(tokens), atol=1e-4)
+
+
 def test_a_model_that_ignores_it_is_refused(tmp_path: Path) -> None:
     folder = models.write(tmp_path / "gemma", GEMMA)
     loader.load(ModelSpec(str(folder)), KVSpec())
@@ -91,6 +181,34 @@ def test_a_model_that_scales_already_is_refused(model_of: ModelOf, tmp_path: Pat
     folder = written(tmp_path / "scaled", model_of("tiny"), YARN)
     with pytest.raises(SetupError, match="scales its rotary embedding already"):
         loader.load(ModelSpec(str(folder), rope=LINEAR), KVSpec())
+
+
+@pytest.mark.parametrize(
+    ("scaling", "n_ctx"),
+    [
+        ({"type": "linear", "factor": 4.0}, None), ({"type": "linear", "factor": 1.0}, 8192),
+        ({"type": "yarn", **FOUR}, 64), ({"type": "default"}, 8192), (None, 8192),
+    ],
+)  # fmt: skip
+def test_a_scaling_that_mlx_lm_ignores_is_no_silent_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scaling: Any, n_ctx: int | None
+) -> None:
+    config = MOE | {"rope_theta": 1e4, "rope_scaling": scaling}
+    spec = ModelSpec(str(models.write(tmp_path / "model", config)))
+    if n_ctx is None:
+        with pytest.raises(SetupError, match=r"scales .* \(linear\), .* of type 'qwen3_moe'"):
+            loader.load(spec, KVSpec())
+        return
+    assert loader.load(spec, KVSpec()).facts.n_ctx_train == n_ctx
+    assert ("good for 64 tokens" in caplog.text) == (n_ctx == 64)
+
+
+def test_kv_of_a_config_that_was_read_otherwise_is_not_found(tmp_path: Path) -> None:
+    folder = models.write(tmp_path / "model", models.LLAMA)
+    plain = loader.load(ModelSpec(str(folder)), KVSpec()).facts.identity.code
+    file = folder / "config.json"
+    file.write_text(json.dumps(models.LLAMA | {"rope_parameters": PLAIN}))
+    assert loader.load(ModelSpec(str(folder)), KVSpec()).facts.identity.code != plain
 
 
 def test_scaled_and_plain_share_no_kv(model_of: ModelOf, tmp_path: Path) -> None:

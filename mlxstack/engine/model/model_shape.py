@@ -23,6 +23,7 @@ from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.host.installer import install_command
+from mlxstack.models.rope_config import with_flat_rope
 from mlxstack.policy.memory.capacity import (
     Division,
     Geometry,
@@ -96,9 +97,20 @@ def has_scaled_rope(model: nn.Module) -> bool:
     """Whether a rotary embedding of the model is scaled, by a factor or by wavelength."""
     # By name: the program does not import mlx-lm as a package.
     return any(
-        type(module).__name__ == "YarnRoPE" or (type(module) is nn.RoPE and module.scale != 1)
+        "Yarn" in type(module).__name__ or (type(module) is nn.RoPE and module.scale != 1)
         for _, module in model.named_modules()
     )
+
+
+def has_plain_rope(model: nn.Module) -> bool:
+    """Whether the model has rotary embeddings, and none of them is scaled."""
+    names = ("rope", "rotary")
+    ropes = [
+        module
+        for _, module in model.named_modules()
+        if any(name in type(module).__name__.lower() for name in names)
+    ]
+    return bool(ropes) and all(type(rope) is nn.RoPE and rope.scale == 1 for rope in ropes)
 
 
 def _shape(config: Config, model: Any, args: Any) -> ModelShape:
@@ -156,7 +168,7 @@ def _built(config: Config) -> tuple[Any, Any]:
         model, args = _more_models().built(folder, plain)
         return model, args
     module = importlib.import_module(f"{PACKAGE}.models.{name}")
-    args = module.ModelArgs.from_dict(plain)
+    args = module.ModelArgs.from_dict(with_flat_rope(plain))
     return module.Model(args), args
 
 
@@ -187,6 +199,8 @@ def _is_of_mlx_lm(config: Config) -> bool:
 
 def _no_library(config: Config, more: Any) -> str:
     """Why no library has this type, and which one may."""
+    if not config.get("model_type"):
+        return "config.json lacks 'model_type', so no library can load it; get it again"
     refusal = f"models of type '{config.get('model_type', '')}' are not in mlx-lm {_version()}"
     if more.is_installed():
         return f"{refusal} and not in mlx-vlm {more.version()}"

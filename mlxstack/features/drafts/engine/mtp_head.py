@@ -18,6 +18,7 @@ from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelParts
 from mlxstack.models.model_files import weight_files
 from mlxstack.models.mtp_layouts import QWEN, HeadLayout, HeadTensors, head_tensors
+from mlxstack.models.rope_config import with_flat_rope
 
 Weights = dict[str, mx.array]
 
@@ -104,7 +105,7 @@ def load_head(model: Any, path: Path, quantization: Any = None) -> MTPHead | Non
     A head in full precision gets the model's `quantization`, as config.json has it. Raises
     ValueError for one that cannot be read, or does not fit the model.
     """
-    config = mlx_utils.load_config(path)
+    config = with_flat_rope(mlx_utils.load_config(path))
     names = head_tensors(config)
     if names is None:
         return None
