@@ -49,7 +49,8 @@ def read_config_object(file: Path) -> dict[str, Any]:
 def parse_object(data: bytes, file: Path) -> dict[str, Any]:
     """The JSON object that came from `file`. Raises SetupError."""
     try:
-        parsed = json.loads(data)
+        # Of bytes json takes UTF-16 and a byte order mark too, which the libraries do not.
+        parsed = json.loads(data.decode())
     except RecursionError:
         raise too_deep(file) from None
     except ValueError as error:
@@ -60,7 +61,7 @@ def parse_object(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def read_bytes(file: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file. Raises SetupError."""
+    """The bytes of a regular file. Raises SetupError, for a pointer of Git LFS too."""
     refuse_special(file)
     try:
         if (size := file.stat().st_size) > max_bytes:
@@ -68,9 +69,12 @@ def read_bytes(file: Path, max_bytes: int) -> bytes:
                 f"{file} has {size >> 20} MiB, at most {max_bytes >> 20} are taken; choose another "
                 "model"
             )
-        return file.read_bytes()
+        data = file.read_bytes()
     except OSError as error:
         raise SetupError(f"{file} cannot be read: {error.strerror}") from error
+    if data.startswith(LFS_BEGINNING):
+        raise pointer_refusal(file)
+    return data
 
 
 def refuse_special(file: Path) -> None:

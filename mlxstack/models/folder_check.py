@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.models.bounded_json import (
+    MAX_FILE_BYTES,
     is_lfs_pointer,
     pointer_refusal,
     read_bytes,
@@ -33,7 +34,11 @@ MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 """Maximum bytes of a tokenizer.json; large ones take 30 MB."""
 MAX_GROWTH = 64
 """Characters that the replacements of a tokenizer may make of one."""
-READ = (CONFIG, "tokenizer_config.json", "generation_config.json")
+READ = (
+    CONFIG, "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.json",
+)  # fmt: skip
+TEMPLATE = "chat_template.jinja"
 FETCHED_BY_LFS = (
     "*.json", "*.jinja", "*.tiktoken", "*.model", "merges.txt", "vocab.txt", "model*.safetensors",
 )  # fmt: skip
@@ -61,6 +66,8 @@ def check_folder(folder: Path) -> None:
             read_config_object(file) if name == CONFIG else read_object(file)
     if (file := folder / "tokenizer.json").is_file():
         _check_tokenizer(file)
+    if (file := folder / TEMPLATE).is_file():
+        _check_text(file)
     refuse_two_models(folder)
 
 
@@ -130,6 +137,14 @@ def _refuse_other_weights(folder: Path) -> None:
             "convert it with `mlx_lm.convert`, or take an MLX version of this model, such as one "
             "of mlx-community on the hub"
         )
+
+
+def _check_text(file: Path) -> None:
+    """Raise SetupError for a file that is no text in UTF-8."""
+    try:
+        read_bytes(file, MAX_FILE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise SetupError(f"{file} is no text in UTF-8 ({error}); get it again") from error
 
 
 def _check_tokenizer(file: Path) -> None:

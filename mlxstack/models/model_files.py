@@ -304,18 +304,68 @@ def _named_weights(folder: Path, present: set[str]) -> set[str]:
 
 
 def refuse_two_models(folder: Path) -> None:
-    """Raise SetupError for a whole file beside shards.
+    """Raise SetupError for files of two models.
 
     mlx_lm.utils.load_model reads all files, in the order of the directory: of two tensors of one
     name either may be taken.
     """
-    present = {file.name for file in weight_files(folder, "model")}
-    shards = sorted(_named_weights(folder, present) & present)
+    files = weight_files(folder, "model")
+    present = {file.name for file in files}
+    named = _named_weights(folder, present)
+    shards = sorted(named & present)
     if SINGLE in present and shards and SINGLE not in shards:
         raise SetupError(
             f"{folder} holds {SINGLE} beside {shards[0]}, and mlx-lm would mix their tensors; keep "
             "one of the two (of a model of the hub `mlx-stack rm` and `pull` keep the shards)"
         )
+    if len(files) > 1:
+        _refuse_same_tensors(folder, files, named)
+
+
+def _refuse_same_tensors(folder: Path, files: Sequence[Path], named: set[str]) -> None:
+    """Raise SetupError for a tensor that two files have, with other numbers."""
+    holders: dict[str, Path] = {}
+    # Files of the index come first, so that one too many is named as such.
+    for file in sorted(files, key=lambda file: (file.name not in named, file.name)):
+        names = _tensors(file)
+        for name in names:
+            holder = holders.get(name)
+            if holder is not None and _beginning(file, name) != _beginning(holder, name):
+                remedy = "keep those of one model"
+                if file.name not in named and holder.name in named:
+                    remedy = f"delete {file.name}, which does not belong to the others"
+                raise SetupError(
+                    f"{folder} holds the tensor {name} in {holder.name} and, with other numbers, "
+                    f"in {file.name}, and mlx-lm would take either; {remedy}"
+                )
+        holders |= dict.fromkeys(names, file)
+
+
+def _beginning(file: Path, name: str) -> tuple[Any, Any, bytes]:
+    """Type, shape and first bytes of a tensor. Raises SetupError for damaged files."""
+    with _reading(file):
+        header, start = _header(file)
+        begin, end = header[name]["data_offsets"]
+        with file.open("rb") as stream:
+            stream.seek(start + begin)
+            beginning = stream.read(min(end - begin, READ_PER_TENSOR))
+        return header[name]["dtype"], header[name]["shape"], beginning
+
+
+def check_weight_file(file: Path) -> None:
+    """Raise SetupError for a weight file that is damaged or cut short."""
+    _sum([file], lambda _: True)
+
+
+def _tensors(file: Path) -> list[str]:
+    """Names of the tensors in a file. Raises SetupError for a damaged one."""
+    with _reading(file):
+        return [name for name in _header(file)[0] if name != "__metadata__"]
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """Names of the tensors that mlx-lm reads. Raises SetupError for damaged files."""
+    return {name for file in weight_files(folder, "model") for name in _tensors(file)}
 
 
 def weights_on_disk(spec: ModelSpec) -> int:
@@ -340,7 +390,7 @@ def quantization_in(config: dict[str, Any]) -> str:
 def n_trained_in(config: Mapping[str, Any]) -> int:
     """Context in tokens that a config.json names; 0 without one."""
     flat = {**config, **(config.get("text_config") or {})}
-    return int(next((flat[key] for key in CONTEXT_KEYS if flat.get(key)), 0))
+    return int(next((flat[key] for key in CONTEXT_KEYS if (flat.get(key) or 0) > 0), 0))
 
 
 def _folder(spec: ModelSpec) -> Path | None:
@@ -397,7 +447,9 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError) as error:
-        raise SetupError(f"the header of {file} is damaged: {error}") from error
+        raise SetupError(
+            f"the header of {file} is damaged: {error}; delete it, and get it again"
+        ) from error
     except OSError as error:
         raise SetupError(f"{file} cannot be read: {error.strerror}") from error
 
@@ -411,7 +463,10 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     if is_lfs_pointer(file):
         raise pointer_refusal(file)
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
+        beginning = stream.read(8)
+        if len(beginning) < 8:
+            raise ValueError("the file is empty, or cut short")
+        length = int.from_bytes(beginning, "little")
         if length > MAX_FILE_BYTES:
             raise ValueError(f"it has {length >> 20} MiB, at most {MAX_FILE_BYTES >> 20} are taken")
         return parse_object(stream.read(length), file), 8 + length

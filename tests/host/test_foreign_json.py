@@ -59,7 +59,11 @@ def test_odd_numbers_of_published_configs_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"]
 )
-@pytest.mark.parametrize("data", [DEEP, b"[" * 100_000 + b"]" * 100_000, b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize("data", [
+        DEEP, b"[" * 100_000 + b"]" * 100_000, b"{", b"[1]", b"\xff", b"\xef\xbb\xbf{}",
+        "{}".encode("utf-16"),
+    ],
+)  # fmt: skip
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / name).write_bytes(data)

@@ -114,6 +114,32 @@ def test_a_whole_file_beside_shards_is_refused(tmp_path: Path, has_index: bool) 
     assert measured(folder) == weights.plus(Weights(packed=4))
 
 
+@pytest.mark.parametrize(
+    ("extra", "remedy"),
+    [
+        ("model-00001-of-00003.safetensors", "delete model-00001-of-00003"),
+        ("model-00001-of-00002 (1).safetensors", r"delete model-00001-of-00002 \(1\)"),
+        ("model_old.safetensors", "delete model_old"),
+    ],
+)
+def test_files_of_two_models_are_refused(tmp_path: Path, extra: str, remedy: str) -> None:
+    folder = model_folder(tmp_path)
+    first, second = (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+    (folder / "model.safetensors").rename(folder / first)
+    save_file({"b": np.zeros(4, dtype=np.uint8)}, folder / second)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
+    weights = measured(folder)
+    save_file({"c": np.ones(4, dtype=np.uint8)}, folder / extra)
+    assert measured(folder) != weights
+    save_file({"b": np.ones(4, dtype=np.uint8)}, folder / extra)
+    for check in (measured, read_config, check_folder):
+        with pytest.raises(SetupError, match=f"the tensor b in {second} .* {remedy}"):
+            check(folder)
+    # The same file twice mixes nothing.
+    shutil.copy(folder / second, folder / extra)
+    check_folder(folder)
+
+
 def test_files_of_macos_beside_the_weights_are_no_weights(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     weights = read_config(folder).weights
