@@ -46,7 +46,8 @@ class ModelFacts(Struct, frozen=True):
 
     `n_vocab` tokens have a row in embedding and head. A context is at most `n_positions` tokens,
     where positions are learned; 0: they are not. `accepts_images`: images are served. `text_prompt`
-    stands before each text that is embedded.
+    stands before each text that is embedded, `text_end` after it; such a text has at most
+    `max_text_tokens`, 0 for any number.
     """
 
     id: str
@@ -62,3 +63,5 @@ class ModelFacts(Struct, frozen=True):
     accepts_images: bool = False
     n_positions: int = 0
     text_prompt: str = ""
+    text_end: int | None = None
+    max_text_tokens: int = 0

@@ -148,7 +148,12 @@ class EmbeddingEngine:
         self._embedder = embedder
         self.tokenizer = loaded.tokenizer
         self._device_memory.wire(self._preset.device.wired)
-        return replace(loaded.facts, text_prompt=recipe.prompt)
+        return replace(
+            loaded.facts,
+            text_prompt=recipe.prompt,
+            text_end=loaded.tokenizer.eos_token_id if recipe.adds_end else None,
+            max_text_tokens=recipe.max_tokens,
+        )
 
     def _recipe(self, folder: Path) -> EmbeddingRecipe:
         """Recipe of the folder; the default for the demo. Raises SetupError."""

@@ -13,14 +13,16 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
-from mlxstack.models.bounded_json import MAX_FILE_BYTES, read_bytes, read_object
-from mlxstack.models.model_files import CONFIG
+from mlxstack.models.bounded_json import MAX_FILE_BYTES, MAX_SIZE, read_bytes, read_object
+from mlxstack.models.model_files import CONFIG, check_weight_file
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS = "sentence_bert_config.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
 POOLING = "1_Pooling"
 """Folder of the pooling where no modules.json names another."""
 BOTH_WAYS = (
@@ -82,13 +84,16 @@ class Normalization(Struct, frozen=True):
 class EmbeddingRecipe(Struct, frozen=True):
     """Pooling modes, whose vectors are concatenated, and the modules after them.
 
-    `prompt` stands before each text. The default is that of embedders made of language models, such
+    `prompt` stands before each text, which has at most `max_tokens`; 0: any number. With `adds_end`
+    the tokenizer's end stands after it. The default is that of embedders made of language models, such
     as Qwen3-Embedding: the state of the last token.
     """
 
     modes: tuple[PoolingMode, ...] = (PoolingMode.LAST,)
     modules: tuple[DenseLayer | Normalization, ...] = ()
     prompt: str = ""
+    max_tokens: int = 0
+    adds_end: bool = False
 
 
 def embedding_recipe(folder: Path) -> EmbeddingRecipe:
@@ -97,12 +102,17 @@ def embedding_recipe(folder: Path) -> EmbeddingRecipe:
     Raises SetupError for one that is not computed here.
     """
     _refuse_both_ways(read_object(folder / CONFIG))
-    _refuse_lower_case(folder)
-    prompt = _default_prompt(folder)
+    plain = EmbeddingRecipe(
+        prompt=_default_prompt(folder),
+        max_tokens=_max_tokens(folder),
+        # Transformers 5 leaves it out beside a tokenizer.json; the models were trained with it:
+        # https://github.com/embeddings-benchmark/mteb/pull/5237
+        adds_end=bool(_settings(folder / TOKENIZER_SETTINGS).get("add_eos_token")),
+    )
     if not (folder / MODULES).is_file():
         if not (folder / POOLING / CONFIG).is_file():
-            return EmbeddingRecipe(prompt=prompt)
-        return EmbeddingRecipe(_modes(folder / POOLING / CONFIG), prompt=prompt)
+            return plain
+        return replace(plain, modes=_modes(folder / POOLING / CONFIG))
     modes: tuple[PoolingMode, ...] = ()
     modules: list[DenseLayer | Normalization] = []
     for kind, place in _modules(folder / MODULES):
@@ -121,7 +131,7 @@ def embedding_recipe(folder: Path) -> EmbeddingRecipe:
             )
     if not modes:
         raise SetupError(f"{folder / MODULES} names no pooling of the hidden states")
-    return EmbeddingRecipe(modes, tuple(modules), prompt)
+    return replace(plain, modes=modes, modules=tuple(modules))
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
@@ -151,6 +161,11 @@ def _modes(file: Path) -> tuple[PoolingMode, ...]:
 
     Raises SetupError for none, and for unknown ones.
     """
+    if not file.exists():
+        raise SetupError(
+            f"{file} is missing, which says how hidden states become a vector; conversions leave "
+            "it out: copy it from the original model"
+        )
     config = read_object(file)
     named = config.get("pooling_mode")
     if isinstance(named, str):
@@ -186,14 +201,13 @@ def _dense(folder: Path) -> DenseLayer:
             f"{folder} holds no model.safetensors; pull the model again, or take a version of it "
             "with safetensors"
         )
+    check_weight_file(file)
     return DenseLayer(file, Activation(name))
 
 
 def _default_prompt(folder: Path) -> str:
     """Prompt that stands before each text by default."""
-    if not (folder / SETTINGS).is_file():
-        return ""
-    settings = read_object(folder / SETTINGS)
+    settings = _settings(folder / SETTINGS)
     prompts = settings.get("prompts")
     name = settings.get("default_prompt_name")
     prompt: Any = ""
@@ -204,10 +218,26 @@ def _default_prompt(folder: Path) -> str:
     return prompt
 
 
-def _refuse_lower_case(folder: Path) -> None:
+def _max_tokens(folder: Path) -> int:
+    """Most tokens of a text, 0 for any number.
+
+    Raises SetupError for texts in lower case.
+    """
     file = folder / TRANSFORMER_SETTINGS
-    if file.is_file() and read_object(file).get("do_lower_case"):
+    settings = _settings(file)
+    if settings.get("do_lower_case"):
         raise SetupError(f"{file}: texts in lower case (do_lower_case) are not made here")
+    n_tokens = settings.get("max_seq_length")
+    if type(n_tokens) is int and 0 < n_tokens <= MAX_SIZE:
+        return n_tokens
+    return 0
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The object in a file, empty without one. Raises SetupError."""
+    if file.is_file():
+        return read_object(file)
+    return {}
 
 
 def _refuse_both_ways(config: Mapping[str, Any]) -> None:
@@ -218,6 +248,9 @@ def _refuse_both_ways(config: Mapping[str, Any]) -> None:
         key_off = next((key for key in ONE_WAY if part.get(key) is False), "")
         listed = part.get("architectures")
         names = [str(name) for name in listed] if isinstance(listed, list) else [str(listed or "")]
+        # Code of the folder, in whose place a class of mlx-lm would compute.
+        if isinstance(code := part.get("auto_map"), dict):
+            names += [str(name) for name in code.values()]
         name = next((name for name in names if BOTH_WAYS_NAME.search(name)), "")
         if evidence := key_on or key_off or name:
             raise SetupError(

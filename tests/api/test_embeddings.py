@@ -1,10 +1,12 @@
 """Embeddings: a service of its own, through OpenAI's SDK and llama-server's door."""
 
 import asyncio
+import json
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future
 from math import sqrt
+from pathlib import Path
 
 import httpx
 import mlx.core as mx
@@ -17,9 +19,11 @@ from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, Slo
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.embedding_engine import MAX_TOKENS, Embedder, batches
 from mlxstack.engine.embedding_pooling import Pooler
+from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 from mlxstack.models.embedding_recipe import EmbeddingRecipe, PoolingMode
 from mlxstack.service.calls.embedding import numbers, shortened
-from tests.api.running import Running, running
+from tests import models
+from tests.api.running import Running, running, tiny_preset
 from tests.api.test_swap import until
 from tests.patience import PATIENCE_S
 from tests.tolerance import ROUNDING, distance
@@ -214,6 +218,27 @@ def test_b16_batches_hold_every_text_once_and_are_bounded() -> None:
     assert sorted(at for batch in made for at in batch) == list(range(7))
     for batch in made:
         assert len(batch) == 1 or len(batch) * max(lengths[at] for at in batch) <= MAX_TOKENS
+
+
+def test_a_text_ends_as_its_model_was_trained_and_is_no_longer(tmp_path: Path) -> None:
+    folder = models.write(tmp_path / "model", models.LLAMA)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "add_eos_token": True}))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    tokenizer = load_tokenizer(folder)
+    tokens = tokenizer.encode("read a file", add_special_tokens=False)
+    preset = tiny_preset(folder, kind=ServiceKind.EMBEDDING, slots=SlotSpec(count=1, n_ctx=1024))
+    with running(preset, tmp_path / "home") as found:
+
+        def embedded(path: str, **body: object) -> httpx.Response:
+            return httpx.post(f"{found.url}{path}", json=body, timeout=PATIENCE_S)
+
+        ended = embedded("/v1/embeddings", input=[[*tokens, tokenizer.eos_token_id]]).json()
+        plain = embedded("/v1/embeddings", input="read a file").json()
+        assert plain["data"][0]["embedding"] == ended["data"][0]["embedding"]
+        assert plain["usage"]["prompt_tokens"] == len(tokens) + 1
+        assert embedded("/v1/embeddings", input="a b c " * 9).status_code == 400
+        assert embedded("/api/embed", model="tiny", input="a b c " * 9).is_success
 
 
 def test_b16_a_cut_of_nothing_is_no_division_by_zero() -> None:

@@ -170,6 +170,7 @@ def config(folder: Path, **changes: Any) -> None:
         {"use_bidirectional_attention": True}, {"is_causal": False}, {"use_bidirectional": "all"},
         {"text_config": {"use_bidirectional_attention": True}},
         {"architectures": ["LlamaBidirectionalModel"]}, {"architectures": ["Qwen2BiModel"]},
+        {"auto_map": {"AutoModel": "modeling_own.LlamaBidirectionalModel"}},
     ],
 )  # fmt: skip
 def test_attention_in_both_directions_is_refused(folder: Path, changes: dict[str, Any]) -> None:
@@ -255,6 +256,26 @@ def test_the_default_prompt_is_told(folder: Path) -> None:
         assert engine._loaded.result().text_prompt == "Find: "
     file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "none"}))
     with pytest.raises(SetupError, match="no prompt of the name 'none'"):
+        embedding_recipe(folder)
+
+
+@pytest.mark.parametrize("n", [4, 0, None, True, "4", 2**40])
+def test_the_longest_text_and_the_end_are_told(folder: Path, n: Any) -> None:
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": n}))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "add_eos_token": n == 4}))
+    with started(folder) as engine:
+        facts = engine._loaded.result()
+        assert facts.max_text_tokens == (4 if n == 4 else 0)
+        assert facts.text_end == (engine.tokenizer.eos_token_id if n == 4 else None)
+
+
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"", b"<html>"])
+def test_a_damaged_dense_layer_is_named(folder: Path, content: bytes) -> None:
+    write(folder, "Dense", pooling_mode_mean_tokens=True)
+    dense(folder / "2_Dense", WIDTH, 20, "torch.nn.modules.linear.Identity", has_bias=False)
+    (folder / "2_Dense" / "model.safetensors").write_bytes(content)
+    with pytest.raises(SetupError, match=r"2_Dense/model\.safetensors"):
         embedding_recipe(folder)
 
 

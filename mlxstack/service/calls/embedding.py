@@ -87,12 +87,13 @@ async def _all_tokens(text_processor: TextProcessor, text: Text) -> Tokens:
 async def _tokens(
     service: Service, text_processor: TextProcessor, text: Text, is_cut: bool
 ) -> Tokens:
-    limit = service.preset.slots.n_ctx
+    facts = service.facts
+    limit = min(filter(None, (service.preset.slots.n_ctx, facts.max_text_tokens)))
     if is_cut and isinstance(text, str):
         # A text that is longer is refused before its tokens are known.
         text = text[: max(CHARS_PER_TOKEN * limit, MIN_COUNTED_CHARS)]
     if isinstance(text, str) and text:
-        text = service.facts.text_prompt + text
+        text = facts.text_prompt + text
     try:
         tokens = await _all_tokens(text_processor, text)
     except TooLong as error:
@@ -100,10 +101,12 @@ async def _tokens(
         raise
     if not tokens:
         raise BadRequest("input has an empty text; there is nothing to embed", "input")
+    if isinstance(text, str) and facts.text_end is not None and tokens[-1] not in facts.eos:
+        tokens = (*tokens, facts.text_end)
     if len(tokens) <= limit:
         return tokens
     if not is_cut:
         raise TooLong(len(tokens), limit, "input")
     # Models that embed their last token expect an end token there.
-    end = tuple(token for token in tokens[-1:] if token in service.facts.eos)
+    end = tuple(token for token in tokens[-1:] if token in facts.eos)
     return (*tokens[: limit - len(end)], *end)
