@@ -156,6 +156,31 @@ def test_tensors_without_a_place_are_counted(model_of: ModelOf, tmp_path: Path) 
         loader.load(ModelSpec(str(folder)), KVSpec())
 
 
+def test_an_output_head_of_its_own_is_kept_where_config_says_nothing(tmp_path: Path) -> None:
+    own = models.LLAMA | {"tie_word_embeddings": False}
+    folder = models.write(tmp_path / "model", own)
+    tokens = mx.array([prompt(20, seed=1)])
+    before = loader.load(ModelSpec(str(folder)), KVSpec()).model(tokens)
+    for absent in (..., None):
+        changed(folder, tie_word_embeddings=absent)
+        assert mx.array_equal(loader.load(ModelSpec(str(folder)), KVSpec()).model(tokens), before)
+    tied = models.write(tmp_path / "tied", models.LLAMA)
+    model = loader.load(ModelSpec(str(changed(tied, tie_word_embeddings=...))), KVSpec()).model
+    assert "lm_head" not in model
+
+
+@pytest.mark.parametrize("part", ["mlp.up_proj", "embed_tokens", "input_layernorm"])
+def test_numbers_that_mlx_reads_as_others_are_refused(tmp_path: Path, part: str) -> None:
+    """MLX gives 8-bit floats of safetensors as integers, as these are."""
+    folder = models.write(tmp_path / "model", models.LLAMA)
+    loaded: Any = mx.load(str(folder / "model.safetensors"))
+    weights = {k: v.astype(mx.uint8) if part in k else v + 0 for k, v in loaded.items()}
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    with pytest.raises(SetupError, match=f"{part} are numbers of a type .* without scales"):
+        loader.load(ModelSpec(str(folder)), KVSpec())
+
+
 def test_the_identity_does_not_hang_on_weights_that_are_not_read(
     model_of: ModelOf, tmp_path: Path
 ) -> None:

@@ -73,7 +73,7 @@ def own(change: Change) -> int:
         (5, {5}), ([5, 6], {5, 6}), ([5, None], {5}), ([None, 5, 6.0, 7.5], {5, 6}),
         (["<|im_start|>", {"a": 1}, True, -1, 2**40, [5]], {1}), ("<|im_start|>", {1}),
         ([-1, 10**9], set()), ({"a": 1}, set()), ("nothing", set()), (None, set()),
-        (list(range(5, 5000)), set(range(5, models.VOCAB))),
+        (list(range(5, 5000)), set(range(5, models.VOCAB))), ("5", {5}), (["5", "6"], {5, 6}),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("file", ["config", "generation_config"])
@@ -125,8 +125,14 @@ def test_a_token_that_also_closes_thoughts_is_none(change: Change) -> None:
     assert models.VOCAB + 1 not in ends(change(THINKING, ("<|open|>", "<|close|>")))
 
 
-def test_known_ends_are_ends_without_a_template(change: Change) -> None:
+@pytest.mark.parametrize("is_special", [True, False])
+def test_known_ends_are_ends_without_a_template(change: Change, is_special: bool) -> None:
     folder = change("{{ messages[0].content }}", ("<|eot_id|>", "<|other|>"))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    for token in tokenizer["added_tokens"][-2:]:
+        token["special"] = is_special
+    file.write_text(json.dumps(tokenizer))
     assert models.VOCAB in ends(folder)
     assert models.VOCAB + 1 not in ends(folder)
 

@@ -12,6 +12,10 @@ from mlxstack.models.model_files import CONFIG, missing_weights
 MAX_NAMED = 4
 MAX_CHARS = 600
 STRAY = re.compile(r"Received (\d+) parameters not in model:\s*(.*?)\.?\s*$", re.DOTALL)
+UNREAD = re.compile(r"unsupported dtype (\w+)")
+OWN_CODE = "trust_remote_code"
+OF_CONFIG = (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""Errors of mlx-lm's model files at a config that is not whole."""
 ABSENT = re.compile(r"Missing (\d+) parameters:\s*(.*?)\.?\s*$", re.DOTALL)
 
 
@@ -23,11 +27,21 @@ def why_not_loaded(folder: Path, error: BaseException) -> str:
     if lacking := missing_weights(folder):
         return f"it lacks {_first(lacking)}"
     text = str(error)
+    if match := UNREAD.search(text):
+        return (
+            f"its weights hold numbers of the type {match[1]}, which MLX does not read; take an "
+            "MLX version of this model, or one in bfloat16"
+        )
+    if isinstance(error, ValueError) and OWN_CODE in text:
+        return (
+            "it has Python code of its own (model_file in config.json), which runs only with "
+            "`--set model.trust_remote_code=true`; read it before"
+        )
     for pattern, fault in ((STRAY, "have no place in the model"), (ABSENT, "are missing")):
         if match := pattern.search(text):
             names = [name.strip() for name in match[2].split(",")]
             return f"{match[1]} tensors of its weights {fault}: {_first(names)}"
-    if isinstance(error, TypeError | LookupError | AttributeError):
+    if isinstance(error, OF_CONFIG):
         try:
             shape_of_config(read_object(folder / CONFIG))
         except (Unsupported, SetupError) as refused:

@@ -22,21 +22,38 @@ from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec, ModelSpec, scaled_context
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.loading.adapters import ADAPTER, with_adapter
 from mlxstack.engine.loading.embedding_tables import EmbeddingTables, embedding_tables
 from mlxstack.engine.loading.hub_download import fetch
 from mlxstack.engine.loading.load_errors import why_not_loaded
-from mlxstack.engine.loading.tokenizer_folder import check_rows, tokenizer_of
-from mlxstack.engine.loading.tokenizer_folder import refusal as tokenizer_refusal
+from mlxstack.engine.loading.tokenizer_folder import check_rows, refusals, tokenizer_of
 from mlxstack.engine.model import mlx_vlm_models
 from mlxstack.engine.model.mlx_vlm_models import TextModel
-from mlxstack.engine.model.model_shape import folder_of_mlx_vlm, has_scaled_rope
+from mlxstack.engine.model.model_shape import (
+    folder_of_mlx_vlm,
+    has_plain_rope,
+    has_scaled_rope,
+)
 from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.folder_check import check_adapter, check_folder
 from mlxstack.models.generation_config import sampling_defaults
-from mlxstack.models.model_files import identifying_files, n_trained_in, weight_files
-from mlxstack.models.rope_config import not_scaled, scaled_config
+from mlxstack.models.model_files import (
+    check_weight_file,
+    identifying_files,
+    n_trained_in,
+    tensor_names,
+    weight_files,
+)
+from mlxstack.models.rope_config import (
+    ignored_scaling,
+    n_without_scaling,
+    not_scaled,
+    own_scaling,
+    scaled_config,
+    with_flat_rope,
+)
 from mlxstack.store import kv_file_format
 
 log = logging.getLogger(__name__)
@@ -45,7 +62,10 @@ CHUNK = 1 << 22
 READ_AT_ONCE = 1 << 30
 """Bytes of weights that are read between two reports."""
 
-LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SystemExit)
+TIED = "tie_word_embeddings"
+HEADS = frozenset(
+    {"lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight"}
+)
 BLOB = re.compile(r"[0-9a-f]{64}")
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
@@ -80,6 +100,8 @@ def load(
     check_folder(path)
     if spec.adapter is not None:
         check_adapter(Path(spec.adapter))
+    for file in weight_files(path, "model"):
+        check_weight_file(file)
     n_bytes = sum(file.stat().st_size for file in weight_files(path, "model"))
     progress.report(f"loading {spec.id}, {size(n_bytes)} of weights")
     try:
@@ -88,18 +110,19 @@ def load(
             model.set_dtype(mx.float32)
         if divide is None:
             read_weights(model, progress)
-    # Some model files end the program when a package of theirs is missing.
-    except LOAD_ERRORS as error:
+    except SetupError:
+        raise
+    # Model files raise anything, and end the program when a package of theirs is missing.
+    except (Exception, SystemExit) as error:
+        raise_device_error(error)
         raise SetupError(
             f"the model {spec.id} at {path} cannot be loaded: {why_not_loaded(path, error)}"
         ) from error
     tables = embedding_tables(model)
-    try:
+    with refusals(path):
         tokenizer = tokenizer_of(path, tables.n_rows)
-    except LOAD_ERRORS as error:
-        raise tokenizer_refusal(path, error) from error
-    if tables.n_rows:
-        check_rows(spec.id, tokenizer, tables.n_rows)
+        if tables.n_rows:
+            check_rows(spec.id, tokenizer, tables.n_rows)
     if spec.rope is not None and not has_scaled_rope(model):
         raise SetupError(not_scaled(str(config.get("model_type", ""))))
     if spec.adapter is not None:
@@ -127,11 +150,47 @@ def _model_of(spec: ModelSpec, path: Path) -> tuple[Any, dict[str, Any]]:
                 f"'{plain['model_type']}', which mlx-vlm serves"
             )
         return mlx_vlm_models.load(path), plain
-    change = scaled_config(plain, spec.rope) if spec.rope else None
+    scaled = scaled_config(plain, spec.rope) if spec.rope else plain
     model, config = mlx_utils.load_model(
-        path, lazy=True, model_config=change, trust_remote_code=spec.trust_remote_code
+        path,
+        lazy=True,
+        model_config=with_own_head(with_flat_rope(scaled), path),
+        trust_remote_code=spec.trust_remote_code,
     )
+    _check_types(model)
     return model, config
+
+
+def with_own_head(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Config that says so where the weights have an output head of their own.
+
+    Without `tie_word_embeddings` some types of mlx-lm drop it, and take the embedding.
+    """
+    text = config.get("text_config") or config
+    if isinstance(text.get(TIED), bool) or isinstance(config.get(TIED), bool):
+        return config
+    if HEADS.isdisjoint(tensor_names(path)):
+        return config
+    if text is config:
+        return {**config, TIED: False}
+    return {**config, TIED: False, "text_config": {**text, TIED: False}}
+
+
+def _check_types(model: Any) -> None:
+    """Raise SetupError for weights whose numbers MLX does not read as what they are.
+
+    It takes 8-bit floats for integers, and multiplies those.
+    """
+    for name, module in model.named_modules():
+        weight = module.get("weight")
+        if not isinstance(weight, mx.array) or mx.issubdtype(weight.dtype, mx.floating):
+            continue
+        if not any("scale" in key for key in module):
+            raise SetupError(
+                f"the weights of {name} are numbers of a type that mlx-lm does not read (whole "
+                "numbers, or 8-bit floats without scales); take an MLX version of this model, or "
+                "one in bfloat16"
+            )
 
 
 def read_weights(model: Any, progress: LoadProgress) -> None:
@@ -248,6 +307,9 @@ def _facts(
     text = config.get("text_config") or config
     parameters = [p for _, p in tree_flatten(model.parameters())]
     code = code_digest(path, config) + (f" rope {spec.rope}" if spec.rope else "")
+    if config != mlx_utils.load_config(path) and not spec.rope:
+        # KV of earlier checkouts, which read config.json as mlx-lm does, differs.
+        code += " config"
     if isinstance(model, TextModel):
         code += f" mlx-vlm {mlx_vlm_models.version()}"
     identity = Identity(
@@ -266,9 +328,28 @@ def _facts(
         architecture=str(config.get("model_type", "")),
         n_vocab=tables.n_rows or int(text.get("vocab_size") or tokenizer.vocab_size),
         n_positions=tables.n_positions,
-        n_ctx_train=scaled_context(n_trained_in(config), spec),
+        n_ctx_train=_n_ctx_train(spec, config, model),
         n_params=sum(p.size for p in parameters),
         n_bytes=sum(p.nbytes for p in parameters),
         eos=frozenset(tokenizer.eos_token_ids),
         defaults=sampling_defaults(path),
     )
+
+
+def _n_ctx_train(spec: ModelSpec, config: dict[str, Any], model: Any) -> int:
+    """Trained context.
+
+    Raises SetupError for a model that was trained with a scaling that its code ignores.
+    """
+    kind = own_scaling(config)
+    if spec.rope is not None or not kind or not has_plain_rope(model):
+        return scaled_context(n_trained_in(config), spec)
+    architecture = str(config.get("model_type", ""))
+    n_ctx = n_without_scaling(config)
+    if not n_ctx:
+        raise SetupError(ignored_scaling(architecture, kind))
+    log.warning(
+        "mlx-lm ignores the scaling of the rotary embedding (%s) in config.json for models of "
+        "type '%s': %s is good for %s tokens", kind, architecture, spec.id, n_ctx,
+    )  # fmt: skip
+    return n_ctx

@@ -24,11 +24,11 @@ MAX_NAMED = 5
 KNOWN_ENDS = frozenset(
     {
         "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end_of_turn|>",
-        "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "[EOT]",
-        "<end_of_utterance>",
+        "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "_<EOT>", "[EOT]",
+        "<end_of_utterance>", "</s>", "<eos>", "[EOS]", "<\uff5cend\u2581of\u2581sentence\uff5c>",
     }
 )  # fmt: skip
-"""Special tokens that stand for an end alone, whatever the files say, as in llama.cpp's list
+"""Added tokens that stand for an end alone, whatever the files say, as in llama.cpp's list
 (llama-vocab.cpp)."""
 
 
@@ -92,7 +92,9 @@ def _usable(values: list[Any], source: str, vocabulary: dict[str, int], n_ids: i
 def _token(value: Any, vocabulary: dict[str, int]) -> int | None:
     """Token that a value of `eos_token_id` stands for."""
     if isinstance(value, str):
-        return vocabulary.get(value)
+        # As mlx-lm reads it: a number in quotes is no text.
+        is_number = value.isascii() and value.isdecimal()
+        return int(value) if is_number else vocabulary.get(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -101,12 +103,11 @@ def _token(value: Any, vocabulary: dict[str, int]) -> int | None:
 
 
 def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:
-    """Special tokens that are an end by their text."""
+    """Added tokens that are an end by their text; fine-tunes add them as plain ones too."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {
-        id_ for id_, token in added.items()
-        if token.special and token.content in KNOWN_ENDS and id_ < n_ids
-    }  # fmt: skip
+        id_ for id_, token in added.items() if token.content in KNOWN_ENDS and id_ < n_ids
+    }
 
 
 def _text(tokenizer: Any, token: int) -> str:

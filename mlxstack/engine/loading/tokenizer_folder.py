@@ -1,10 +1,12 @@
 """The tokenizer of a model folder, loaded without its weights."""
 
-import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from mlxstack.core.errors import Busy, SetupError, TemplateOverrun
@@ -14,11 +16,16 @@ from mlxstack.models.bounded_json import read_object
 from mlxstack.models.folder_check import check_folder
 from mlxstack.models.model_files import CONFIG
 from mlxstack.text.rendering.asker import USER_TURN, TemplateAsker
+from mlxstack.text.tokens.pattern_panics import is_panic
 from mlxstack.text.tokens.rowless_tokens import tokens_without_rows
 
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 5
+BYTE_ORDER_MARK = "\ufeff"
+TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "merges.txt")
+"""Files of which a tokenizer is made."""
+TEKKEN = "tekken.json"
 SYSTEM = {"role": "system", "content": "System sentinel."}
 ANSWER = {"role": "assistant", "content": "Answer sentinel."}
 KEY = {"type": "string", "description": "A key."}
@@ -38,10 +45,21 @@ TOOLS = [
 def load_tokenizer(folder: Path) -> Any:
     """mlx-lm's wrapper, from tokenizer files and config.json. Raises SetupError."""
     check_folder(folder)
-    try:
+    with refusals(folder):
         return tokenizer_of(folder)
+
+
+@contextmanager
+def refusals(folder: Path) -> Iterator[None]:
+    """Errors of libraries as SetupError."""
+    try:
+        yield
+    except SetupError:
+        raise
     # Libraries raise anything for odd files, and some end the program without a package of theirs.
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception | SystemExit) and not is_panic(error):
+            raise
         raise refusal(folder, error) from error
 
 
@@ -53,11 +71,23 @@ def tokenizer_of(folder: Path, n_rows: int = 0) -> Any:
     where no weights are loaded.
     """
     settings = {"trust_remote_code": False, **_readable_config(folder)}
-    tokenizer = load_wrapper(folder, settings)
+    try:
+        tokenizer = load_wrapper(folder, settings)
+    except StrictDataclassError as error:
+        # Transformers checks all of config.json, of which a tokenizer needs the type at most.
+        kind = str(read_object(folder / CONFIG).get("model_type", ""))
+        log.info("config.json is not as Transformers wants it: %s", error)
+        settings["config"] = PreTrainedConfig.from_dict({"model_type": kind})
+        tokenizer = load_wrapper(folder, settings)
     file = folder / "chat_template.json"
     if not tokenizer.has_chat_template and file.is_file():
-        template = json.loads(file.read_bytes())["chat_template"]
-        tokenizer = load_wrapper(folder, {**settings, "chat_template": template})
+        template = read_object(file).get("chat_template")
+        if template is not None:
+            tokenizer = load_wrapper(folder, {**settings, "chat_template": template})
+    template = tokenizer.chat_template
+    if isinstance(template, str) and template.startswith(BYTE_ORDER_MARK):
+        # Editors on Windows write it; every prompt would begin with it.
+        tokenizer.chat_template = template.removeprefix(BYTE_ORDER_MARK)
     set_ends(tokenizer, folder, n_rows)
     return tokenizer
 
@@ -100,6 +130,19 @@ def refusal(folder: Path, error: BaseException) -> SetupError:
             f"the tokenizer at {folder} is Python code of the folder (`auto_map`), which does not "
             "run here; take a version of this model with a tokenizer.json"
         )
+    named = sorted({file.name for pattern in TOKENIZERS for file in folder.glob(pattern)})
+    if not named:
+        other = ""
+        if (folder / TEKKEN).is_file():
+            other = f" ({TEKKEN} is for mistral-common, which is not used here)"
+        return SetupError(
+            f"{folder} holds no tokenizer.json and no tokenizer.model{other}; get the model again "
+            "with `mlx-stack pull`, or take an MLX version of it"
+        )
+    if isinstance(error, LookupError):
+        reason = f"a file lacks {reason}"
+    if "tokenizer.json" not in named:
+        reason = f"{', '.join(named)}: {reason}; take a version of this model with a tokenizer.json"
     return SetupError(f"the tokenizer at {folder} cannot be loaded: {reason}")
 
 
