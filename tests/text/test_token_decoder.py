@@ -1,5 +1,6 @@
 """The streamed text is that of all tokens decoded at once, for every kind of tokenizer."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.text.tokenizer_kinds import (
     byte_level,
     fast,
     kind_of,
+    metaspace,
     python_model,
     spm,
 )
@@ -115,6 +117,16 @@ def test_an_added_word_is_its_letters_where_they_are_no_bytes() -> None:
     assert "\ufffd" in kind.reference(tokens)
     assert streamed(decoder, tokens) == "x está é ñandú"
     assert b"".join(map(decoder.of, tokens)) == "x está é ñandú".encode()
+
+
+def test_without_a_decoder_letters_of_spaces_are_spaces() -> None:
+    right = metaspace("always")
+    data = json.loads(right.to_str())
+    kind = fast(Tokenizer.from_str(json.dumps({**data, "decoder": None})))
+    tokens = kind.tokenizer.encode("def x\n    return", add_special_tokens=False)
+    text = right.decode(tokens, skip_special_tokens=False)
+    assert streamed(TokenDecoder(kind.tokenizer), tokens) == text
+    assert "\u2581" not in text
 
 
 def test_every_token_is_shown_at_once_but_for_bytes() -> None:

@@ -28,6 +28,7 @@ SPACE = "\u2581"
 """SentencePiece's letter for a space."""
 SPACES = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
 BYTE_LEVEL = {"type": "ByteLevel"}
+METASPACE = "Metaspace"
 PIECES = {"type": "Sequence", "decoders": [SPACES, {"type": "ByteFallback"}, {"type": "Fuse"}]}
 N_CONTEXT = 16
 """Tokens before a window that decide how it is read."""
@@ -575,6 +576,9 @@ def _decoder_spec(backend: Any) -> dict[str, Any] | None:
     spec = _state(backend.decoder)
     if "ByteLevel" not in step_kinds(spec) and _has_byte_letters(backend):
         return BYTE_LEVEL
+    pre_tokenizer = _state(backend.pre_tokenizer) or {}
+    if spec is None and pre_tokenizer.get("type") == METASPACE:
+        return pre_tokenizer
     return spec
 
 
