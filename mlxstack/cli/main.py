@@ -12,7 +12,7 @@ from typer._click.exceptions import NoArgsIsHelpError, UsageError
 from typer.core import TyperGroup
 
 from mlxstack import __version__
-from mlxstack.cli import help_text
+from mlxstack.cli import help_text, places
 from mlxstack.cli.commands import (
     agents,
     bench,
@@ -183,6 +183,7 @@ def main() -> None:
     prepare_streams()
     try:
         _leave_deleted_folder()
+        places.settle(os.environ)
         _run()
     except PipeClosed:
         sys.exit(Exit.PIPE_CLOSED)

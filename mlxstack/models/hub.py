@@ -52,6 +52,7 @@ BYTES_BAR = "Reconstructing"
 """The bar of the hub's client that counts bytes."""
 
 PROXIES = ("all_proxy", "http_proxy", "https_proxy")
+NO_PROXY = "no_proxy"
 OF_HTTP = ("http://", "https://")
 
 DISK_RESERVE = 2**30
@@ -230,6 +231,11 @@ def _refusal(model: str, error: BaseException) -> SetupError:
                 f"clone; or `unset {' '.join(proxies)}`, or name an HTTP proxy there "
                 "(http://host:port)"
             )
+        case _ if type(error).__name__ == "InvalidURL" and (named := _proxy_variables()):
+            text = (
+                f"{model} cannot be downloaded: an address in {', '.join(named)} cannot be read "
+                f"({error}); correct it, or `unset {' '.join(named)}`"
+            )
         case _ if _is_offline(error):
             return _offline(model)
         case errors.EntryNotFoundError():
@@ -244,6 +250,11 @@ def _unusable_proxies(error: BaseException) -> list[str]:
     is_proxy = "socksio" in str(error) or "proxy" in str(error).lower()
     named = (name for name in os.environ if is_proxy and name.lower() in PROXIES)
     return sorted(name for name in named if not os.environ[name].startswith(OF_HTTP))
+
+
+def _proxy_variables() -> list[str]:
+    """Variables from which httpx takes addresses."""
+    return sorted(name for name in os.environ if name.lower() in (*PROXIES, NO_PROXY))
 
 
 def _is_offline(error: BaseException) -> bool:

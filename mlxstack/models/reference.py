@@ -13,6 +13,13 @@ from mlxstack.models.folder_check import check_startable
 from mlxstack.models.model_files import CONFIG, gguf_refusal
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+HUB_HOST = r"(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/"
+HUB_URL = re.compile(
+    rf"(?:hf://|(?:https?://)?{HUB_HOST})?(?!{HUB_HOST})([\w.-]+/[\w.-]+?)(?:\.git)?/?"
+    r"(?:/(?:tree|blob|resolve)/main(?:/.*)?)?(?:[?#].*)?",
+    re.ASCII,
+)
+"""Address of a repository as browsers, `git clone` and other tools have it."""
 REPOSITORY = re.compile(r"models--(.+?)--(.+)")
 UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 MAX_NAME = 64
@@ -42,6 +49,14 @@ class Reference(Struct, frozen=True):
     name: str
 
 
+def hub_id_of(text: str) -> str:
+    """Hub id in an address of the hub; other texts as they are."""
+    match = HUB_URL.fullmatch(text.strip())
+    if match and HUB_ID.fullmatch(match[1]) and not is_folder(text):
+        return match[1]
+    return text
+
+
 def resolve(text: str, home: Home) -> Reference:
     """Find the model that is meant. Raises SetupError with near names.
 
@@ -50,6 +65,7 @@ def resolve(text: str, home: Home) -> Reference:
     folder = _folder(text)
     if folder is not None:
         return _of_folder(folder)
+    text = hub_id_of(text)
     if text == BUILTIN_MODEL or not HUB_ID.fullmatch(text):
         _refuse_file(expanded(text))
         if is_folder(text):

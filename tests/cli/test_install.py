@@ -152,12 +152,14 @@ def test_a_unit_finds_models_and_the_network_as_the_shell_does(shell: Shell) -> 
         "NO_PROXY": "localhost",
         "SSL_CERT_FILE": "/etc/ssl/own.pem",
     }
-    relative = {"HF_HOME": "models"}
+    relative = {"HF_HOME": "models", "XDG_DATA_HOME": "", "HOME": "."}
     secret = {"ALL_PROXY": "http://me:secret@proxy.example:3128"}
     done = shell.run("install", str(shell.preset), "--print", **kept, **relative, **secret)
     lines = done.stdout.splitlines()
     assert {f'Environment="{name}={value}"' for name, value in kept.items()} <= set(lines)
     assert f'Environment="HF_HOME={shell.folder / "models"}"' in lines
+    assert f'Environment="HOME={shell.folder}"' in lines
+    assert "XDG_DATA_HOME" not in done.stdout
     assert "secret" not in done.stdout
     assert "ALL_PROXY" in done.stderr
     env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}

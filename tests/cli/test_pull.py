@@ -171,6 +171,20 @@ def test_a_socks_proxy_is_refused_by_the_variable_with_a_remedy(tmp_path: Path, 
     assert "'.[socks]'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "away",
+    [
+        {"HTTPS_PROXY": "http://127.0.0.1:99999"}, {"NO_PROXY": "[::1]", "HTTPS_PROXY": "http://a:1"},
+    ],
+)  # fmt: skip
+def test_an_address_of_a_proxy_that_cannot_be_read_is_named(
+    tmp_path: Path, away: dict[str, str]
+) -> None:
+    done = run(tmp_path, "pull", hub.MODEL, HF_HOME=str(tmp_path / "hf"), **away)
+    assert done.returncode == 5
+    assert f"`unset {' '.join(sorted(away))}`" in done.stderr
+
+
 def test_an_earlier_download_is_named_where_the_newest_is_unknown(tmp_path: Path) -> None:
     with hub.serving(model_files()) as here:
         env = here.env(tmp_path / "hf")

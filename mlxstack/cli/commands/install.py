@@ -1,6 +1,7 @@
 """`install` and `uninstall`: services started at login by launchd or systemd."""
 
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import typer
 from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import failed_if
 from mlxstack.cli.output import emit, note
+from mlxstack.cli.places import HOME, PLACES, absolute
 from mlxstack.cli.start_choice import StartChoice
 from mlxstack.cli.streams import finishes
 from mlxstack.cli.verbs import VerbResult
@@ -23,19 +25,14 @@ if TYPE_CHECKING:
     from mlxstack.core.preset import Preset
     from mlxstack.host.home import Home
 
-PLACES = (
-    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_XET_CACHE", "HF_TOKEN_PATH",
-    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-)  # fmt: skip
-"""Variables with the place of models, caches and certificates."""
 PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 KEPT_VARIABLES = (
     "PATH", *PLACES, *PROXIES, *map(str.lower, PROXIES), "HF_ENDPOINT", "HF_HUB_OFFLINE",
-    "HF_HUB_DISABLE_XET", "TRANSFORMERS_OFFLINE", "MLX_STACK_MEMORY", "MLX_STACK_CPU",
+    "HF_HUB_DISABLE_XET", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT", "TRANSFORMERS_OFFLINE",
+    "MLX_STACK_MEMORY", "MLX_STACK_CPU",
 )  # fmt: skip
 """Variables of the shell that a unit, which has none of them, gets."""
-SECRETS = ("HF_TOKEN", "MLX_STACK_PEER_KEY", "MLX_STACK_SERVER_API_KEYS")
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MLX_STACK_PEER_KEY", "MLX_STACK_SERVER_API_KEYS")
 """Variables for the unit's file, which only its owner reads, and not for `--print`."""
 
 PROBE_S = 0.2
@@ -219,7 +216,8 @@ def _unit(
     from mlxstack.control.start import SAVING_S
 
     over = [name for name in variables() if name in os.environ]
-    inherited = [name for name in (*KEPT_VARIABLES, *SECRETS, *over) if name in os.environ]
+    kept = (*KEPT_VARIABLES, *SECRETS, *over, *([HOME] if _is_other_home() else ()))
+    inherited = [name for name in kept if name in os.environ]
     env = {name: _kept_value(name) for name in inherited if not (is_printed and _is_secret(name))}
     drains_s = [preset.server.drain_s for preset in presets]
     name = presets[0].name
@@ -254,8 +252,17 @@ def _kept_value(name: str) -> str:
         absolute = (folder for folder in folders if folder.startswith("/"))
         return os.pathsep.join(folder for folder in absolute if Path(folder).is_dir())
     if name in PLACES and value:
-        return str(Path(value).expanduser().absolute())
+        return absolute(value)
     return value
+
+
+def _is_other_home() -> bool:
+    """Whether HOME is not that of the user, which a unit has."""
+    try:
+        own = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return HOME in os.environ
+    return os.environ.get(HOME, own) != own
 
 
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:

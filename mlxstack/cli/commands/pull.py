@@ -58,9 +58,10 @@ def _spec(model: str, revision: str | None) -> "ModelSpec":
     from mlxstack.config import presets
     from mlxstack.core.preset import ModelSpec
     from mlxstack.host.home import home_from
-    from mlxstack.models.reference import HUB_ID
+    from mlxstack.models.reference import HUB_ID, hub_id_of
 
     home = home_from(os.environ)
+    model = hub_id_of(model)
     if HUB_ID.fullmatch(model):
         return ModelSpec(id=model, revision=revision)
     spec = presets.load(model, home).preset.model
