@@ -14,7 +14,7 @@ PLACES = (
 
 
 def settle(variables: MutableMapping[str, str]) -> None:
-    """Unset places that are empty, and make relative ones absolute.
+    """Unset empty places, make relative ones absolute.
 
     Libraries take an empty place for the current folder, and a service has another one than the
     command that starts it.

@@ -61,7 +61,10 @@ def parse_object(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def read_bytes(file: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file. Raises SetupError, for a pointer of Git LFS too."""
+    """The bytes of a regular file.
+
+    Raises SetupError, for a pointer of Git LFS too.
+    """
     refuse_special(file)
     try:
         if (size := file.stat().st_size) > max_bytes:

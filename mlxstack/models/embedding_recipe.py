@@ -84,9 +84,9 @@ class Normalization(Struct, frozen=True):
 class EmbeddingRecipe(Struct, frozen=True):
     """Pooling modes, whose vectors are concatenated, and the modules after them.
 
-    `prompt` stands before each text, which has at most `max_tokens`; 0: any number. With `adds_end`
-    the tokenizer's end stands after it. The default is that of embedders made of language models, such
-    as Qwen3-Embedding: the state of the last token.
+    `prompt` stands before each text, and with `adds_end` the tokenizer's end after it; a text has
+    at most `max_tokens`, 0 for any number. The default is that of embedders made of language
+    models, such as Qwen3-Embedding: the state of the last token.
     """
 
     modes: tuple[PoolingMode, ...] = (PoolingMode.LAST,)
@@ -234,7 +234,7 @@ def _max_tokens(folder: Path) -> int:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    """The object in a file, empty without one. Raises SetupError."""
+    """Object in a file, if any. Raises SetupError."""
     if file.is_file():
         return read_object(file)
     return {}

@@ -140,7 +140,7 @@ def _refuse_other_weights(folder: Path) -> None:
 
 
 def _check_text(file: Path) -> None:
-    """Raise SetupError for a file that is no text in UTF-8."""
+    """Raise SetupError for text that is not UTF-8."""
     try:
         read_bytes(file, MAX_FILE_BYTES).decode()
     except UnicodeDecodeError as error:

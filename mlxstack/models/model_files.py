@@ -323,7 +323,7 @@ def refuse_two_models(folder: Path) -> None:
 
 
 def _refuse_same_tensors(folder: Path, files: Sequence[Path], named: set[str]) -> None:
-    """Raise SetupError for a tensor that two files have, with other numbers."""
+    """Raise SetupError for a tensor in two versions."""
     holders: dict[str, Path] = {}
     # Files of the index come first, so that one too many is named as such.
     for file in sorted(files, key=lambda file: (file.name not in named, file.name)):
@@ -342,7 +342,7 @@ def _refuse_same_tensors(folder: Path, files: Sequence[Path], named: set[str]) -
 
 
 def _beginning(file: Path, name: str) -> tuple[Any, Any, bytes]:
-    """Type, shape and first bytes of a tensor. Raises SetupError for damaged files."""
+    """Type, shape and first bytes of a tensor."""
     with _reading(file):
         header, start = _header(file)
         begin, end = header[name]["data_offsets"]
@@ -353,18 +353,18 @@ def _beginning(file: Path, name: str) -> tuple[Any, Any, bytes]:
 
 
 def check_weight_file(file: Path) -> None:
-    """Raise SetupError for a weight file that is damaged or cut short."""
+    """Raise SetupError for a damaged weight file."""
     _sum([file], lambda _: True)
 
 
 def _tensors(file: Path) -> list[str]:
-    """Names of the tensors in a file. Raises SetupError for a damaged one."""
+    """Tensors of a file by name. Raises SetupError."""
     with _reading(file):
         return [name for name in _header(file)[0] if name != "__metadata__"]
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """Names of the tensors that mlx-lm reads. Raises SetupError for damaged files."""
+    """Tensors that mlx-lm reads, by name. Raises SetupError."""
     return {name for file in weight_files(folder, "model") for name in _tensors(file)}
 
 

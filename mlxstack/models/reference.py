@@ -50,7 +50,7 @@ class Reference(Struct, frozen=True):
 
 
 def hub_id_of(text: str) -> str:
-    """Hub id in an address of the hub; other texts as they are."""
+    """Hub id in an address; other texts unchanged."""
     match = HUB_URL.fullmatch(text.strip())
     if match and HUB_ID.fullmatch(match[1]) and not is_folder(text):
         return match[1]

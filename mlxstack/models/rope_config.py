@@ -26,14 +26,14 @@ N_ORIGINAL = "original_max_position_embeddings"
 
 
 def rope_kind(parameters: Any) -> str:
-    """Type of a rotary embedding, by one of the keys of a config."""
+    """Type of a rotary embedding."""
     if not isinstance(parameters, Mapping):
         return "default"
     return str(parameters.get("rope_type") or parameters.get("type") or "default")
 
 
 def with_flat_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A parsed config.json whose rotary embedding is in the keys of mlx-lm too.
+    """Parsed config.json with mlx-lm's keys for rotary embeddings.
 
     Transformers 5 writes `rope_parameters`. Most types of mlx-lm read `rope_theta` and
     `rope_scaling` alone, and would take the base of their type, without scaling. As in
@@ -121,7 +121,7 @@ def scaled_config(config: Mapping[str, Any], rope: RopeSpec) -> dict[str, Any]:
 
 
 def own_scaling(config: Mapping[str, Any]) -> str:
-    """Type of the scaling that a config.json names, "" without one."""
+    """Type of a config's own scaling, "" without one."""
     text: Mapping[str, Any] = config.get("text_config") or config
     named = [part for key in KEYS if isinstance(part := text.get(key), Mapping)]
     kinds = (rope_kind(part) for part in named if part.get("factor") != 1)
@@ -137,9 +137,9 @@ def not_scaled(architecture: str) -> str:
 
 
 def n_without_scaling(config: Mapping[str, Any]) -> int:
-    """Context of a model whose code ignores the scaling of its flat config.
+    """Context of a model without its scaling.
 
-    0 where it was trained with the scaling, so that every answer would be wrong.
+    For models whose code ignores it. 0 where they were trained with it: all answers would be wrong.
     """
     text: Mapping[str, Any] = config.get("text_config") or config
     scaling = text.get("rope_scaling") or {}
@@ -149,7 +149,7 @@ def n_without_scaling(config: Mapping[str, Any]) -> int:
 
 
 def ignored_scaling(architecture: str, kind: str) -> str:
-    """Message for a scaling of a config.json that its architecture ignores."""
+    """Message for a scaling that an architecture ignores."""
     return (
         f"config.json scales the rotary embedding ({kind}), and mlx-lm does not for models of type "
         f"'{architecture}', so its answers would be wrong; choose another model, or remove the "

@@ -30,7 +30,8 @@ SECOND = "model-00002-of-00002.safetensors"
 
 def shard(n_bytes: int) -> bytes:
     """A safetensors file with one tensor of so many bytes."""
-    header = json.dumps({"w": {"dtype": "U8", "shape": [n_bytes], "data_offsets": [0, n_bytes]}})
+    tensor = {"dtype": "U8", "shape": [n_bytes], "data_offsets": [0, n_bytes]}
+    header = json.dumps({f"w{n_bytes}": tensor})
     return len(header).to_bytes(8, "little") + header.encode() + bytes(n_bytes)
 
 
@@ -174,7 +175,7 @@ def test_a_socks_proxy_is_refused_by_the_variable_with_a_remedy(tmp_path: Path, 
 @pytest.mark.parametrize(
     "away",
     [
-        {"HTTPS_PROXY": "http://127.0.0.1:99999"}, {"NO_PROXY": "[::1]", "HTTPS_PROXY": "http://a:1"},
+        {"HTTPS_PROXY": "http://[::1:9"}, {"all_proxy": "http://host:port", "NO_PROXY": "::1/128"},
     ],
 )  # fmt: skip
 def test_an_address_of_a_proxy_that_cannot_be_read_is_named(

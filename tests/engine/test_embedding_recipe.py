@@ -270,7 +270,9 @@ def test_the_longest_text_and_the_end_are_told(folder: Path, n: Any) -> None:
         assert facts.text_end == (engine.tokenizer.eos_token_id if n == 4 else None)
 
 
-@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"", b"<html>"])
+@pytest.mark.parametrize(
+    "content", [b"version https://git-lfs.github.com/spec/v1\n", b"", b"<html>"]
+)
 def test_a_damaged_dense_layer_is_named(folder: Path, content: bytes) -> None:
     write(folder, "Dense", pooling_mode_mean_tokens=True)
     dense(folder / "2_Dense", WIDTH, 20, "torch.nn.modules.linear.Identity", has_bias=False)

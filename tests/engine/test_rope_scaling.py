@@ -89,7 +89,7 @@ ABSENT = object()
         ),
         (
             models.LLAMA,
-            {"rope_scaling": {"type": "yarn", **FOUR}},
+            {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", **FOUR}},
             {"rope_scaling": {"rope_type": "yarn", **FOUR}, "rope_parameters": PLAIN},
         ),
         (

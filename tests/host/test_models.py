@@ -16,6 +16,7 @@ from mlxstack.core.preset import ModelSpec
 from mlxstack.host.home import Home
 from mlxstack.models.folder_check import check_folder
 from mlxstack.models.model_files import (
+    INDEX,
     find_model,
     measured,
     missing_weights,

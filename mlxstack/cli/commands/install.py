@@ -249,15 +249,15 @@ def _kept_value(name: str) -> str:
     value = os.environ[name]
     if name == "PATH":
         folders = dict.fromkeys(value.split(os.pathsep))
-        absolute = (folder for folder in folders if folder.startswith("/"))
-        return os.pathsep.join(folder for folder in absolute if Path(folder).is_dir())
+        rooted = (folder for folder in folders if folder.startswith("/"))
+        return os.pathsep.join(folder for folder in rooted if Path(folder).is_dir())
     if name in PLACES and value:
         return absolute(value)
     return value
 
 
 def _is_other_home() -> bool:
-    """Whether HOME is not that of the user, which a unit has."""
+    """Whether HOME is another one than the user's."""
     try:
         own = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:

@@ -15,7 +15,7 @@ STRAY = re.compile(r"Received (\d+) parameters not in model:\s*(.*?)\.?\s*$", re
 UNREAD = re.compile(r"unsupported dtype (\w+)")
 OWN_CODE = "trust_remote_code"
 OF_CONFIG = (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""Errors of mlx-lm's model files at a config that is not whole."""
+"""Errors of mlx-lm at an incomplete config."""
 ABSENT = re.compile(r"Missing (\d+) parameters:\s*(.*?)\.?\s*$", re.DOTALL)
 
 

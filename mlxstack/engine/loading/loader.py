@@ -30,11 +30,7 @@ from mlxstack.engine.loading.load_errors import why_not_loaded
 from mlxstack.engine.loading.tokenizer_folder import check_rows, refusals, tokenizer_of
 from mlxstack.engine.model import mlx_vlm_models
 from mlxstack.engine.model.mlx_vlm_models import TextModel
-from mlxstack.engine.model.model_shape import (
-    folder_of_mlx_vlm,
-    has_plain_rope,
-    has_scaled_rope,
-)
+from mlxstack.engine.model.model_shape import folder_of_mlx_vlm, has_plain_rope, has_scaled_rope
 from mlxstack.engine.model.token_inputs import PLAIN_TOKENS, TokenInputs
 from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.folder_check import check_adapter, check_folder
@@ -63,9 +59,7 @@ READ_AT_ONCE = 1 << 30
 """Bytes of weights that are read between two reports."""
 
 TIED = "tie_word_embeddings"
-HEADS = frozenset(
-    {"lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight"}
-)
+HEADS = frozenset({"lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight"})
 BLOB = re.compile(r"[0-9a-f]{64}")
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
@@ -162,7 +156,7 @@ def _model_of(spec: ModelSpec, path: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def with_own_head(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Config that says so where the weights have an output head of their own.
+    """Config that names the output head of the weights.
 
     Without `tie_word_embeddings` some types of mlx-lm drop it, and take the embedding.
     """
@@ -177,7 +171,7 @@ def with_own_head(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _check_types(model: Any) -> None:
-    """Raise SetupError for weights whose numbers MLX does not read as what they are.
+    """Raise SetupError for weights that MLX misreads.
 
     It takes 8-bit floats for integers, and multiplies those.
     """

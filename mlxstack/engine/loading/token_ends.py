@@ -103,11 +103,12 @@ def _token(value: Any, vocabulary: dict[str, int]) -> int | None:
 
 
 def _known_ends(tokenizer: Any, n_ids: int) -> set[int]:
-    """Added tokens that are an end by their text; fine-tunes add them as plain ones too."""
+    """Added tokens that are an end by their text.
+
+    Fine-tunes add them as plain tokens too.
+    """
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {
-        id_ for id_, token in added.items() if token.content in KNOWN_ENDS and id_ < n_ids
-    }
+    return {id_ for id_, token in added.items() if token.content in KNOWN_ENDS and id_ < n_ids}
 
 
 def _text(tokenizer: Any, token: int) -> str:

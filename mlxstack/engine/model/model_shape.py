@@ -103,7 +103,7 @@ def has_scaled_rope(model: nn.Module) -> bool:
 
 
 def has_plain_rope(model: nn.Module) -> bool:
-    """Whether the model has rotary embeddings, and none of them is scaled."""
+    """Whether all rotary embeddings are unscaled, if any."""
     names = ("rope", "rotary")
     ropes = [
         module
