@@ -11,6 +11,7 @@ PLACES = (
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
 )  # fmt: skip
+TEMPORARY = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 
 
 def settle(variables: MutableMapping[str, str]) -> None:
@@ -19,11 +20,15 @@ def settle(variables: MutableMapping[str, str]) -> None:
     Libraries take an empty place for the current folder, and a service has another one than the
     command that starts it.
     """
-    for name in (HOME, *PLACES):
+    for name in (HOME, *PLACES, *TEMPORARY):
         value = variables.get(name)
         if value:
             variables[name] = absolute(value)
         elif value is not None:
+            del variables[name]
+    for name in TEMPORARY:
+        # Python looks elsewhere then, and the C++ of MLX fails.
+        if name in variables and not Path(variables[name]).is_dir():
             del variables[name]
 
 

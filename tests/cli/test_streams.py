@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mlxstack.cli
-from mlxstack.cli import output
+from mlxstack.cli import output, places
 from tests.cli.terminal import CLI, Shell
 from tests.patience import PATIENCE_S
 
@@ -59,6 +59,20 @@ def test_a_service_starts_and_ends_in_a_deleted_folder(shell: Shell) -> None:
     started = typed(shell, gone + f"$T up {shell.preset} && $T restart && $T down")
     assert started.returncode == 0, started.stderr
     assert "is stopped" in started.stdout
+
+
+def test_places_are_absolute_or_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    variables = {
+        "HOME": ".", "XDG_CACHE_HOME": "", "HF_HOME": "~/hf", "HF_HUB_CACHE": "hub", "TMPDIR": "gone",
+        "TMP": "/", "PATH": "bin",
+    }  # fmt: skip
+    places.settle(variables)
+    assert variables == {
+        "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "TMP": "/", "PATH": "bin",
+    }  # fmt: skip
 
 
 CLOSED = ("<&-", ">&-", "<&- >&- 2>&-")
