@@ -65,13 +65,13 @@ def test_places_are_absolute_or_unset(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     variables = {
-        "HOME": ".", "XDG_CACHE_HOME": "", "HF_HOME": "~/hf", "HF_HUB_CACHE": "hub", "TMPDIR": "gone",
-        "TMP": "/", "PATH": "bin",
+        "HOME": ".", "XDG_CACHE_HOME": "", "HF_HOME": "~/hf", "HF_HUB_CACHE": "hub",
+        "TMPDIR": "gone", "TMP": "/", "PATH": "bin",
     }  # fmt: skip
     places.settle(variables)
     assert variables == {
-        "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "hub"),
-        "TMP": "/", "PATH": "bin",
+        "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_CACHE": str(tmp_path / "hub"), "TMP": "/", "PATH": "bin",
     }  # fmt: skip
 
 
