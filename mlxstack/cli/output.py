@@ -39,7 +39,11 @@ def as_json(value: object) -> None:
     """Print `value` as indented JSON; unknown types become text."""
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    except UnicodeEncodeError:
+        # A file name may hold bytes that are no UTF-8, which Python keeps as lone surrogates.
+        text = dumps(msgspec.to_builtins(value, enc_hook=str), indent=2)
     typer.echo(escaped_json(text))
 
 

@@ -111,8 +111,9 @@ def test_a_name_turns_no_terminal(
 
 
 def test_json_with_odd_names_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    output.as_json({"name": ODD + "\U000e0001"})
-    assert json.loads(capsys.readouterr().out) == {"name": ODD + "\U000e0001"}
+    for name in (ODD + "\U000e0001", os.fsdecode(b"caf\xe9")):
+        output.as_json({"name": name})
+        assert json.loads(capsys.readouterr().out) == {"name": name}
 
 
 def test_models_that_are_left_out_are_told_without_control_codes(shell: Shell) -> None:
