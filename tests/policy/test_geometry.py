@@ -207,9 +207,15 @@ def test_f1_latent_is_one_vector_and_k_differs_from_v() -> None:
     assert quantized(latent, 8).growth == latent.growth
 
 
-@pytest.mark.parametrize("kind", ["rwkv7x", "never_heard_of", ""])
-def test_f9_types_that_mlx_lm_lacks_are_refused(kind: str) -> None:
-    with pytest.raises(Unsupported, match=r"of type '.*' are not in mlx-lm \S+( and|; mlx-vlm)"):
+LACKING = r"of type '.*' are not in mlx-lm \S+( and|; mlx-vlm)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("rwkv7x", LACKING), ("never_heard_of", LACKING), ("", "config.json lacks 'model_type'")],
+)
+def test_f9_types_that_mlx_lm_lacks_are_refused(kind: str, words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
         geometry(LLAMA31_8B | {"model_type": kind})
 
 
