@@ -122,9 +122,9 @@ def test_a_body_is_converted_beside_the_loop(
     threads: list[threading.Thread] = []
 
     def noted(convert: Callable[..., Any]) -> Callable[..., Any]:
-        def post(*given: Any) -> Any:
+        def post(*given: Any, **more: Any) -> Any:
             threads.append(threading.current_thread())
-            return convert(*given)
+            return convert(*given, **more)
 
         return post
 

@@ -150,5 +150,9 @@ def see_slots_move(demo: Shell, pane: Pane) -> None:
     )
     for talk in talks:
         talk.end()
-    idle = pane.shows("0 of 3 busy")
-    assert len(re.findall(r"^ +\d  +\w+ +idle", idle, re.M)) == 3
+    pane.until(
+        lambda seen: (
+            "0 of 3 busy" in seen and len(re.findall(r"^ +\d  +\w+ +idle", seen, re.M)) == 3
+        ),
+        "three idle slots",
+    )
