@@ -131,21 +131,31 @@ def _range_of_experts(module: Any, n_inputs: int, dtype: mx.Dtype) -> RowRange |
     return equal_range(bits)
 
 
+Outputs = mx.array | Sequence[mx.array]
+"""Outputs of a layer; one that is several layers (afm7) has a list."""
+
+
+def _joined(outputs: Outputs) -> mx.array:
+    if isinstance(outputs, mx.array):
+        return outputs
+    return mx.concatenate(list(outputs), axis=-1)
+
+
 def _range_of_product(
-    product: Callable[[mx.array], mx.array], row: mx.array, counts: Sequence[int]
+    product: Callable[[mx.array], Outputs], row: mx.array, counts: Sequence[int]
 ) -> RowRange | None:
     """Row counts with equal bits in all places."""
     bits: list[tuple[int, int]] = []
     before: mx.array | None = None
     for n in counts:
-        rows = product(mx.broadcast_to(row, (n, row.shape[-1]))[:, None]).reshape(n, -1)
+        rows = _joined(product(mx.broadcast_to(row, (n, row.shape[-1]))[:, None])).reshape(n, -1)
         in_all_places = mx.all(rows == rows[0]).item()
         is_as_before = before is not None and in_all_places and mx.array_equal(rows[0], before)
         bits.append((n, bits[-1][1] if is_as_before else len(bits)))
         before = rows[0] if in_all_places else None
     found_range = equal_range(bits)
     is_open = found_range is not None and not found_range.ceiling
-    if not is_open and has_equal_bits(product, row, HALF_TWELVES, counts):
+    if not is_open and has_equal_bits(lambda x: _joined(product(x)), row, HALF_TWELVES, counts):
         return HALF_TWELVES
     return found_range
 
@@ -158,7 +168,7 @@ def _padding(kind: Any) -> type:
         class RowPaddingHead(kind):  # type: ignore[misc]
             """Embedding that computes logits of counts of rows in `_equal_rows`."""
 
-            def as_linear(self, x: mx.array) -> mx.array:
+            def as_linear(self, x: mx.array) -> Outputs:
                 """Logits (..., vocabulary) of states (..., dim)."""
                 return _padded(super().as_linear, x, self._equal_rows)
 
@@ -167,17 +177,19 @@ def _padding(kind: Any) -> type:
     class RowPaddingLinear(kind):  # type: ignore[misc]
         """Linear layer that computes counts of rows in `_equal_rows`."""
 
-        def __call__(self, x: mx.array) -> mx.array:
+        def __call__(self, x: mx.array) -> Outputs:
             """Outputs (..., out) of inputs (..., in)."""
             return _padded(super().__call__, x, self._equal_rows)
 
     return RowPaddingLinear
 
 
-def _padded(product: Callable[[mx.array], mx.array], x: mx.array, rows: RowRange) -> mx.array:
+def _padded(product: Callable[[mx.array], Outputs], x: mx.array, rows: RowRange) -> Outputs:
     width = x.shape[-1]
     n = x.size // width
     if rows.padded(n) == n or current_mode() is None:
         return product(x)
-    output = product(pad_rows(x.reshape(n, width), rows))
-    return unpad_rows(output, rows, n).reshape(*x.shape[:-1], -1)
+    outputs = product(pad_rows(x.reshape(n, width), rows))
+    if isinstance(outputs, mx.array):
+        return unpad_rows(outputs, rows, n).reshape(*x.shape[:-1], -1)
+    return [unpad_rows(part, rows, n).reshape(*x.shape[:-1], -1) for part in outputs]

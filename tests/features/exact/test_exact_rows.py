@@ -301,3 +301,17 @@ def test_layers_pad_their_rows_in_such_passes_alone() -> None:
         with using_mode(ExactPasses()):
             assert layer(x).shape[:2] == (2, 1)
     assert counts == [2, 5]
+
+
+def test_a_layer_with_several_outputs_is_measured_and_padded_as_one() -> None:
+    model = prepared("afm7", "float32")
+    layers = measured_layers(model, lambda: True)
+    assert layers is not None
+    (fused, *_) = [layer.module for layer in layers if type(layer.module).__name__ == "FusedLinear"]
+    x = mx.random.normal((2, 1, fused.weight.shape[1]), key=mx.random.key(1))
+    expected = fused(x)
+    set_floors([replace(layer, rows=RowRange(5)) for layer in layers])
+    with using_mode(ExactPasses()):
+        outputs = fused(x)
+    assert [part.shape for part in outputs] == [part.shape for part in expected]
+    assert all(mx.allclose(a, b, atol=1e-5) for a, b in zip(outputs, expected, strict=True))
