@@ -211,11 +211,11 @@ LACKING = r"of type '.*' are not in mlx-lm \S+( and|; mlx-vlm)"
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [("rwkv7x", LACKING), ("never_heard_of", LACKING), ("", "config.json lacks 'model_type'")],
 )
-def test_f9_types_that_mlx_lm_lacks_are_refused(kind: str, words: str) -> None:
-    with pytest.raises(Unsupported, match=words):
+def test_f9_types_that_mlx_lm_lacks_are_refused(kind: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         geometry(LLAMA31_8B | {"model_type": kind})
 
 
