@@ -284,7 +284,7 @@ class EngineAssembly:
                 model.loaded.facts,
                 SharedPrompts,
                 lambda: measure_sharing(model.runner, model.factory),
-                lambda found: found.max_tokens > 0,
+                lambda prompts: prompts.max_tokens > 0,
             )
             log.info("prompts of up to %d tokens share a pass", shared.max_tokens)
         attention = PrefillAttention(plan.score_bytes, max_score_bytes=plan.max_score_bytes)
