@@ -183,7 +183,7 @@ def test_nobody_elses_text_moves_the_terminal(tmp_path: Path) -> None:
 
 
 def test_what_is_no_utf8_is_refused_in_words(tmp_path: Path) -> None:
-    odd = run(tmp_path / "\udcff", "up", "demo", "--dry-run", "--json")
+    odd = run(tmp_path / "\udcff", "up", "demo", "--port", "0")
     assert odd.returncode == 1
     assert odd.stderr.startswith("error: ") and odd.stderr.count("\n") == 1
     assert "\\udcff" in odd.stderr and "is not valid UTF-8" in odd.stderr
