@@ -34,7 +34,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": TEXT, "max_tokens": 4},
     "/v1/responses": {"input": TEXT, "max_output_tokens": 4},
     "/v1/messages": MESSAGES,
-    "/api/chat": MESSAGES,
+    "/api/chat": {**MESSAGES, "options": {"num_predict": 4}},
     "/api/generate": {"prompt": TEXT, "options": {"num_predict": 4}},
     "/completion": {"prompt": TEXT, "n_predict": 4},
 }

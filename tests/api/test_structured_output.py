@@ -421,7 +421,7 @@ def test_keywords_that_no_answer_is_held_to_are_named(http: httpx.Client) -> Non
     keywords = ("contains", "dependentRequired")
     header = "x-mlx-stack-loose-schemas"
     for path, body, at in (
-        (CHAT, asked(schema), "response_format"),
+        (CHAT, asked(schema, max_tokens=2), "response_format"),
         (CHAT, chat_body(tools=tools, tool_choice="required"), "tools"),
         (CHAT, chat_body(tools=tools), "tools"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 2, "json_schema": schema}, "json_schema"),
@@ -460,7 +460,7 @@ def test_a_keyword_without_grammar_may_stand_at_several_places(
     form = {"type": "json_schema", "name": "a", "schema": schema}
     messages = chat_body()["messages"]
     for path, body in (
-        (CHAT, asked(schema)),
+        (CHAT, asked(schema, max_tokens=2)),
         (CHAT, chat_body(tools=tools, tool_choice="required")),
         (CHAT, chat_body(tools=tools)),
         ("/v1/responses", {"input": "a", "max_output_tokens": 2, "text": {"format": form}}),
@@ -474,7 +474,15 @@ def test_a_keyword_without_grammar_may_stand_at_several_places(
                 ],
             },
         ),
-        ("/api/chat", {"messages": messages, "stream": False, "format": schema}),
+        (
+            "/api/chat",
+            {
+                "messages": messages,
+                "stream": False,
+                "format": schema,
+                "options": {"num_predict": 2},
+            },
+        ),
     ):
         answer = http.post(path, json={"model": "any", **body})
         assert answer.status_code == 200, (path, answer.text)

@@ -44,7 +44,10 @@ TASKS = (
 TOPICS = (
     "parses dates", "prime numbers", "sorts linked lists", "European capitals",
     "colours as hex codes", "SQL joins", "unit tests of a queue", "regular expressions",
-    "mountains", "a red square",
+    "mountains", "a red square", "rivers of Asia", "binary search trees", "musical instruments",
+    "HTTP status codes", "the moons of Jupiter", "bank accounts", "matrix multiplication",
+    "kitchen recipes", "chess openings", "Unix signals", "birds", "currency rates",
+    "weather stations", "graph traversal", "country codes",
 )  # fmt: skip
 PROMPTS = (
     "Say hello forever.",
