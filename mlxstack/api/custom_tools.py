@@ -4,8 +4,10 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from mlxstack.core.conversation import InputGrammar, Tool
+from mlxstack.text.normalize_messages import parse_arguments
 
 # The one argument of a custom tool in the prompt.
 INPUT = "input"
@@ -18,7 +20,21 @@ SCHEMA: dict[str, Any] = {
 _JSON_TEXT = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
 
 
-def tool(
+class CustomTools(Struct, frozen=True):
+    """Names of the custom tools of a body."""
+
+    names: frozenset[str] = frozenset()
+    are_functions: bool = False
+    """Calls are sent as those of functions, with the input in place of the arguments.
+
+    Cursor runs custom tools, but looks for each call in `function`.
+    """
+
+
+NO_CUSTOM_TOOLS = CustomTools()
+
+
+def custom_tool(
     name: str, text: str | None, form: dict[str, Any] | None, is_deferred: bool = False
 ) -> Tool:
     """Custom tool as a function of one text.
@@ -44,6 +60,14 @@ def input_text(arguments: dict[str, Any], arguments_json: str) -> str:
     """Input of a call; its JSON where a model wrote another argument."""
     text = arguments.get(INPUT)
     return text if isinstance(text, str) else arguments_json
+
+
+def call_arguments(arguments: Any) -> dict[str, Any] | str:
+    """Arguments of a call, which may be the input itself."""
+    parsed = parse_arguments(arguments)
+    if isinstance(arguments, str) and not (isinstance(parsed, dict) and INPUT in parsed):
+        return {INPUT: arguments}
+    return parsed
 
 
 class InputDecoder:

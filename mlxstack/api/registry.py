@@ -12,10 +12,10 @@ from mlxstack.api.dialects.llama_server import routes as llama_server
 from mlxstack.api.dialects.lm_studio import routes as lm_studio
 from mlxstack.api.dialects.native import agents, events, model_swap, prefix_cache
 from mlxstack.api.dialects.ollama import routes as ollama
-from mlxstack.api.dialects.openai_chat import routes as openai_chat
 from mlxstack.api.dialects.openai_completions import routes as openai_completions
 from mlxstack.api.dialects.openai_embeddings import routes as openai_embeddings
 from mlxstack.api.dialects.openai_models import routes as openai_models
+from mlxstack.api.dialects.openai_responses import chat_routes as openai_chat
 from mlxstack.api.dialects.openai_responses import routes as openai_responses
 from mlxstack.api.protocols import Dialect
 from mlxstack.features.heads import api as client_heads

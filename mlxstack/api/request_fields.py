@@ -1,5 +1,6 @@
 """Request fields that several dialects share, and their limits."""
 
+import json
 import math
 import re
 import reprlib
@@ -205,7 +206,7 @@ def converted(value: Any, kind: type[T], path: str) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         reason, _, inner = str(error).partition(" - at `$")
-        path += inner.removesuffix("`")
+        path = (path + inner.removesuffix("`")).removeprefix(".")
         raise BadRequest(f"{path}: {reason}", path) from None
 
 
@@ -366,3 +367,11 @@ def readable(value: Any) -> Any:
         case list():
             return [readable(member) for member in value]
     return value
+
+
+def part_json(part: dict[str, Any]) -> str:
+    """A part of an unknown type as JSON; "" for a type alone."""
+    seen = readable(part)
+    if seen.keys() <= {"type"}:
+        return ""
+    return json.dumps(seen, ensure_ascii=False)

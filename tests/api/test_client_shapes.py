@@ -196,7 +196,6 @@ def test_thinking_is_switched_as_openrouter_and_ollama_do(
 
 
 MISPLACED = [
-    (CHAT, {"input": "hi"}, "/v1/responses"),
     (CHAT, {"prompt": "hi"}, "/v1/completions"),
     ("/v1/responses", {"messages": [ASKED]}, "/v1/chat/completions"),
     ("/v1/completions", {"messages": [ASKED]}, "/v1/chat/completions"),
@@ -283,6 +282,16 @@ def test_contents_of_ollama_may_be_parts(prompts: Prompts) -> None:
         return prompts.of("/api/chat", {"messages": turns, "stream": False})
 
     assert said([text("Weather"), text("in Rome?")], "now") == said("Weather\nin Rome?", "now")
+
+
+def test_a_result_of_ollama_may_be_json_beside_images(prompts: Prompts) -> None:
+    def answered(content: Any) -> str:
+        result = {"role": "tool", "content": content, "images": ["iVBORw0KGgo="]}
+        turns = [ASKED, calling(called("c1", arguments="{}")), result]
+        return prompts.of("/api/chat", {"messages": turns, "stream": False})
+
+    assert answered({"sky": "blue"}) == answered('{"sky": "blue"}')
+    assert '{"sky": "blue"}' in answered({"sky": "blue"})
 
 
 def test_no_arguments_may_be_an_empty_list(prompts: Prompts) -> None:

@@ -20,8 +20,8 @@ from mlxstack.api.dialects.anthropic.to_conversation import conversation as from
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.to_conversation import conversation as from_chat
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
 from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.status import StatusFrame

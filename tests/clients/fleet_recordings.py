@@ -24,7 +24,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.to_conversation import conversation as from_chat
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
-from mlxstack.api.dialects.openai_responses.to_conversation import toolbox
+from mlxstack.api.dialects.openai_responses.tool_names import toolbox
 from mlxstack.bench.fleet import wire
 from mlxstack.bench.fleet.session import JsonObject, RecordedRequest, RecordedSession
 from mlxstack.bench.fleet.wire import FleetDialect

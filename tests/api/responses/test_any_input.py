@@ -18,8 +18,8 @@ from mlxstack.api.dialects.openai_responses.to_conversation import (
     QUESTION_PARTS,
     READERS,
     conversation,
-    toolbox,
 )
+from mlxstack.api.dialects.openai_responses.tool_names import toolbox
 from mlxstack.api.tool_choice import tool_choice_mode
 from mlxstack.core.conversation import Role
 from mlxstack.core.errors import BadRequest

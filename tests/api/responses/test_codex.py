@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, conversation
+from mlxstack.api.dialects.openai_responses.to_conversation import conversation
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.responses import codex
 from tests.api.responses.checking import Told, told, whole

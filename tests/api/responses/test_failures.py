@@ -12,7 +12,7 @@ import pytest
 from mlxstack.api import streaming
 from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import ResponseStream
-from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from mlxstack.api.errors import to_stack_error
 from mlxstack.core.engine_events import FinishReason, RequestTimings
 from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, OutOfMemory, StackError, TooLong

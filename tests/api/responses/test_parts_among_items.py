@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, messages
+from mlxstack.api.dialects.openai_responses.to_conversation import messages
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from mlxstack.core.conversation import Message, Role
 from mlxstack.core.preset import ServerSpec
 from mlxstack.text.images.marks import mark_of

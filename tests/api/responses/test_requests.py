@@ -9,7 +9,8 @@ from msgspec import structs
 
 from mlxstack.api.custom_tools import INPUT
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, conversation, messages
+from mlxstack.api.dialects.openai_responses.to_conversation import conversation, messages
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from mlxstack.core.errors import BadRequest
 from tests.api.responses.checking import PLAIN, whole
 from tests.api.responses.conftest import Scripted

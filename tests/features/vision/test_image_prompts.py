@@ -16,8 +16,8 @@ from mlxstack.api.dialects.ollama.to_conversation import chat_conversation as fr
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.to_conversation import conversation as from_openai
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
 from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import FIRST_VIRTUAL, ImagePart

@@ -19,7 +19,6 @@ from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.messages import ChatMessageParam
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
-from mlxstack.api.dialects.openai_chat.routes import options
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
@@ -303,7 +302,7 @@ def _turn_request(
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     request_fields.only_one(body.n)
-    chosen = options(body, request, service)
+    chosen = to_conversation.options(body, request, service)
     if chosen.drops_kv:
         raise BadRequest(
             "cache is drop, but the turn of an agent is kept; send it to /v1/chat/completions",

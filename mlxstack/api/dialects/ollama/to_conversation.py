@@ -14,7 +14,7 @@ from mlxstack.api.dialects.ollama.request_schema import (
     OllamaMessage,
 )
 from mlxstack.api.dialects.openai_chat import to_conversation as openai_chat
-from mlxstack.api.dialects.openai_chat.messages import AnyContent, ChatMessageParam
+from mlxstack.api.dialects.openai_chat.messages import AnyContent, ChatMessageParam, result_content
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.request_fields import refuse
 from mlxstack.api.response_format import format_instruction
@@ -131,7 +131,7 @@ def _content(
     if not parts:
         return content
     if not isinstance(content, list):
-        content = [{"type": "text", "text": content or ""}]
+        content = [{"type": "text", "text": result_content(content) or ""}]
     if images.accepts_images:
         return [*parts, *content]
     return [*content, *parts]

@@ -2,18 +2,27 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from mlxstack.api.request_fields import read_known
+from mlxstack.api.custom_tools import call_arguments
+from mlxstack.api.request_fields import part_json, read_known
+from mlxstack.api.sdk_parts import MEDIA_TYPES, plain_part
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader
-from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments, plain_text, system_text
+from mlxstack.text.normalize_messages import (
+    TEXT_PARTS,
+    error_text,
+    parse_arguments,
+    plain_text,
+    system_text,
+)
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -39,6 +48,14 @@ WITH_IMAGES = frozenset({"user", "tool", "function"})
 """Roles whose images are read."""
 PARTS = (*TEXT_PARTS, *KINDS, *NOTES, "refusal")
 """Kinds of the parts of a content."""
+CALL = "tool_use"
+RESULT = "tool_result"
+THOUGHTS = ("thinking", "reasoning", "redacted_thinking", "redacted-reasoning")
+"""Kinds of parts that are messages of their own, or reasoning."""
+TEXTS = frozenset({"text", "content"})
+"""Fields of a part with its text."""
+BARE = frozenset({"type", "cache_control"})
+"""Fields of a part that says nothing."""
 
 Content = str | list[str | dict[str, Any]] | None
 AnyContent = str | list[Any] | dict[str, Any] | int | float | bool | None
@@ -88,7 +105,7 @@ class ChatMessageParam(Struct):
     `reasoning_details`, others in objects. A refusal stands for a content.
     """
 
-    role: str
+    role: str = ""
     content: AnyContent = None
     reasoning_content: Any = None
     reasoning: Any = None
@@ -101,10 +118,17 @@ class ChatMessageParam(Struct):
     prefix: bool | None = None
     partial: bool | None = None
     refusal: Any = None
+    type: Any = None
+    """Type of an item of the Responses API, which some clients send among messages."""
+    parts: Any = None
+    tool_invocations: Any = msgspec.field(default=None, name="toolInvocations")
+    """With `parts`, a message as the Vercel AI SDK shows it, which is refused."""
 
 
 def read_messages(
-    messages: Sequence[ChatMessageParam], images: ImageReader = TEXT_ONLY
+    messages: Sequence[ChatMessageParam],
+    images: ImageReader = TEXT_ONLY,
+    custom_names: frozenset[str] = frozenset(),
 ) -> tuple[Message, ...]:
     """Messages of a request. Raises BadRequest with the path of the field.
 
@@ -112,7 +136,9 @@ def read_messages(
     if no answer follows: a client may send a refused message again, before another.
     """
     turns = [
-        (f"messages[{i}]", turn) for i, message in enumerate(messages) for turn in _turns(message)
+        (f"messages[{i}]", turn)
+        for i, message in enumerate(messages)
+        for turn in spread_message(message)
     ]
     last = max((n for n, (_, turn) in enumerate(turns) if turn.role == "user"), default=-1)
     answered = max((n for n, (_, turn) in enumerate(turns) if turn.role == "assistant"), default=-1)
@@ -129,6 +155,9 @@ def read_messages(
         message = _message(turn, content, path, read_latest_user if n == last else read_history)
         if image_parts:
             message = msgspec.structs.replace(message, images=image_parts)
+        if turn.tool_calls and custom_names:
+            calls = tuple(read_call(call, custom_names) for call in turn.tool_calls)
+            message = msgspec.structs.replace(message, tool_calls=calls)
         read.append(message)
     return tuple(read)
 
@@ -141,36 +170,94 @@ def read_message_file(text: str, images: ImageReader) -> tuple[Message, ...]:
     return read_messages(msgspec.json.decode(text, type=list[ChatMessageParam]), images)
 
 
-def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
-    """Turns of a message, whose parts may be calls, results and reasoning.
+def spread_message(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
+    """Messages of one whose parts may be calls, results and reasoning.
 
-    Cursor writes them so, in Anthropic's form, and Mistral its reasoning.
+    Cursor writes them so, in Anthropic's form, the Vercel AI SDK in its own, and Mistral its
+    reasoning. Results of a user come before the text; those of the assistant keep their places.
     """
-    parts: list[Any] = []
-    if isinstance(message.content, list):
-        parts = message.content
+    if not isinstance(message.content, list) or not message.content:
+        yield _said(message, message.content)
+        return
+    parts = [plain_part(part) if _is_of_sdk(part) else part for part in message.content]
+    if message.role != "assistant":
+        yield from map(_result, filter(_is_result, parts))
+        parts = [part for part in parts if not _is_result(part)]
+    for is_result, group in groupby(parts, _is_result):
+        if is_result:
+            yield from map(_result, group)
+            continue
+        said = _said(message, list(group))
+        message = ChatMessageParam(message.role)
+        if said.content or said.tool_calls or said.function_call or said.reasoning_content:
+            yield said
+
+
+def has_inner_messages(content: Any) -> bool:
+    """Whether a content has parts that are no text or image of it."""
+    return isinstance(content, list) and any(
+        _is_of_sdk(part) or _is_result(part) or _kind(part) in (CALL, *THOUGHTS) for part in content
+    )
+
+
+def _is_of_sdk(part: Any) -> bool:
+    """Whether the Vercel AI SDK alone writes a part so."""
+    match _kind(part):
+        case "tool-call" | "tool-result":
+            return True
+        case "image":
+            return "image" in part
+        case "file":
+            return any(name in part for name in MEDIA_TYPES)
+    return False
+
+
+def _kind(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else None
+
+
+def _is_result(part: Any) -> bool:
+    return _kind(part) == RESULT and isinstance(part.get("tool_use_id"), str)
+
+
+def _result(part: dict[str, Any]) -> ChatMessageParam:
+    content = part.get("content")
+    if part.get("is_error"):
+        content = error_text(read_history(result_content(content), "content"))
+    name = part.get("name")
+    return ChatMessageParam(
+        "tool",
+        content,
+        tool_call_id=part["tool_use_id"],
+        name=name if isinstance(name, str) else None,
+    )
+
+
+def _said(message: ChatMessageParam, content: AnyContent) -> ChatMessageParam:
+    """Message with the calls and the reasoning in this content, and with its rest."""
     calls = list(message.tool_calls or ())
+    ids = {call.id for call in calls if call.id}
     thoughts: list[Any] = []
     for field in (message.thinking_blocks, message.reasoning_details):
-        thoughts = thoughts or (field if isinstance(field, list) else [])
-    content: list[str | dict[str, Any]] = []
-    for part in parts:
-        match part:
-            case {"type": "tool_use", "name": str(name)} if message.role == "assistant":
-                function = FunctionParam(name, part.get("input"))
-                calls.append(ToolCallParam(str(part.get("id") or ""), function))
-            case {"type": "tool_result", "tool_use_id": str(call_id)}:
-                yield ChatMessageParam("tool", part.get("content"), tool_call_id=call_id)
-            case {"type": "thinking" | "reasoning"} if message.role == "assistant":
-                thoughts.append(part)
-            case _:
-                content.append(part)
+        thoughts = thoughts or (list(field) if isinstance(field, list) else [])
+    if isinstance(content, list) and message.role == "assistant":
+        # LangChain has the same call in both places.
+        calls += [call for call in map(_call, content) if call and call.id not in ids]
+        thoughts += [part for part in content if _kind(part) in THOUGHTS]
+        content = [part for part in content if not (_kind(part) in THOUGHTS or _call(part))]
     fields = (message.reasoning_content, message.reasoning, thoughts)
     reasoning = next(filter(None, map(_thought, fields)), None)
-    if len(content) < len(parts):
-        message = msgspec.structs.replace(message, content=content, tool_calls=calls)
-    if content or calls or not parts:
-        yield msgspec.structs.replace(message, reasoning_content=reasoning)
+    return msgspec.structs.replace(
+        message, content=content, tool_calls=calls, reasoning_content=reasoning
+    )
+
+
+def _call(part: Any) -> ToolCallParam | None:
+    """Call in a part of the assistant."""
+    match part:
+        case {"type": "tool_use", "name": str(name)}:
+            return ToolCallParam(str(part.get("id") or ""), FunctionParam(name, part.get("input")))
+    return None
 
 
 def _thought(value: Any) -> str:
@@ -234,6 +321,8 @@ def result_content(content: AnyContent, kinds: Sequence[str] = PARTS) -> Content
     match content:
         case str() | None:
             return content
+        case list() if any(map(_text_fault, content)):
+            pass
         case [_, *_] if all(_is_part(part, kinds) for part in content):
             return content
         case list() if all(map(_is_typed, content)) and any(
@@ -267,11 +356,26 @@ def _checked(content: AnyContent, path: str) -> Content:
         part_path = f"{path}[{i}]"
         kind: Any = part
         if isinstance(part, dict):
-            kind = part.get("type", "text")
+            kind = part.get("type", "text" if TEXTS & part.keys() else None)
+            if fault := _text_fault(part):
+                raise BadRequest(f"{part_path}.text{fault}", f"{part_path}.text")
             part_path += ".type"
         if not isinstance(kind, str):
             raise BadRequest(f"{part_path} must be a string", part_path)
     return content
+
+
+def _text_fault(part: Any) -> str:
+    """Why the text of a part is missing; "" where it is not."""
+    kind = _kind(part)
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        return ""
+    text = part.get("text")
+    if not TEXTS & part.keys() and part.keys() - BARE:
+        return ": Field required"
+    if isinstance(text, list) or (isinstance(text, dict) and "value" not in text):
+        return " must be a string"
+    return ""
 
 
 def _readable(content: Content) -> Content:
@@ -286,14 +390,19 @@ def _noted(part: str | dict[str, Any]) -> str | dict[str, Any]:
     except Unsupported:
         assert isinstance(part, dict)
         text = part.get("text")
-        return NOTES.get(part["type"], text if isinstance(text, str) else "")
+        if part["type"] in NOTES:
+            return NOTES[part["type"]]
+        return text if isinstance(text, str) else part_json(part)
     return part
 
 
 def _message(
     turn: ChatMessageParam, content: AnyContent, path: str, read_text: ContentReader
 ) -> Message:
+    if not turn.role:
+        raise BadRequest(f"{path}.role: Field required", f"{path}.role")
     role = read_known(ROLES, turn.role, f"{path}.role")
+    _require_content(turn, path)
     calls = turn.tool_calls
     if not calls and turn.function_call and turn.function_call.name:
         calls = [ToolCallParam(function=turn.function_call)]
@@ -311,12 +420,22 @@ def _message(
     )
 
 
-def read_call(call: ToolCallParam) -> ToolCall:
-    """Call of a history."""
+def _require_content(message: ChatMessageParam, path: str) -> None:
+    """Raise BadRequest for what is said in fields of a user interface."""
+    foreign = {"toolInvocations": message.tool_invocations}
+    if not (message.content or message.tool_calls):
+        foreign["parts"] = message.parts
+    for name, value in foreign.items():
+        if value:
+            reason = "is a field of a user interface; send content and tool_calls"
+            raise BadRequest(f"{path}.{name} {reason}", f"{path}.{name}")
+
+
+def read_call(call: ToolCallParam, custom_names: frozenset[str] = frozenset()) -> ToolCall:
+    """Call of a history; that of a custom tool may have the input in place of its arguments."""
     if call.custom is not None:
         return ToolCall(call.id or "", call.custom.name, {"input": call.custom.input})
     function = call.function or FunctionParam(call.name, call.arguments, call.args)
     arguments = function.input if function.arguments is None else function.arguments
-    return ToolCall(
-        id=call.id or "", name=function.name or "", arguments=parse_arguments(arguments)
-    )
+    read = call_arguments if function.name in custom_names else parse_arguments
+    return ToolCall(id=call.id or "", name=function.name or "", arguments=read(arguments))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from mlxstack.api import streaming
-from mlxstack.api.custom_tools import InputDecoder, input_text
+from mlxstack.api.custom_tools import CustomTools, InputDecoder, input_text
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChunkedBody
 from mlxstack.api.dialects.openai_chat.response_schema import (
@@ -130,13 +130,14 @@ class ChatRenderer(ChunkRenderer):
         text_processor: "TextProcessor",
         n_choices: int = 1,
         verbose: Verbose | UnsetType = UNSET,
+        custom_tools: CustomTools | None = None,
     ) -> None:
         blank = Chunk(id=request, created=int(time.time()), model=model, choices=())
         super().__init__(blank, body, n_choices=n_choices)
         self._text_processor = text_processor
         self._verbose = verbose
         self._is_legacy = to_conversation.is_legacy(body)
-        self._custom_tools = to_conversation.custom_names(body)
+        self._custom_tools = custom_tools or to_conversation.custom_tools(body)
         self._replies = [
             DeltaMaker(self._custom_tools, is_legacy=self._is_legacy) for _ in range(n_choices)
         ]
@@ -204,7 +205,7 @@ class ChatRenderer(ChunkRenderer):
 class DeltaMaker:
     """Deltas of one choice, of which it counts the tool calls."""
 
-    def __init__(self, custom_tools: frozenset[str], *, is_legacy: bool) -> None:
+    def __init__(self, custom_tools: CustomTools, *, is_legacy: bool) -> None:
         self.has_calls = False
         self._custom_tools = custom_tools
         self._is_legacy = is_legacy
@@ -227,22 +228,28 @@ class DeltaMaker:
                 if self._input is None:
                     yield self._call(function=FunctionCall(part.text))
                 elif (text := self._input.add(part.text)) or part.notes:
-                    yield self._call(custom=CustomCall(text))
+                    yield self._input_piece(text)
             case ToolCallPart():
                 self.has_calls = not part.is_cut
                 if self._input and not part.is_cut and (rest := self._input.end()):
-                    yield self._call(custom=CustomCall(rest))
+                    yield self._input_piece(rest)
 
     def _call_head(self, started: ToolCallStarted) -> Delta:
         """First delta of a call, which names it."""
         function = FunctionCall("", started.name)
         if self._is_legacy:
             return Delta(function_call=function)
-        is_custom = started.name in self._custom_tools
+        is_custom = started.name in self._custom_tools.names
         self._input = InputDecoder() if is_custom else None
-        if is_custom:
+        if is_custom and not self._custom_tools.are_functions:
             return self._call(id=started.id, type="custom", custom=CustomCall("", started.name))
         return self._call(id=started.id, type="function", function=function)
+
+    def _input_piece(self, text: str) -> Delta:
+        """Delta of the input of a custom tool."""
+        if self._custom_tools.are_functions:
+            return self._call(function=FunctionCall(text))
+        return self._call(custom=CustomCall(text))
 
     def _call(self, **fields: Any) -> Delta:
         return Delta(tool_calls=(ChatToolCall(index=self._n_calls - 1, **fields),))
@@ -257,13 +264,11 @@ def finish_reason(ended: GenerationFinished, has_calls: bool, *, is_legacy: bool
     return "stop"
 
 
-def whole_call(called: ToolCallPart, custom_tools: frozenset[str] = frozenset()) -> ChatToolCall:
+def whole_call(called: ToolCallPart, custom_tools: CustomTools) -> ChatToolCall:
     """Tool call of a whole response."""
-    if called.name in custom_tools:
+    text = called.arguments_json
+    if called.name in custom_tools.names:
         text = input_text(called.arguments, called.arguments_json)
-        return ChatToolCall(custom=CustomCall(text, called.name), id=called.id, type="custom")
-    return ChatToolCall(
-        function=FunctionCall(arguments=called.arguments_json, name=called.name),
-        id=called.id,
-        type="function",
-    )
+        if not custom_tools.are_functions:
+            return ChatToolCall(custom=CustomCall(text, called.name), id=called.id, type="custom")
+    return ChatToolCall(function=FunctionCall(text, called.name), id=called.id, type="function")

@@ -1,8 +1,12 @@
-"""Converts a chat body to a conversation."""
+"""Converts a chat body to a conversation and generation options."""
 
 from typing import Any
+from uuid import uuid4
 
-from mlxstack.api import custom_tools, request_fields
+from msgspec import structs
+
+from mlxstack.api import request_fields
+from mlxstack.api.custom_tools import NO_CUSTOM_TOOLS, CustomTools, custom_tool
 from mlxstack.api.dialects.openai_chat.messages import read_latest_user, read_messages
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
@@ -10,12 +14,15 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     FunctionSpec,
     ThinkingSwitch,
 )
+from mlxstack.api.guards import Connection
 from mlxstack.api.request_fields import schema_of
 from mlxstack.api.response_format import format_constraint, format_instruction
-from mlxstack.api.tool_choice import require_offered
+from mlxstack.api.tool_choice import allowed_tools, chosen_tool, require_offered, tool_choice_mode
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import UNLIMITED
+from mlxstack.service.parts.generation_options import GenerationOptions
+from mlxstack.service.service import Service
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
@@ -29,8 +36,8 @@ def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversatio
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
     _bound(body)
-    switch, template = _thinking(body)
-    messages = read_messages(body.messages, images)
+    switch, template = thinking(body)
+    messages = read_messages(body.messages, images, custom_tools(body).names)
     n_calls = sum(len(turn.tool_calls) for turn in messages)
     request_fields.bound(n_calls, request_fields.MAX_CALLS, "messages", "tool calls")
     last = body.messages[-1]
@@ -59,6 +66,34 @@ def _bound(body: ChatBody) -> None:
         request_fields.bound(n_tools, request_fields.MAX_TOOLS, name, "tools")
 
 
+def new_id() -> str:
+    """Id of a chat completion."""
+    return f"chatcmpl-{uuid4().hex}"
+
+
+def options(body: ChatBody, connection: Connection, service: Service) -> GenerationOptions:
+    """Generation options of a chat body. Raises BadRequest."""
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    # mlx_lm.server has the number in `logprobs`.
+    n_sent = None if isinstance(body.logprobs, bool) else body.logprobs
+    n_top = request_fields.n_logprobs(bool(body.logprobs), body.top_logprobs or n_sent)
+    choice = tool_choice(body)
+    common = request_fields.options(body, new_id(), n_top, connection, service)
+    return structs.replace(
+        common,
+        tool_choice=tool_choice_mode(choice),
+        forced_tool=chosen_tool(choice),
+        allowed_tools=allowed_tools(choice, chosen_tool),
+        response_format=response_format(body) or common.response_format,
+        is_one_call=body.parallel_tool_calls is False or is_legacy(body),
+        has_progress=bool(body.return_progress),
+        predicted_text=predicted_text(body),
+        thinking_budget=thinking_budget(body),
+        omitted_tools=omitted_tools(body),
+    )
+
+
 def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:
     """Tool choice of a body, in the older form `function_call` too."""
     if body.tool_choice is None:
@@ -83,11 +118,12 @@ def predicted_text(body: ChatBody) -> str:
     return read_latest_user(predicted.content, "prediction.content", joint="")
 
 
-def custom_names(body: ChatBody) -> frozenset[str]:
-    """Names of the custom tools of a body."""
+def custom_tools(body: ChatBody) -> CustomTools:
+    """Custom tools of a body. Raises BadRequest."""
     specs = enumerate(body.tools or ())
-    offered = (_tool(spec, f"tools[{i}]") for i, spec in specs if spec.type == CUSTOM)
-    return frozenset(tool.name for tool in offered)
+    offered = (_tool(spec, f"tools[{i}]") for i, spec in specs if _is_custom(spec))
+    names = frozenset(tool.name for tool in offered)
+    return CustomTools(names) if names else NO_CUSTOM_TOOLS
 
 
 def is_legacy(body: ChatBody) -> bool:
@@ -108,6 +144,11 @@ def _tools(body: ChatBody) -> tuple[Tool, ...]:
     return (*offered, *(_function(spec) for spec in body.functions or ()))
 
 
+def _is_custom(spec: ChatToolParam) -> bool:
+    """Whether a tool takes text; those of Anthropic's API with this type have a schema."""
+    return spec.type == CUSTOM and spec.input_schema is None
+
+
 def _is_offered(spec: ChatToolParam) -> bool:
     return spec.type in ("function", CUSTOM) or spec.function is not None
 
@@ -115,11 +156,11 @@ def _is_offered(spec: ChatToolParam) -> bool:
 def _tool(spec: ChatToolParam, path: str) -> Tool:
     if spec.function is not None:
         return _function(spec.function)
-    if spec.type == CUSTOM:
+    if _is_custom(spec):
         own = spec.custom or spec
         if not own.name:
             raise BadRequest(f"{path}.custom.name: Field required", f"{path}.custom.name")
-        return custom_tools.tool(own.name, own.description, own.format)
+        return custom_tool(own.name, own.description, own.format)
     if not spec.name:
         path = f"{path}.function"
         raise BadRequest(f"{path}: Field required, with the name and the parameters", path)
@@ -130,7 +171,7 @@ def _function(spec: FunctionSpec) -> Tool:
     return Tool(spec.name, spec.description or "", schema_of(spec))
 
 
-def _thinking(body: ChatBody) -> Effort:
+def thinking(body: ChatBody) -> Effort:
     """Thinking by the first field that switches it."""
     switches = (body.thinking, body.reasoning, body.enable_thinking, body.think)
     states, levels = zip(*map(_switch, (body.reasoning_effort, *switches)), strict=True)

@@ -5,11 +5,13 @@ from typing import Any, ClassVar
 from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.messages import AnyContent, Content, ToolCallParam
-from mlxstack.api.dialects.openai_chat.request_schema import FunctionSpec
+from mlxstack.api.dialects.openai_chat.request_schema import CustomSpec, FunctionSpec
 from mlxstack.api.request_fields import Fields, SchemaFields, TopLogprobs, schema_of
 from mlxstack.api.response_format import ResponseFormat
 
 Item = dict[str, Any]
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` has for log probabilities."""
 
 
 class ResponsesBody(Fields, kw_only=True):
@@ -35,6 +37,13 @@ class ResponsesBody(Fields, kw_only=True):
     background: bool | None = None
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+def items_of(body: ResponsesBody) -> list[Item]:
+    """Items of the input; none of a text."""
+    if isinstance(body.input, list):
+        return body.input
+    return []
 
 
 class InputItem(Struct):
@@ -80,7 +89,7 @@ class InputItem(Struct):
 class ResponsesToolParam(SchemaFields):
     """Tool of any type; `tools` are those of a namespace.
 
-    A tool of the chat API has its fields in `function`.
+    A tool of the chat API has its fields in `function` or `custom`.
     """
 
     type: str | None = None
@@ -91,12 +100,18 @@ class ResponsesToolParam(SchemaFields):
     format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     execution: str | None = None
+    custom: CustomSpec | None = None
 
 
 def flat_tool(tool: ResponsesToolParam) -> ResponsesToolParam:
     """Tool with its inner fields beside the type."""
-    own = tool.function
-    if tool.name or own is None:
+    if tool.name:
+        return tool
+    if (text_tool := tool.custom) is not None:
+        return structs.replace(
+            tool, name=text_tool.name, description=text_tool.description, format=text_tool.format
+        )
+    if (own := tool.function) is None:
         return tool
     schema = schema_of(own)
     return structs.replace(tool, name=own.name, description=own.description, parameters=schema)

@@ -18,10 +18,15 @@ from mlxstack.api.caller import salt_of
 from mlxstack.api.dialects.openai_chat.response_schema import InputTokens
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.recent_items import RecentItems
-from mlxstack.api.dialects.openai_responses.request_schema import Item, ResponsesBody
+from mlxstack.api.dialects.openai_responses.request_schema import LOGPROBS, Item, ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream
-from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
+from mlxstack.api.dialects.openai_responses.tool_names import (
+    ToolNames,
+    forced_tool,
+    omitted_tools,
+    toolbox,
+)
 from mlxstack.api.disconnect import cancel_on_disconnect
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.prompts import n_prompt_tokens
@@ -36,7 +41,6 @@ from mlxstack.service.service import Service
 
 T = TypeVar("T")
 
-LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
 
 
@@ -51,12 +55,9 @@ async def responses(
     """Answer a list of items, whole or as server-sent events."""
     model = resolve_model(service, data.model)
     box = toolbox(data)
-    data = _resolved(data, request)
-    options = _options(data, request, service, box)
-    convert = partial(to_conversation.conversation, data, box)
-    conversation = await cancel_on_disconnect(request, service.text_processor.read(convert))
-    with _of_input():
-        generation = await cancel_on_disconnect(request, admit(service, conversation, options))
+    data = resolved(data, request)
+    options = options_of(data, f"resp_{uuid4().hex}", request, service, box)
+    generation = await admitted(data, request, service, box, options)
     response = _response(data, generation, model)
     is_sealed = SEALED in (data.include or ())
     on_item = _on_item(data, request, options.caller.salt)
@@ -72,10 +73,28 @@ async def input_tokens(
 ) -> InputTokens:
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
-    data, box = _resolved(data, request), toolbox(data)
+    return InputTokens(await n_input_tokens(data, request, service))
+
+
+async def admitted(
+    body: ResponsesBody,
+    request: AnyRequest,
+    service: Service,
+    box: ToolNames,
+    options: GenerationOptions,
+) -> Generation:
+    """Generation of a body without references."""
+    convert = partial(to_conversation.conversation, body, box)
+    conversation = await cancel_on_disconnect(request, service.text_processor.read(convert))
     with _of_input():
-        n = await n_prompt_tokens(service, partial(to_conversation.conversation, data, box))
-    return InputTokens(n)
+        return await cancel_on_disconnect(request, admit(service, conversation, options))
+
+
+async def n_input_tokens(body: ResponsesBody, request: AnyRequest, service: Service) -> int:
+    """Number of prompt tokens of a body."""
+    body, box = resolved(body, request), toolbox(body)
+    with _of_input():
+        return await n_prompt_tokens(service, partial(to_conversation.conversation, body, box))
 
 
 def _recent_items(request: AnyRequest) -> RecentItems:
@@ -90,7 +109,7 @@ def _on_item(body: ResponsesBody, request: AnyRequest, salt: str) -> OnItem:
     return partial(_recent_items(request).add, salt=salt)
 
 
-def _resolved(body: ResponsesBody, request: AnyRequest) -> ResponsesBody:
+def resolved(body: ResponsesBody, request: AnyRequest) -> ResponsesBody:
     """Body without references to items, and with the settings of its items.
 
     Raises BadRequest for unknown ones.
@@ -113,13 +132,14 @@ def _of_input() -> Iterator[None]:
         raise
 
 
-def _options(
-    body: ResponsesBody, request: AnyRequest, service: Service, box: ToolNames
+def options_of(
+    body: ResponsesBody, request_id: str, request: AnyRequest, service: Service, box: ToolNames
 ) -> GenerationOptions:
+    """Generation options of a body. Raises BadRequest."""
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     n_top = request_fields.n_logprobs(wants_logprobs, body.top_logprobs)
-    common = request_fields.options(body, f"resp_{uuid4().hex}", n_top, request, service)
-    name_of = partial(to_conversation.forced_tool, box)
+    common = request_fields.options(body, request_id, n_top, request, service)
+    name_of = partial(forced_tool, box)
     return structs.replace(
         common,
         tool_choice=tool_choice_mode(body.tool_choice),
@@ -127,7 +147,7 @@ def _options(
         allowed_tools=allowed_tools(body.tool_choice, name_of),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
-        omitted_tools=to_conversation.omitted_tools(body),
+        omitted_tools=omitted_tools(body),
     )
 
 

@@ -28,7 +28,7 @@ from mlxstack.api.dialects.openai_responses.response_schema import (
     Status,
     SummaryText,
 )
-from mlxstack.api.dialects.openai_responses.to_conversation import ClientTool, ToolKind, ToolNames
+from mlxstack.api.dialects.openai_responses.tool_names import ClientTool, ToolKind, ToolNames
 from mlxstack.api.error_bodies import openai_message
 from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import (

@@ -2,21 +2,26 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from itertools import chain, groupby
 from typing import Any
 
+import msgspec
 from msgspec import Struct, structs
 
-from mlxstack.api import custom_tools, request_fields
+from mlxstack.api import request_fields
+from mlxstack.api.custom_tools import INPUT, call_arguments
 from mlxstack.api.dialects.openai_chat.messages import (
     ROLES,
+    ChatMessageParam,
     ContentReader,
+    ToolCallParam,
+    has_inner_messages,
     read_call,
     read_history,
     read_latest_user,
     read_system,
     result_content,
+    spread_message,
     with_marks,
 )
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
@@ -25,13 +30,12 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     InputItem,
     Item,
     ResponsesBody,
-    ResponsesToolParam,
-    flat_tool,
+    items_of,
 )
+from mlxstack.api.dialects.openai_responses.tool_names import ADDED, FOUND, ToolNames
 from mlxstack.api.request_fields import read_known
 from mlxstack.api.response_format import ResponseFormat, format_constraint, format_instruction
-from mlxstack.api.tool_choice import chosen_tool, require_offered
-from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, UnknownResponse
 from mlxstack.core.image import ImagePart
 from mlxstack.text.grammar.schema_grammar import ResponseConstraint
@@ -39,118 +43,8 @@ from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import KINDS, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments
 
-ADDED = "additional_tools"
-FOUND = "tool_search_output"
-"""Items that hold tools."""
 UPDATE = "configuration_update"
 """An item that holds settings from there on."""
-
-
-class ToolKind(StrEnum):
-    """Kind of a tool call in the output."""
-
-    FUNCTION = "function"
-    CUSTOM = "custom"
-    SEARCH = "tool_search"
-
-
-class ClientTool(Struct, frozen=True):
-    """Tool by its name in the client."""
-
-    name: str
-    kind: ToolKind = ToolKind.FUNCTION
-    namespace: str | None = None
-
-
-class ToolNames(Struct, frozen=True):
-    """Tools by name: flat in the prompt, with namespaces in the client.
-
-    `tools` are those of the prompt, `offers` the client's by their names in the prompt.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    offers: dict[str, ClientTool] = {}
-
-    def offer(self, called: str) -> ClientTool:
-        """Client's tool for a name that the model has called.
-
-        Models that saw a namespace elsewhere may write it in front of the name.
-        """
-        if called in self.offers:
-            return self.offers[called]
-        for offer in self.offers.values():
-            if called in (f"{offer.namespace}.{offer.name}", f"{offer.namespace}__{offer.name}"):
-                return offer
-        return ClientTool(called)
-
-    def spoken(self, name: str, namespace: str | None) -> str:
-        """Name in the prompt of a tool of the client."""
-        for tool_name, offer in self.offers.items():
-            if (offer.name, offer.namespace) == (name, namespace):
-                return tool_name
-        return name
-
-
-def toolbox(body: ResponsesBody) -> ToolNames:
-    """Functions, custom and namespaced tools, without those of vendors.
-
-    Items add tools too: Codex sends all of them so, and those that its search found, which stay out
-    of the head of the prompt. A name that is taken gets its namespace in front. Raises BadRequest.
-    """
-    tools: list[Tool] = []
-    offers: dict[str, ClientTool] = {}
-    for raw_tools, path, is_found in _tool_lists(body):
-        for offer, spec in _offered(raw_tools, path, None):
-            name = offer.name
-            if name in offers and offer.namespace:
-                name = f"{offer.namespace}__{offer.name}"
-            if name not in offers:
-                offers[name] = offer
-                tools.append(_tool(name, offer.kind, spec, is_found))
-    require_offered([str(tool.get("type")) for tool in body.tools or ()], len(tools))
-    return ToolNames(tuple(tools), offers)
-
-
-def omitted_tools(body: ResponsesBody) -> tuple[str, ...]:
-    """Types of the tools that are not offered to the model."""
-    return tuple(str(tool.get("type")) for tool in body.tools or () if not _is_offered(tool))
-
-
-def _is_offered(tool: Item) -> bool:
-    return next(_offered([tool], "tools", None), None) is not None
-
-
-def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
-    """Lists of tools with their paths, and whether a search found them."""
-    yield body.tools or [], "tools", False
-    for i, item in enumerate(_items(body)):
-        if item.get("type") in (ADDED, FOUND):
-            item_fields = request_fields.converted(item, InputItem, f"input[{i}]")
-            yield item_fields.tools or [], f"input[{i}].tools", item["type"] == FOUND
-
-
-def _offered(
-    raw_tools: list[Any], path: str, namespace: str | None
-) -> Iterator[tuple[ClientTool, ResponsesToolParam]]:
-    for i, raw in enumerate(raw_tools):
-        spec = flat_tool(request_fields.converted(raw, ResponsesToolParam, f"{path}[{i}]"))
-        match spec.type or ToolKind.FUNCTION:
-            case "function" | "custom" as kind if spec.name:
-                yield ClientTool(spec.name, ToolKind(kind), namespace), spec
-            case ToolKind.SEARCH as kind if spec.execution == "client":
-                yield ClientTool(kind, ToolKind.SEARCH), spec
-            case "function" | "custom" | "namespace" if not spec.name:
-                raise BadRequest(f"{path}[{i}].name: Field required", f"{path}[{i}].name")
-            case "namespace":
-                yield from _offered(spec.tools or [], f"{path}[{i}].tools", spec.name)
-
-
-def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam, is_found: bool) -> Tool:
-    if kind is ToolKind.CUSTOM:
-        return custom_tools.tool(name, spec.description, spec.format, is_found)
-    parameters = spec.parameters if isinstance(spec.parameters, dict) else None
-    schema = request_fields.schema_of(structs.replace(spec, parameters=parameters))
-    return Tool(name, spec.description or "", schema, is_found)
 
 
 # Fields that need a server that stores responses.
@@ -171,9 +65,9 @@ def conversation(
     )
     request_fields.bound(len(box.tools), request_fields.MAX_TOOLS, "tools", "tools")
     instruction = format_instruction(response_format(body))
-    messages = (*_instructions(body), *_input(body, box, images), *instruction)
+    messages = (*instruction_messages(body.instructions), *_input(body, box, images), *instruction)
     if not messages:
-        items = _items(body)
+        items = items_of(body)
         kinds = ", ".join(dict.fromkeys(str(item.get("type")) for item in items))
         problem = "is empty"
         if kinds:
@@ -186,14 +80,6 @@ def conversation(
     return Conversation(messages=messages, tools=box.tools, thinking=thinking, template=template)
 
 
-def forced_tool(box: ToolNames, choice: Any) -> str | None:
-    """Name in the prompt of the tool that must be called."""
-    name = chosen_tool(choice)
-    if isinstance(choice, dict) and name:
-        return box.spoken(name, choice.get("namespace"))
-    return None
-
-
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
     form = (body.text or {}).get("format")
@@ -203,9 +89,8 @@ def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     return format_constraint(spec, "text.format")
 
 
-def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
+def instruction_messages(instructions: str | list[Item] | None) -> tuple[Message, ...]:
     """Instructions as the first system message, or as their own items."""
-    instructions = body.instructions
     if isinstance(instructions, list):
         return messages(instructions, ToolNames(), field="instructions")
     if instructions:
@@ -217,6 +102,13 @@ def _input(body: ResponsesBody, box: ToolNames, images: ImageReader) -> tuple[Me
     if isinstance(body.input, str):
         return (Message(Role.USER, body.input),)
     return messages(body.input, box, images)
+
+
+class PlacedItem(Struct, frozen=True):
+    """Item with the path of the field that it was sent in."""
+
+    path: str
+    item: Item
 
 
 Reader = Callable[[InputItem, str, ToolNames], Message]
@@ -234,23 +126,29 @@ def messages(
     type is read as its JSON.
     """
     ran = {str(item.get(REQUEST)) for item in items if item.get("type") == "mcp_call"}
-    last = max((i for i, item in enumerate(items) if _is_asked(item)), default=-1)
-    answered = max((i for i, item in enumerate(items) if _is_answer(item)), default=-1)
+    placed = [
+        PlacedItem(f"{field}[{i}]", inner)
+        for i, item in enumerate(items)
+        for inner in _inner_items(item, f"{field}[{i}]")
+    ]
+    last = max((n for n, one in enumerate(placed) if _is_asked(one.item)), default=-1)
+    answered = max((n for n, one in enumerate(placed) if _is_answer(one.item)), default=-1)
     read: list[Message] = []
-    for is_part, group in groupby(enumerate(items), lambda pair: _is_question_part(pair[1])):
-        places = list(group)
+    for is_part, group in groupby(enumerate(placed), lambda pair: _is_question_part(pair[1].item)):
+        numbered = list(group)
         if is_part:
-            is_latest = places[-1][0] == last
+            is_latest = numbered[-1][0] == last
             reader = read_latest_user if is_latest else read_history
             is_new = is_latest and last > answered
-            read.append(_asked_in_parts(places, field, reader, images, is_new=is_new))
+            places = [one for _, one in numbered]
+            read.append(_asked_in_parts(places, reader, images, is_new=is_new))
             continue
-        for i, item in places:
-            path = f"{field}[{i}]"
+        for n, one in numbered:
+            path, item = one.path, one.item
             kind = _type(item, path)
             if kind in APPROVALS and str(item.get(APPROVALS[kind])) in ran:
                 continue
-            if i == last:
+            if n == last:
                 is_new = last > answered
                 read.append(
                     _with_images(_new_question, item, kind, path, box, images, is_new=is_new)
@@ -258,6 +156,29 @@ def messages(
             else:
                 read += _read(item, kind, path, box, images)
     return tuple(_turns(read))
+
+
+def _inner_items(item: Item, path: str) -> Iterator[Item]:
+    """Items of a message that has calls, results or reasoning in parts, or as chats have them."""
+    is_message = item.get("type") in (None, "message") and "role" in item
+    has_more = has_inner_messages(item.get("content")) or any(map(item.get, OF_CHATS))
+    if not (is_message and has_more):
+        yield item
+        return
+    for message in spread_message(request_fields.converted(item, ChatMessageParam, path)):
+        if message.reasoning_content:
+            text = {"type": "reasoning_text", "text": message.reasoning_content}
+            yield {"type": "reasoning", "content": [text]}
+        if message.role == "tool":
+            key = message.tool_call_id
+            yield {"type": "function_call_output", "call_id": key, "output": message.content}
+        elif message.content:
+            yield {"role": message.role, "content": message.content}
+        calls = list(message.tool_calls or ())
+        if message.function_call and not calls:
+            calls = [ToolCallParam(function=message.function_call)]
+        for call in calls:
+            yield {"role": message.role, "tool_calls": [msgspec.to_builtins(call)]}
 
 
 def _read(
@@ -319,18 +240,13 @@ def _is_question_part(item: Item) -> bool:
 
 
 def _asked_in_parts(
-    places: list[tuple[int, Item]],
-    field: str,
-    read: ContentReader,
-    images: ImageReader,
-    *,
-    is_new: bool,
+    places: list[PlacedItem], read: ContentReader, images: ImageReader, *, is_new: bool
 ) -> Message:
     """Message of the user whose parts stand among the items."""
     texts: list[str] = []
     shown_images: list[ImagePart] = []
-    for i, part in places:
-        path = f"{field}[{i}]"
+    for place in places:
+        path, part = place.path, place.item
         if images.accepts_images and part["type"] in KINDS:
             image = images.new(part, path) if is_new else images.earlier(part)
             if isinstance(image, ImagePart):
@@ -351,17 +267,10 @@ def _whole_part(part: Item, path: str) -> Item:
     return part
 
 
-def _items(body: ResponsesBody) -> list[Item]:
-    """Items of the input; none of a text."""
-    if isinstance(body.input, list):
-        return body.input
-    return []
-
-
 def configured(body: ResponsesBody) -> ResponsesBody:
     """Body with the settings of its last configuration updates."""
     settings: dict[str, dict[str, Any] | None] = {"reasoning": body.reasoning, "text": body.text}
-    for i, item in enumerate(_items(body)):
+    for i, item in enumerate(items_of(body)):
         if item.get("type") != UPDATE:
             continue
         for name, setting in settings.items():
@@ -404,15 +313,19 @@ def _new_question(item: InputItem, path: str, _: ToolNames) -> Message:
     return Message(Role.USER, read_latest_user(item.content, f"{path}.content"))
 
 
-def _message(item: InputItem, path: str, _: ToolNames) -> Message:
+def _message(item: InputItem, path: str, box: ToolNames) -> Message:
     role = read_known(ROLES, item.role or "", f"{path}.role")
     read = read_history
     if role is Role.SYSTEM:
         read = read_system
+    calls: tuple[ToolCall, ...] = ()
+    if item.tool_calls:
+        names = box.custom_names
+        calls = tuple(read_call(call, names) for call in item.tool_calls)
     return Message(
         role,
         read(item.content, f"{path}.content"),
-        tool_calls=tuple(map(read_call, item.tool_calls or ())),
+        tool_calls=calls,
         tool_call_id=item.tool_call_id,
     )
 
@@ -428,11 +341,13 @@ def _reasoning(item: InputItem, path: str, _: ToolNames) -> Message:
 
 def _named_call(item: InputItem, path: str, box: ToolNames) -> Message:
     name = _given(item, "name", path)
-    is_custom = item.type == "custom_tool_call"
+    spoken = box.spoken(name, item.namespace)
     arguments = parse_arguments(item.arguments)
-    if is_custom:
-        arguments = {custom_tools.INPUT: item.input or ""}
-    return _calling(ToolCall(_call_id(item), box.spoken(name, item.namespace), arguments))
+    if item.type == "custom_tool_call":
+        arguments = {INPUT: item.input or ""}
+    elif box.is_custom(spoken):
+        arguments = call_arguments(item.arguments)
+    return _calling(ToolCall(_call_id(item), spoken, arguments))
 
 
 def _built_in_call(item: InputItem, path: str, _: ToolNames) -> Message:
@@ -555,6 +470,10 @@ HOSTED = frozenset(
         "image_generation_call",
     }
 )
+OF_CHATS = (
+    "reasoning_content", "reasoning", "thinking_blocks", "reasoning_details", "function_call"
+)  # fmt: skip
+"""Fields of messages of chats, which some clients send among items."""
 SEALED = frozenset(
     {"compaction", "compaction_summary", "context_compaction", "compaction_trigger", "program"}
 )
