@@ -343,13 +343,54 @@ def test_documents_and_search_results_are_read() -> None:
         assert old.messages[0].text == "[document omitted]"
 
 
-def test_x6_unknown_blocks_give_their_text_or_nothing() -> None:
+def test_x6_unknown_blocks_give_their_text_or_their_json() -> None:
     odd = [
         {"type": "compaction", "content": "summary"},
         {"type": "from_the_future", "text": "hello"},
+        {"type": "from_the_future", "what": [1], "encrypted_content": "gAAAA"},
+        {"type": "from_the_future"},
     ]
-    assert meant([user(*odd)]).messages == (Message(Role.USER, "summary\nhello"),)
+    shown = 'summary\nhello\n{"type": "from_the_future", "what": [1]}'
+    assert meant([user(*odd)]).messages == (Message(Role.USER, shown),)
+    said = {"role": "assistant", "content": [odd[2], IMAGE]}
+    (_, answer, _) = meant([*HI, said, *HI]).messages
+    assert answer.text == '{"type": "from_the_future", "what": [1]}[image omitted]'
     assert meant([user()]).messages == (Message(Role.USER),)
+
+
+USE: dict[str, Any] = {"type": "tool_use", "id": "c1", "name": "act", "input": {}}
+MISPLACED: list[tuple[str, dict[str, Any]]] = [
+    ("user", USE),
+    ("user", {"type": "thinking", "thinking": "Hm."}),
+    ("user", {"type": "tool_reference", "tool_name": "act"}),
+    ("assistant", {"type": "tool_result", "tool_use_id": "c1", "content": "x"}),
+    ("assistant", {"type": "tool_removal", "tool": {"name": "act"}}),
+    ("system", USE),
+]
+
+
+@pytest.mark.parametrize(("role", "block"), MISPLACED)
+def test_a_block_in_a_message_of_another_role_is_refused(role: str, block: dict[str, Any]) -> None:
+    """It has no text there, and would vanish."""
+    with pytest.raises(BadRequest, match=f"{block['type']} cannot stand") as refused:
+        meant([*HI, {"role": role, "content": [{"type": "text", "text": "a"}, block]}, *HI])
+    assert refused.value.param == "messages[1].content[1]"
+
+
+def test_blocks_without_text_in_a_result_are_shown_as_json() -> None:
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c1",
+        "content": [{"type": "text", "text": "a"}, {**USE, "input": {"b": 1}}],
+    }
+    messages = meant([*HI, {"role": "assistant", "content": [USE]}, user(result)]).messages
+    assert '"input": {"b": 1}' in messages[-1].text
+
+
+def test_a_result_of_a_servers_tool_is_read_from_a_user_too() -> None:
+    block = {"type": "web_search_tool_result", "tool_use_id": "c1", "content": ["PEAR"]}
+    (_, _, result) = meant([*HI, {"role": "assistant", "content": [USE]}, user(block)]).messages
+    assert (result.role, result.text) == (Role.TOOL, '["PEAR"]')
 
 
 def test_a_system_message_may_have_settings_only() -> None:

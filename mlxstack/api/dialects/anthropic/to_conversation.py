@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, takewhile
 from typing import Any, cast
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.anthropic.request_schema import (
@@ -55,6 +55,15 @@ from mlxstack.text.template.adaptation import TURN_JOINT, reminder
 CLAUDE_CODE = ("claude-cli", "claude-code")
 """Claude Code in the User-Agent."""
 ROLES = ("user", "assistant", "system")
+SHOWN = (TextInput, ImageInput, DocumentInput, SearchResult)
+PLACES: dict[str, tuple[type[Block], ...]] = {
+    "user": (*SHOWN, ToolResult, ServerToolResult),
+    "assistant": (*SHOWN, ThinkingInput, ToolUse, ServerToolResult),
+    "system": (*SHOWN, ToolAddition, ToolRemoval),
+}
+"""Blocks that messages of a role may have."""
+SEALED = "redacted_thinking"
+"""Reasoning that only Anthropic's servers can read."""
 THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
 # Templates know the three levels of GPT-OSS; Anthropic's higher ones are their highest.
@@ -129,7 +138,9 @@ def _is_empty_answer(message: Message) -> bool:
 
 def _system(content: Content | None) -> tuple[Message, ...]:
     """System prompt: blocks joined, without billing headers."""
-    text = "".join(drop_billing(block_text(block)) for block in read(content, "system"))
+    blocks = read(content, "system")
+    _require_place(blocks, "system", "system")
+    text = "".join(drop_billing(block_text(block)) for block in blocks)
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
@@ -147,6 +158,7 @@ def _messages(
             seen = images
         content, found_images = with_marks(turn.content, f"{path}.content", seen, is_new=is_new)
         blocks = read(content, f"{path}.content")
+        _require_place(blocks, turn.role, f"{path}.content")
         match turn.role:
             case "user":
                 if is_new:
@@ -189,9 +201,11 @@ def _user(
 ) -> tuple[Message, ...]:
     """Messages of a user turn, tool results first, even if empty."""
     results = [
-        _result(block, definitions, f"{path}[{i}]", images)
+        _server_result(block)
+        if isinstance(block, ServerToolResult)
+        else _result(block, definitions, f"{path}[{i}]", images)
         for i, block in enumerate(blocks)
-        if isinstance(block, ToolResult)
+        if isinstance(block, ToolResult | ServerToolResult)
     ]
     text = "\n".join(part for block in blocks if (part := block_text(block)))
     return user_message(results, text) or (Message(Role.USER),)
@@ -218,7 +232,7 @@ def _said(blocks: tuple[Block, ...]) -> Message:
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingInput)]
     return Message(
         role=Role.ASSISTANT,
-        text="".join(block.text for block in blocks if isinstance(block, TextInput)),
+        text="".join(map(block_text, blocks)),
         reasoning="\n".join(thoughts) or None,
         tool_calls=tuple(
             ToolCall(block.id, block.name, parse_arguments(block.input))
@@ -275,12 +289,29 @@ def _result(
     for block in read(content, path):
         if isinstance(block, ToolReference):
             parts.append({"type": "tool_reference", "tool_name": block.tool_name})
-        elif text := block_text(block):
+        elif text := block_text(block) or _block_json(block):
             parts.append({"type": "text", "text": text})
     text = result_text(parts, definitions)
     if result.is_error:
         text = error_text(text)
     return Message(Role.TOOL, text, tool_call_id=result.tool_use_id, images=found_images)
+
+
+def _block_json(block: Block) -> str:
+    """JSON of a block that has no text of its own; "" for an empty text."""
+    if isinstance(block, TextInput):
+        return ""
+    return request_fields.part_json(to_builtins(block))
+
+
+def _require_place(blocks: tuple[Block, ...], role: str, path: str) -> None:
+    """Raise BadRequest for a block that says nothing in a message of this role."""
+    for i, block in enumerate(blocks):
+        if role in PLACES and not isinstance(block, PLACES[role]):
+            kind = block.__struct_config__.tag
+            raise BadRequest(
+                f"{path}[{i}]: {kind} cannot stand in a message of the role {role}", f"{path}[{i}]"
+            )
 
 
 def _require_readable(blocks: tuple[Block, ...], path: str) -> None:
@@ -312,7 +343,7 @@ def response_format(body: MessagesBody) -> ResponseConstraint | None:
 def read(content: Content | None, path: str) -> tuple[Block, ...]:
     """Blocks of a `content` field at the path `path`; strings included.
 
-    Unknown kinds become their text, empty if they have none. Raises BadRequest with the path of a
+    Unknown kinds become their text, or JSON if they have none. Raises BadRequest with the path of a
     field that has the wrong type.
     """
     if isinstance(content, str):
@@ -347,7 +378,7 @@ def _read(content: list[Any], path: str) -> Iterator[Block]:
         if kind in KINDS:
             yield _typed(raw, kind, f"{path}[{i}]")
         else:
-            yield TextInput(_text(raw))
+            yield TextInput(_unknown_text(raw))
 
 
 def _plain_kind(kind: str) -> str:
@@ -399,6 +430,13 @@ def _texts(parts: list[Any]) -> list[str]:
 def _text(raw: dict[str, Any]) -> str:
     text = raw.get("text", raw.get("content"))
     return text if isinstance(text, str) else ""
+
+
+def _unknown_text(raw: dict[str, Any]) -> str:
+    """Text of a block of an unknown kind, or all of it."""
+    if raw.get("type") == SEALED:
+        return ""
+    return _text(raw) or request_fields.part_json(raw)
 
 
 OF_OPENAI = "function"
