@@ -20,13 +20,13 @@ from tests.service.standin import StandIn
 pytestmark = pytest.mark.net
 
 CHAT = "/v1/chat/completions"
-ASKED = {"role": "user", "content": "Weather in Rome?"}
-AGAIN = {"role": "user", "content": "And now?"}
-ANSWER = {"role": "assistant", "content": "Sunny."}
-CITY = {"city": "Rome"}
-TEXT = {"type": "text", "text": "I look."}
-CALL = {"type": "tool-call", "toolCallId": "c1", "toolName": "weather"}
-RESULT = {"type": "tool-result", "toolCallId": "c1", "toolName": "weather"}
+ASKED: dict[str, Any] = {"role": "user", "content": "Weather in Rome?"}
+AGAIN: dict[str, Any] = {"role": "user", "content": "And now?"}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "Sunny."}
+CITY: dict[str, Any] = {"city": "Rome"}
+TEXT: dict[str, Any] = {"type": "text", "text": "I look."}
+CALL: dict[str, Any] = {"type": "tool-call", "toolCallId": "c1", "toolName": "weather"}
+RESULT: dict[str, Any] = {"type": "tool-result", "toolCallId": "c1", "toolName": "weather"}
 
 
 class Prompts(Struct):

@@ -25,21 +25,38 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-READ_FILE = {"name": "read_file", "description": "Read a file", "parameters": PARAMETERS}
-FLAT = {"type": "function", **READ_FILE}
-GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: begin\nbegin: /[a-z\\n]+/"}
-APPLY_PATCH = {"type": "custom", "name": "ApplyPatch", "description": "Edit", "format": GRAMMAR}
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}},
+    "required": ["path"],
+}
+READ_FILE: dict[str, Any] = {
+    "name": "read_file",
+    "description": "Read a file",
+    "parameters": PARAMETERS,
+}
+FLAT: dict[str, Any] = {"type": "function", **READ_FILE}
+GRAMMAR: dict[str, Any] = {
+    "type": "grammar",
+    "syntax": "lark",
+    "definition": "start: begin\nbegin: /[a-z\\n]+/",
+}
+APPLY_PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "ApplyPatch",
+    "description": "Edit",
+    "format": GRAMMAR,
+}
 PATCH = "*** Begin Patch\n+one"
-ASKED = {"role": "user", "content": [{"type": "input_text", "text": "fix the bug"}]}
-CALL = {
+ASKED: dict[str, Any] = {"role": "user", "content": [{"type": "input_text", "text": "fix the bug"}]}
+CALL: dict[str, Any] = {
     "type": "function_call",
     "call_id": "call_1",
     "name": "read_file",
     "arguments": '{"path":"a.ts"}',
 }
-OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "source"}
-ITEMS = [
+OUTPUT: dict[str, Any] = {"type": "function_call_output", "call_id": "call_1", "output": "source"}
+ITEMS: list[dict[str, Any]] = [
     {"type": "message", "role": "developer", "content": "You are a coding agent."},
     {"type": "message", **ASKED},
     {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
@@ -101,8 +118,9 @@ def test_the_prompt_is_that_of_the_responses_api(scripted: Scripted) -> None:
     assert prompt == prompt_of(scripted, RESPONSES, BODY)
     for text in ("You are a coding agent.", "fix the bug", '"path"', "source", "ApplyPatch"):
         assert text in prompt
-    counted = scripted.http.post(f"{CHAT}/input_tokens", json={**PLAIN, **BODY})
-    assert counted.json()["input_tokens"] == whole(scripted, BODY).usage.prompt_tokens  # type: ignore[union-attr]
+    counted = scripted.http.post(f"{CHAT}/input_tokens", json={**PLAIN, **BODY}).json()
+    usage = whole(scripted, BODY).usage
+    assert usage is not None and counted["input_tokens"] == usage.prompt_tokens
 
 
 def test_the_answer_is_that_of_a_chat(scripted: Scripted) -> None:
@@ -122,7 +140,7 @@ def test_every_path_of_chats_takes_items(scripted: Scripted, key: str) -> None:
     assert answer.json()["object"] == "chat.completion"
 
 
-CHOICES = [
+CHOICES: list[Any] = [
     "required",
     {"type": "function", "name": "read_file"},
     {"type": "function", "function": {"name": "read_file"}},
@@ -174,8 +192,8 @@ def test_the_input_of_a_custom_tool_comes_back_in_any_form(scripted: Scripted) -
     """The same prompt, so that nothing of it is computed again."""
     output = {"type": "custom_tool_call_output", "call_id": "c", "output": "Done!"}
     own = {"call_id": "c", "name": "ApplyPatch"}
-    function = {"id": "c", "type": "function", "function": {"name": "ApplyPatch"}}
-    function["function"]["arguments"] = PATCH  # type: ignore[index]
+    inner = {"name": "ApplyPatch", "arguments": PATCH}
+    function = {"id": "c", "type": "function", "function": inner}
     said = {"role": "assistant", "content": None, "tool_calls": [function]}
     prompts = {
         prompt_of(scripted, CHAT, {**BODY, "input": [ASKED, *items]})
@@ -305,7 +323,7 @@ def test_messages_of_chats_are_whole_among_items(scripted: Scripted) -> None:
         assert prompt_of(scripted, CHAT, {"messages": items}) == prompt
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "king", "content": "hi"}]}, "input[0].role"),
     ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
     ({"input": 7}, "input"),
