@@ -35,8 +35,8 @@ def _result(part: Part) -> Part:
             return {"content": value, "is_error": True}
         case {"type": "content", "value": list(parts)}:
             return {"content": list(map(_result_part, parts))}
-        case {"type": "execution-denied"}:
-            reason = output.get("reason")
+        case {"type": "execution-denied", **rest}:
+            reason = rest.get("reason")
             text = f": {reason}" if isinstance(reason, str) and reason else ""
             return {"content": f"denied by the user{text}"}
     return {"content": output, "is_error": part.get("isError")}
