@@ -370,7 +370,7 @@ def readable(value: Any) -> Any:
 
 
 def part_json(part: dict[str, Any]) -> str:
-    """A part of an unknown type as JSON; "" for a type alone."""
+    """Part of an unknown type as JSON; "" without fields."""
     seen = readable(part)
     if seen.keys() <= {"type"}:
         return ""

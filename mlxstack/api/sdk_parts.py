@@ -1,4 +1,4 @@
-"""Parts of contents as the Vercel AI SDK has them, in the forms of the APIs."""
+"""Parts of the Vercel AI SDK in the forms of the APIs."""
 
 import base64
 import binascii
@@ -11,7 +11,7 @@ Part = dict[str, Any]
 
 
 def plain_part(part: Part) -> Part:
-    """The same part as an API has it, or as it is where none does."""
+    """Part in the form of an API, if one has it."""
     match part:
         case {"type": "tool-call", "toolCallId": str(key), "toolName": str(name)}:
             arguments = part.get("input", part.get("args"))
@@ -52,7 +52,7 @@ def _result_part(part: Any) -> Any:
 
 
 def _file(part: Part) -> Part:
-    """An image or a text, by the media type; other files as they are."""
+    """Image or text by the media type, else the file."""
     media_type = next((part[name] for name in MEDIA_TYPES if name in part), None)
     data = part.get("data", part.get("url"))
     if not isinstance(media_type, str) or not isinstance(data, str):

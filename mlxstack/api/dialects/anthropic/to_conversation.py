@@ -298,14 +298,14 @@ def _result(
 
 
 def _block_json(block: Block) -> str:
-    """JSON of a block that has no text of its own; "" for an empty text."""
+    """JSON of a block without text; "" for an empty text."""
     if isinstance(block, TextInput):
         return ""
     return request_fields.part_json(to_builtins(block))
 
 
 def _require_place(blocks: tuple[Block, ...], role: str, path: str) -> None:
-    """Raise BadRequest for a block that says nothing in a message of this role."""
+    """Raise BadRequest for a block without meaning in this role."""
     for i, block in enumerate(blocks):
         if role in PLACES and not isinstance(block, PLACES[role]):
             kind = block.__struct_config__.tag

@@ -194,7 +194,7 @@ def spread_message(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
 
 
 def has_inner_messages(content: Any) -> bool:
-    """Whether a content has parts that are no text or image of it."""
+    """Whether parts of a content are calls, results or reasoning."""
     return isinstance(content, list) and any(
         _is_of_sdk(part) or _is_result(part) or _kind(part) in (CALL, *THOUGHTS) for part in content
     )
@@ -234,7 +234,7 @@ def _result(part: dict[str, Any]) -> ChatMessageParam:
 
 
 def _said(message: ChatMessageParam, content: AnyContent) -> ChatMessageParam:
-    """Message with the calls and the reasoning in this content, and with its rest."""
+    """Message with the calls and reasoning of its content."""
     calls = list(message.tool_calls or ())
     ids = {call.id for call in calls if call.id}
     thoughts: list[Any] = []
@@ -366,7 +366,7 @@ def _checked(content: AnyContent, path: str) -> Content:
 
 
 def _text_fault(part: Any) -> str:
-    """Why the text of a part is missing; "" where it is not."""
+    """Fault of a part without its text, else ""."""
     kind = _kind(part)
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         return ""
@@ -432,7 +432,7 @@ def _require_content(message: ChatMessageParam, path: str) -> None:
 
 
 def read_call(call: ToolCallParam, custom_names: frozenset[str] = frozenset()) -> ToolCall:
-    """Call of a history; that of a custom tool may have the input in place of its arguments."""
+    """Call of a history; custom tools may have their input alone."""
     if call.custom is not None:
         return ToolCall(call.id or "", call.custom.name, {"input": call.custom.input})
     function = call.function or FunctionParam(call.name, call.arguments, call.args)

@@ -145,7 +145,7 @@ def _tools(body: ChatBody) -> tuple[Tool, ...]:
 
 
 def _is_custom(spec: ChatToolParam) -> bool:
-    """Whether a tool takes text; those of Anthropic's API with this type have a schema."""
+    """Whether a tool takes text; Anthropic's of this type has a schema."""
     return spec.type == CUSTOM and spec.input_schema is None
 
 

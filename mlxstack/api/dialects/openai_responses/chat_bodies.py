@@ -1,4 +1,4 @@
-"""Bodies at the path of chats with items or fields of the Responses API."""
+"""Bodies of chats with items or fields of the Responses API."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +68,7 @@ def named_as_sent(body: AnyChatBody) -> Iterator[None]:
 
 
 def chat_body(body: AnyChatBody) -> AnyChatBody:
-    """Body with the format of the answer where chats have it. Raises BadRequest."""
+    """Body with `text.format` as its `response_format`. Raises BadRequest."""
     form = body.text.get("format") if isinstance(body.text, dict) else None
     if not form or body.response_format:
         return body

@@ -1,4 +1,4 @@
-"""Routes of chat completions, whose bodies may be those of the Responses API.
+"""Routes of chat completions, for bodies of the Responses API too.
 
 Cursor sends such bodies to the path of chats, and reads the answer of a chat.
 """

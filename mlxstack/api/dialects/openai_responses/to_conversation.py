@@ -159,7 +159,7 @@ def messages(
 
 
 def _inner_items(item: Item, path: str) -> Iterator[Item]:
-    """Items of a message that has calls, results or reasoning in parts, or as chats have them."""
+    """Items of a message with calls, results or reasoning inside."""
     is_message = item.get("type") in (None, "message") and "role" in item
     has_more = has_inner_messages(item.get("content")) or any(map(item.get, OF_CHATS))
     if not (is_message and has_more):

@@ -1,4 +1,4 @@
-"""Tools of a Responses body: their names in the prompt and in the client."""
+"""Tools of a Responses body, with their names."""
 
 from collections.abc import Iterator
 from enum import StrEnum
