@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from msgspec.structs import replace
 from xxhash import xxh3_128_hexdigest
 
-from mlxstack.core.exact_rows import ExactBits, ExactRows
+from mlxstack.core.exact_rows import ExactBits
 from mlxstack.engine import assembly
 from mlxstack.engine.decode import remembered_checks
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
@@ -22,7 +22,7 @@ from mlxstack.engine.decode.shared_passes import measure_sharing
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.features.exact.engine import ExactModel, exact_model
+from mlxstack.features.exact.engine import BitsPlan, MeasuredBits, measure_bits
 from mlxstack.policy.pass_layout import SharedPrompts, WidthCosts
 from tests.remembered import Result, remembered
 
@@ -57,26 +57,21 @@ def remembered_sharing(runner: ModelRunner, cache_factory: CacheFactory) -> Shar
 
 
 def remembered_bits(
-    model: Any, cache_factory: CacheFactory, n_vocab: int, setting: ExactBits, **more: Any
-) -> ExactModel:
-    """Verdict on the bits of rows, which is the same for each load where it leaves them off."""
-    if setting is not ExactBits.AUTO:
-        return exact_model(model, cache_factory, n_vocab, setting, **more)
-    report = _once(
-        model,
-        cache_factory,
-        ("bits", n_vocab),
-        ExactRows,
-        lambda: exact_model(model, cache_factory, n_vocab, setting, **more).report,
-    )
-    return ExactModel(replace(report, is_on=False))
+    model: Any, cache_factory: CacheFactory, n_vocab: int, plan: BitsPlan
+) -> MeasuredBits:
+    """Bits of rows, which `auto` leaves off whatever they cost on this machine."""
+    compute = partial(measure_bits, model, cache_factory, n_vocab, plan)
+    if plan.setting is not ExactBits.AUTO:
+        return compute()
+    bits = _once(model, cache_factory, ("bits", n_vocab), MeasuredBits, compute)
+    return replace(bits, report=replace(bits.report, is_on=False))
 
 
 REMEMBERED = (
     (remembered_checks, "self_check", remembered_check),
     (assembly, "measure_widths", remembered_widths),
     (assembly, "measure_sharing", remembered_sharing),
-    (assembly, "exact_model", remembered_bits),
+    (assembly, "measure_bits", remembered_bits),
 )
 """Modules and names that tests replace, and by what."""
 

@@ -38,7 +38,13 @@ from mlxstack.engine.thread import EngineThread, LoadedEngine
 from mlxstack.features.drafts.engine.draft_loading import LoadedDrafts, load_drafts
 from mlxstack.features.drafts.engine.draft_prefill import DraftPrefill
 from mlxstack.features.early_turns.engine import EarlyPrefill
-from mlxstack.features.exact.engine import ExactModel, exact_model
+from mlxstack.features.exact.engine import (
+    ExactModel,
+    MeasuredBits,
+    exact_model,
+    measure_bits,
+    plan_of,
+)
 from mlxstack.features.loops.engine import loop_rule
 from mlxstack.features.remote_kv.remote_prefill import RemotePrefill
 from mlxstack.features.remote_kv.values import RemoteKV
@@ -170,11 +176,11 @@ class EngineAssembly:
                 log.warning("every prompt is computed from its start: %s", why_not)
         # Its random KV is as long as the model's windows.
         device.release()
-        exact = self._exact(loaded, factory, check)
+        exact = self._exact(loaded, factory, check, checks)
         if exact.mode is not None:
             check = replace(check, can_group=False, can_share=False)
             if self._preset.batch.exact is ExactBits.ON:
-                # With `auto` the next load may choose otherwise, and has to find this KV.
+                # With `auto` a later load may choose otherwise, and has to find this KV.
                 check = replace(check, kv=f"{check.kv}, equal bits")
         device.release()
         identity = self._parts.kv_identity(loaded.facts, check, preset)
@@ -196,20 +202,26 @@ class EngineAssembly:
         )
 
     def _exact(
-        self, loaded: LoadedModel, factory: CacheFactory, check: BatchingCheck
+        self,
+        loaded: LoadedModel,
+        factory: CacheFactory,
+        check: BatchingCheck,
+        checks: RememberedChecks,
     ) -> ExactModel:
         """Verdict on the bits of rows, logged."""
         preset = self._preset
         if not self._parts.can_be_exact:
             return ExactModel(ExactRows(reason="several machines compute the passes"))
-        exact = exact_model(
-            loaded.model,
-            factory,
-            loaded.facts.n_vocab,
-            preset.batch.exact,
-            is_batching=check.is_batching,
-            n_slots=min(preset.slots.count, preset.batch.max_size),
+        n_slots = min(preset.slots.count, preset.batch.max_size)
+        plan = plan_of(preset.batch.exact, n_slots, is_batching=check.is_batching)
+        bits = checks.once(
+            plan.name,
+            loaded.facts,
+            MeasuredBits,
+            lambda: measure_bits(loaded.model, factory, loaded.facts.n_vocab, plan),
+            lambda measured: measured.is_complete,
         )
+        exact = exact_model(loaded.model, bits)
         is_wanted = preset.batch.exact is ExactBits.ON
         level = logging.WARNING if is_wanted and exact.mode is None else logging.INFO
         state = "on" if exact.mode is not None else "off"

@@ -21,7 +21,7 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.interfaces import EngineStores
+from mlxstack.core.interfaces import CheckStore, EngineStores
 from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.prompt_tokens import ImageSpan, PromptTokens, check_images
 from mlxstack.core.request import Request
@@ -210,6 +210,7 @@ def running(
     memory_bytes: int | None = None,
     disk: Disk | None = None,
     ranks: RankGroup | None = None,
+    checks: CheckStore | None = None,
 ) -> Iterator[Driver]:
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
@@ -221,7 +222,7 @@ def running(
     library.serve("tiny", is_writing=True)
     engine = ChatEngine(
         preset,
-        EngineStores(vault, shelf, library),
+        EngineStores(vault, shelf, library, checks),
         listener.deliver,
         parts=RankedParts(ranks) if ranks is not None else None,
         memory_bytes=memory_bytes,

@@ -10,7 +10,7 @@ from msgspec import Struct
 from mlxstack.core.exact_rows import ExactBits
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.model.cache_adapters import CacheFactory, leaves
-from mlxstack.features.exact.engine import exact_model
+from mlxstack.features.exact.engine import exact_model, measure_bits, plan_of
 from mlxstack.features.row_stacks.engine import stack_fully
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
@@ -44,9 +44,8 @@ def examine(name: str) -> Row:
         return Row(name, note=f"does not run: {message(error)}")
     faults: list[str] = []
     attempt(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
-    exact = exact_model(
-        model, cache_factory, VOCAB, ExactBits.ON, is_batching=check.is_batching, n_slots=4
-    ).mode
+    plan = plan_of(ExactBits.ON, n_slots=4, is_batching=check.is_batching)
+    exact = exact_model(model, measure_bits(model, cache_factory, VOCAB, plan)).mode
     if exact is not None and check.is_batching:
         attempt(faults, "equal bits", lambda: checks.check_exact(model, cache_factory, exact))
     if check.can_group:

@@ -1,6 +1,7 @@
 """Equal bits of rows: measured at load, and their passes."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -20,9 +21,11 @@ from mlxstack.features.exact.check import BitCheck, PassBits
 from mlxstack.features.exact.policy import Costs, common_ceiling, decide
 from mlxstack.features.exact.row_floors import (
     MeasuredLayer,
+    ShapeBits,
     clear_floors,
     measured_layers,
     set_floors,
+    shapes_of,
 )
 
 AUTO_S = 15.0
@@ -60,29 +63,66 @@ class ExactModel(Struct, frozen=True):
     mode: PassMode | None = None
 
 
-class ExactMeasurement:
-    """Measures a model, plain and with equal bits."""
+class BitsPlan(Struct, frozen=True):
+    """Settings that decide the measurement of a model."""
 
-    def __init__(self, plain: BitCheck, exact: BitCheck, setting: ExactBits, until: float) -> None:
-        self._plain = plain
-        self._exact = exact
-        self._setting = setting
-        self._until = until
+    setting: ExactBits
+    widths: tuple[int, ...]
+    """Rows of the passes that are compared."""
+    is_batching: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the measurement among those of a model."""
+        rows = " ".join(map(str, self.widths))
+        passes = "together" if self.is_batching else "one by one"
+        return f"equal bits ({self.setting}) of {rows} rows {passes}"
+
+
+class MeasuredBits(Struct, frozen=True):
+    """Bits of the rows of a model, and what follows."""
+
+    report: ExactRows
+    shapes: tuple[ShapeBits, ...]
+    is_complete: bool
+    """Whether neither setting, time nor an error left something out."""
+
+
+class TimeLimit:
+    """Time in which steps of a measurement may begin."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        self.is_over = False
+        """Whether a step could not begin."""
 
     def has_time(self) -> bool:
         """Whether another step may begin."""
-        return time.monotonic() < self._until
+        self.is_over = self.is_over or time.monotonic() >= self._until
+        return not self.is_over
+
+
+class ExactMeasurement:
+    """Measures a model, plain and with equal bits."""
+
+    def __init__(
+        self, plain: BitCheck, exact: BitCheck, setting: ExactBits, has_time: Callable[[], bool]
+    ) -> None:
+        self._plain = plain
+        self._exact = exact
+        self._setting = setting
+        self._has_time = has_time
 
     def measured(self, report: ExactRows) -> ExactRows:
         """Add costs, bits and the decision to the report."""
         is_auto = self._setting is ExactBits.AUTO
-        costs = self._exact.costs(self._plain.runner, self.has_time, stops_early=is_auto)
+        costs = self._exact.costs(self._plain.runner, self._has_time, stops_early=is_auto)
         report = replace(report, decode_cost=costs.decode, prefill_cost=costs.prefill)
         if is_auto and costs.is_high:
             return _decided(report, self._setting, "", costs)
-        plain = self._plain.equal_rows(self.has_time) or {}
-        exact = self._exact.equal_rows(self.has_time)
-        passes = self._exact.passes(self.has_time)
+        plain = self._plain.equal_rows(self._has_time) or {}
+        exact = self._exact.equal_rows(self._has_time)
+        passes = self._exact.passes(self._has_time)
         report = replace(
             report,
             widths=tuple(
@@ -96,49 +136,64 @@ class ExactMeasurement:
         return _decided(report, self._setting, _differs(exact, passes), costs)
 
 
-def exact_model(
-    model: Any,
-    factory: CacheFactory,
-    n_vocab: int,
-    setting: ExactBits,
-    *,
-    is_batching: bool,
-    n_slots: int,
-) -> ExactModel:
-    """Measure the bits of rows, and choose; changes layers."""
+def plan_of(setting: ExactBits, n_slots: int, *, is_batching: bool) -> BitsPlan:
+    """Measurement for a number of slots."""
+    widths = tuple(n for n in WIDTHS if n <= n_slots) or WIDTHS[:1]
+    return BitsPlan(setting, widths, is_batching)
+
+
+def measure_bits(model: Any, factory: CacheFactory, n_vocab: int, plan: BitsPlan) -> MeasuredBits:
+    """Measure the bits of rows, and choose.
+
+    Layers stay as they are.
+    """
+    setting = plan.setting
     if setting is ExactBits.OFF:
-        return ExactModel(_decided(ExactRows(), setting, "", Costs()))
-    until = time.monotonic() + (ON_S if setting is ExactBits.ON else AUTO_S)
-    layers = measured_layers(model, lambda: time.monotonic() < until)
+        return MeasuredBits(_decided(ExactRows(), setting, "", Costs()), (), is_complete=False)
+    limit = TimeLimit(ON_S if setting is ExactBits.ON else AUTO_S)
+    layers = measured_layers(model, limit.has_time)
     if layers is None:
-        return ExactModel(ExactRows(reason="there was no time to measure its layers"))
-    mode = ExactPasses(common_ceiling([layer.rows for layer in layers if layer.rows]))
-    bits = tuple(dict.fromkeys(layer.bits for layer in layers))
-    report = ExactRows(layers=bits, max_rows=mode.max_rows)
+        report = ExactRows(reason="there was no time to measure its layers")
+        return MeasuredBits(report, (), is_complete=False)
+    shapes = shapes_of(layers)
+    max_rows = common_ceiling([layer.rows for layer in layers if layer.rows])
+    report = ExactRows(layers=tuple(shape.bits for shape in shapes), max_rows=max_rows)
     why_not = _why_not(layers, factory)
     if why_not:
-        return ExactModel(_decided(report, setting, why_not, Costs()))
-    set_floors(layers)
-    widths = tuple(n for n in WIDTHS if n <= n_slots) or WIDTHS[:1]
-    plain = ModelRunner(model, is_batching=is_batching)
-    exact = ModelRunner(model, is_batching=is_batching)
-    exact.mode = mode
+        report = _decided(report, setting, why_not, Costs())
+        return MeasuredBits(report, shapes, is_complete=True)
+    plain = ModelRunner(model, is_batching=plan.is_batching)
+    exact = ModelRunner(model, is_batching=plan.is_batching)
+    exact.mode = ExactPasses(max_rows)
     measurement = ExactMeasurement(
-        BitCheck(plain, factory, n_vocab, widths),
-        BitCheck(exact, factory, n_vocab, widths),
+        BitCheck(plain, factory, n_vocab, plan.widths),
+        BitCheck(exact, factory, n_vocab, plan.widths),
         setting,
-        until,
+        limit.has_time,
     )
+    is_complete = True
+    set_floors(layers)
     try:
         report = measurement.measured(report)
     except Exception as error:
         raise_device_error(error)
         why_not = f"its check failed: {type(error).__name__}: {error}"
         report = _decided(report, setting, why_not, Costs())
-    if not report.is_on:
+        is_complete = False
+    finally:
         clear_floors(layers)
-        return ExactModel(report)
-    return ExactModel(report, mode)
+    return MeasuredBits(report, shapes, is_complete=is_complete and not limit.is_over)
+
+
+def exact_model(model: Any, bits: MeasuredBits) -> ExactModel:
+    """Model in the mode that was chosen.
+
+    Changes its layers.
+    """
+    if not bits.report.is_on:
+        return ExactModel(bits.report)
+    set_floors(measured_layers(model, lambda: True, bits.shapes) or [])
+    return ExactModel(bits.report, ExactPasses(bits.report.max_rows))
 
 
 def _why_not(layers: list[MeasuredLayer], factory: CacheFactory) -> str:

@@ -1,6 +1,6 @@
 """Linear layers that pad their rows to counts with equal bits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,14 @@ ROUTERS = ("gate", "router")
 """Last names of layers that choose experts."""
 
 
+class ShapeBits(Struct, frozen=True):
+    """Row counts with equal bits of all layers of a shape."""
+
+    bits: LayerBits
+    rows: RowRange | None
+    """None: no two row counts have equal bits."""
+
+
 class MeasuredLayer(Struct, frozen=True):
     """A layer of a model with its row counts of equal bits."""
 
@@ -32,9 +40,14 @@ class MeasuredLayer(Struct, frozen=True):
     rows: RowRange | None
 
 
-def measured_layers(model: Any, has_time: Callable[[], bool]) -> list[MeasuredLayer] | None:
-    """Row counts of all linear layers by shape; None without time."""
-    by_shape: dict[str, tuple[LayerBits, RowRange | None]] = {}
+def measured_layers(
+    model: Any, has_time: Callable[[], bool], known: Iterable[ShapeBits] = ()
+) -> list[MeasuredLayer] | None:
+    """Row counts of all linear layers by shape; None without time.
+
+    `known` shapes are not measured again.
+    """
+    by_shape = {f"{shape.bits.kind} {shape.bits.shape}": shape for shape in known}
     layers = []
     for name, module in model.named_modules():
         if not isinstance(module, LINEAR + EXPERTS):
@@ -50,8 +63,14 @@ def measured_layers(model: Any, has_time: Callable[[], bool]) -> list[MeasuredLa
             if not has_time():
                 return None
             by_shape[key] = _measured(kind, module)
-        layers.append(MeasuredLayer(module, *by_shape[key]))
+        shape = by_shape[key]
+        layers.append(MeasuredLayer(module, shape.bits, shape.rows))
     return layers
+
+
+def shapes_of(layers: Iterable[MeasuredLayer]) -> tuple[ShapeBits, ...]:
+    """Each shape of the layers once."""
+    return tuple(dict.fromkeys(ShapeBits(layer.bits, layer.rows) for layer in layers))
 
 
 def set_floors(layers: list[MeasuredLayer]) -> None:
@@ -99,7 +118,7 @@ def _shape(module: Any) -> str:
     return f"{n_inputs} x {weight.shape[-2]}, {storage}"
 
 
-def _measured(kind: str, module: Any) -> tuple[LayerBits, RowRange | None]:
+def _measured(kind: str, module: Any) -> ShapeBits:
     n_inputs = int(_shape(module).split(" ")[0])
     dtype = module.scales.dtype if hasattr(module, "scales") else module.weight.dtype
     if _is_experts(module):
@@ -111,7 +130,7 @@ def _measured(kind: str, module: Any) -> tuple[LayerBits, RowRange | None]:
         found_range = _range_of_product(product, row, counts)
     floor = found_range.floor if found_range else 0
     ceiling = found_range.ceiling if found_range else 0
-    return LayerBits(kind, _shape(module), floor, ceiling), found_range
+    return ShapeBits(LayerBits(kind, _shape(module), floor, ceiling), found_range)
 
 
 def _range_of_experts(module: Any, n_inputs: int, dtype: mx.Dtype) -> RowRange | None:

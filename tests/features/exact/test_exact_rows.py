@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx import nn
 from mlx.utils import tree_map
@@ -15,8 +16,17 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.pass_mode import using_mode
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens, parts_of
+from mlxstack.features.exact import engine
 from mlxstack.features.exact.attention import attend_exact
-from mlxstack.features.exact.engine import ExactModel, ExactPasses, exact_model
+from mlxstack.features.exact.engine import (
+    ExactModel,
+    ExactPasses,
+    MeasuredBits,
+    TimeLimit,
+    exact_model,
+    measure_bits,
+    plan_of,
+)
 from mlxstack.features.exact.policy import HALF_TWELVES, RowRange
 from mlxstack.features.exact.row_floors import clear_floors, measured_layers, set_floors
 from tests.matrix.builder import build
@@ -159,10 +169,13 @@ def through_bytes_of(context: SlotContext) -> SlotContext:
     return through_bytes(context)
 
 
+def measured_bits(model: Any, setting: ExactBits = ExactBits.ON) -> MeasuredBits:
+    plan = plan_of(setting, n_slots=4, is_batching=True)
+    return measure_bits(model, CacheFactory(model, KVSpec()), VOCAB, plan)
+
+
 def measured_model(model: Any, setting: ExactBits = ExactBits.ON) -> ExactModel:
-    return exact_model(
-        model, CacheFactory(model, KVSpec()), VOCAB, setting, is_batching=True, n_slots=4
-    )
+    return exact_model(model, measured_bits(model, setting))
 
 
 def test_the_check_at_load_counts_equal_rows_of_each_width() -> None:
@@ -212,6 +225,37 @@ def test_rows_take_the_places_whose_bits_are_equal() -> None:
     assert measured.report.is_on
     assert measured.report.chunks_equal
     assert all(width.n_equal_on == width.width for width in measured.report.widths)
+
+
+def test_layers_of_a_later_load_pad_rows_as_measured() -> None:
+    bits = measured_bits(imitated(TwiceSix))
+    assert bits.is_complete
+    kept = msgspec.json.decode(msgspec.json.encode(bits), type=MeasuredBits)
+    assert kept == bits
+    model = imitated(TwiceSix)
+    assert exact_model(model, kept).mode == ExactPasses(bits.report.max_rows)
+    rows = [layer.mlp.down_proj._equal_rows for layer in model.model.layers]
+    assert set(rows) == {HALF_TWELVES}
+
+
+@pytest.mark.parametrize("n_steps", [1, 6, 14, 18, 20])
+def test_a_limit_of_time_is_noticed_at_any_step(
+    n_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StepLimit(TimeLimit):
+        """Limit of a number of steps."""
+
+        n_left = n_steps
+
+        def has_time(self) -> bool:
+            self.n_left -= 1
+            self.is_over = self.n_left < 0
+            return not self.is_over
+
+    model = prepared("llama", "bfloat16")
+    assert measured_bits(model).is_complete
+    monkeypatch.setattr(engine, "TimeLimit", StepLimit)
+    assert not measured_bits(model).is_complete
 
 
 class EqualUpTo12(WidthDependent):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mlx
 def test_a_restart_finds_kv_of_another_choice_of_auto(
     limits: tuple[float, float], model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "exact_model", engine.exact_model)
+    monkeypatch.setattr(assembly, "measure_bits", engine.measure_bits)
     monkeypatch.setattr(engine, "AUTO_S", PATIENCE_S)
     preset = preset_of(model_of("tiny"))
     sources = []
