@@ -35,6 +35,7 @@ from mlxstack.models.bounded_json import (
     refuse_special,
 )
 from mlxstack.models.mtp_layouts import HeadTensors, head_tensors
+from mlxstack.models.ngram_tables import has_stored_table, is_of_table
 from mlxstack.policy.memory.capacity import Weights
 
 CONFIG = "config.json"
@@ -151,7 +152,8 @@ def read_config(path: Path) -> ModelFiles:
     config = read_config_object(file)
     head = head_tensors(config)
     of_head = Weights() if head is None else _head_weights(file.parent, head)
-    return ModelFiles(config, file, weights=measured(file.parent, head), head=of_head)
+    weights = measured(file.parent, head, has_table=not has_stored_table(config))
+    return ModelFiles(config, file, weights=weights, head=of_head)
 
 
 def _head_weights(folder: Path, head: HeadTensors) -> Weights:
@@ -177,16 +179,25 @@ def identifying_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def measured(folder: Path, head: HeadTensors | None = None) -> Weights | None:
+def measured(
+    folder: Path, head: HeadTensors | None = None, *, has_table: bool = True
+) -> Weights | None:
     """Weights without vision tower and MTP head, from file headers.
 
-    None when there are none, or some of the files are missing. Raises SetupError.
+    Without `has_table` n-gram tables stay on disk. None when there are none, or some of the files
+    are missing. Raises SetupError.
     """
+
+    def is_wanted(name: str) -> bool:
+        if head is not None and head.is_of_head(name):
+            return False
+        return _is_loaded(name) and (has_table or not is_of_table(name))
+
     refuse_two_models(folder)
     files = weight_files(folder, "model")
     if not files or missing_weights(folder):
         return None
-    return _sum(files, lambda name: _is_loaded(name) and not (head and head.is_of_head(name)))
+    return _sum(files, is_wanted)
 
 
 def vision_files(folder: Path) -> VisionFiles | None:
@@ -377,7 +388,8 @@ def weights_on_disk(spec: ModelSpec) -> int:
 
 def quantization_in(config: dict[str, Any]) -> str:
     """Quantization that a config.json names."""
-    table = config.get("quantization") or config.get("quantization_config") or {}
+    tables = (config.get("quantization"), config.get("quantization_config"))
+    table = next((table for table in tables if table and isinstance(table, Mapping)), {})
     if bits := table.get("bits"):
         mode = table.get("mode", "affine")
         if mode == "affine":

@@ -20,7 +20,13 @@ from mlxstack.models import bounded_json, model_files
 from mlxstack.models.drafter_configs import planned_config
 from mlxstack.models.model_files import ModelFiles, n_trained_in
 from mlxstack.models.mtp_layouts import head_tensors
-from mlxstack.models.rope_config import not_scaled, scaled_config
+from mlxstack.models.rope_config import (
+    ignored_kind,
+    ignored_scaling,
+    n_without_scaling,
+    not_scaled,
+    scaled_config,
+)
 from mlxstack.planner.model_shapes import shapes_of
 from mlxstack.planner.vision import VisionPlan, vision_plan
 from mlxstack.policy.memory.capacity import (
@@ -82,6 +88,9 @@ class Candidate(Struct, frozen=True):
             raise Unsupported(self.reply.refusal, self.reply.param)
         if self.preset.model.rope is not None and not self.reply.shape.has_scaled_rope:
             raise Unsupported(not_scaled(self.architecture), "model.rope")
+        kind = self._ignored_scaling()
+        if kind and not n_without_scaling(self.files.config):
+            raise Unsupported(ignored_scaling(self.architecture, kind), "rope_scaling")
         return self.reply.shape
 
     @property
@@ -91,7 +100,9 @@ class Candidate(Struct, frozen=True):
 
     @property
     def n_trained(self) -> int:
-        """Context length in tokens, scaled by `model.rope`; 0 if unknown."""
+        """Context length in tokens, as its model scales it; 0 if unknown."""
+        if self._ignored_scaling():
+            return n_without_scaling(self.files.config)
         return scaled_context(n_trained_in(self.files.config), self.preset.model)
 
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
@@ -139,6 +150,12 @@ class Candidate(Struct, frozen=True):
             budget=self._budget(machine.total) if has_kv_share else None,
             draft=drafts,
         )
+
+    def _ignored_scaling(self) -> str:
+        """Type of the config's scaling that the model ignores; "": none."""
+        shape = self.reply.shape
+        is_plain = shape is not None and shape.has_plain_rope
+        return ignored_kind(self.files.config, self.preset.model.rope, is_plain=is_plain)
 
     def _own_weights(self, half_bytes: int) -> int:
         """Weights in the memory of one machine.
@@ -265,8 +282,13 @@ def _head(preset: Preset, files: ModelFiles, shape: ModelShape | None) -> Weight
     if not isinstance(table, dict) or head.packed:
         return head
     # The head gets the quantization of the model, with two numbers of 16 bits for each group.
-    n_bits = (table.get("bits") or 4) + 32 / (table.get("group_size") or 64)
+    n_bits = _size(table.get("bits"), 4) + 32 / _size(table.get("group_size"), 64)
     return Weights(packed=int((head.n_half + head.n_single) * n_bits / 8))
+
+
+def _size(value: Any, default: int) -> int:
+    """A size of a config, which may hold anything."""
+    return value if isinstance(value, int) and value > 0 else default
 
 
 def with_shapes(candidates: Sequence[Candidate]) -> list[Candidate]:

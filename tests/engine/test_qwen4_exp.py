@@ -25,6 +25,8 @@ from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mlx_vlm_models import is_installed
 from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.models.model_files import read_config
+from mlxstack.policy.memory.capacity import Weights
 from tests.engine import qwen4_exp_folder as folders
 from tests.engine.harness import Driver, preset_of, running
 from tests.matrix.checks import decode, through_bytes
@@ -204,6 +206,29 @@ def test_the_planner_counts_the_bytes_by_which_sparse_layers_grow(tried: Tried) 
     # In half precision all but the positions take half as much.
     position_bytes = 3 * 4 * len(shape.geometry.full_layers)
     assert 2 * shape.geometry.growth == shape.widened.growth + position_bytes
+
+
+def test_a_table_on_disk_is_not_planned_in_memory(tried: Tried, tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    shutil.copytree(tried.folder, stored)
+    config = json.loads((stored / "config.json").read_text())
+    config["text_config"]["ple_storage"] = {"manifest": "ple-store.json"}
+    (stored / "config.json").write_text(json.dumps(config))
+    whole, without = read_config(tried.folder), read_config(stored)
+    tables = [
+        layer.ple.ple_embedding.ngram_embedding for layer in tried.model.layers if "ple" in layer
+    ]
+    n_table = sum(a.size for table in tables for _, a in tree_flatten(table.parameters()))
+    assert n_table
+    assert whole.weights is not None
+    assert without.weights is not None
+    assert without.weights.plus(Weights(n_single=n_table)) == whole.weights
+    shapes = [shape_of_config(files.config | {"dtype": "float32"}) for files in (whole, without)]
+    assert shapes[0].geometry == shapes[1].geometry
+    built = [shape.weights for shape in shapes]
+    assert built[0] is not None
+    assert built[1] is not None
+    assert built[1].plus(Weights(n_single=n_table)) == built[0]
 
 
 def _sparse_bytes(context: SlotContext) -> int:

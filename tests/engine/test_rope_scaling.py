@@ -12,7 +12,7 @@ from mlx_lm.utils import load_model
 from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, RopeSpec, RopeType
 from mlxstack.engine.loading import loader
-from mlxstack.models.model_files import ModelFiles
+from mlxstack.models.model_files import ModelFiles, read_config
 from mlxstack.planner.candidate import of_files
 from tests import models
 from tests.conftest import ModelOf
@@ -195,11 +195,14 @@ def test_a_scaling_that_mlx_lm_ignores_is_no_silent_one(
 ) -> None:
     config = MOE | {"rope_theta": 1e4, "rope_scaling": scaling}
     spec = ModelSpec(str(models.write(tmp_path / "model", config)))
+    planned = of_files(Preset(model=spec), read_config(Path(spec.id)))
     if n_ctx is None:
         with pytest.raises(SetupError, match=r"scales .* \(linear\), .* of type 'qwen3_moe'"):
             loader.load(spec, KVSpec())
+        with pytest.raises(Unsupported, match=r"scales .* \(linear\), .* of type 'qwen3_moe'"):
+            planned.shape  # noqa: B018 - a property that raises
         return
-    assert loader.load(spec, KVSpec()).facts.n_ctx_train == n_ctx
+    assert loader.load(spec, KVSpec()).facts.n_ctx_train == planned.n_trained == n_ctx
     assert ("good for 64 tokens" in caplog.text) == (n_ctx == 64)
 
 

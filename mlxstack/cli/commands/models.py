@@ -159,7 +159,7 @@ def _fits(model: "LocalModel") -> str:
     from pathlib import Path
 
     from mlxstack.host.hardware import this_memory
-    from mlxstack.models.model_files import measured, vision_weights
+    from mlxstack.models.model_files import read_config, vision_weights
 
     if not model.is_complete:
         if model.fault:
@@ -167,10 +167,11 @@ def _fits(model: "LocalModel") -> str:
         return "incomplete"
     memory = this_memory(os.environ)
     folder = Path(model.path)
-    weights = measured(folder)
+    files = read_config(folder)
     n_bytes = model.n_bytes
-    if weights is not None:
-        n_bytes = weights.plus(vision_weights(folder)).n_bytes(memory.half_bytes)
+    if files.weights is not None:
+        weights = files.weights.plus(files.head).plus(vision_weights(folder))
+        n_bytes = weights.n_bytes(memory.half_bytes)
     if n_bytes < memory.usable:
         return "yes"
     return "no"

@@ -23,6 +23,7 @@ from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.host.installer import install_command
+from mlxstack.models.ngram_tables import has_stored_table, is_of_table, with_table
 from mlxstack.models.rope_config import with_flat_rope
 from mlxstack.policy.memory.capacity import (
     Division,
@@ -43,6 +44,8 @@ READABLE = frozenset(
     {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
 )
 """Methods of `quantization_config` that mlx-lm's loader reads; it ignores others."""
+MODES = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+"""Group size and bits of MLX's modes, where a config has null for them."""
 N_MEASURED = 1024
 """Tokens of the pass that measures caches of unknown classes."""
 MISSING = re.compile(r"missing \d+ required positional arguments?: (.+)")
@@ -134,6 +137,7 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         division=division_of(model),
         has_scaled_rope=has_scaled_rope(model),
         head=head,
+        has_plain_rope=has_plain_rope(model),
     )
 
 
@@ -157,19 +161,28 @@ def _uncomputed(model: Any) -> Iterator[None]:
 def _built(config: Config) -> tuple[Any, Any]:
     plain = msgspec.json.decode(msgspec.json.encode(dict(config)))
     name = _module_name(config)
-    method = (_flat(config).get("quantization_config") or {}).get("quant_method")
-    if method not in {None, *READABLE} and "quantization" not in config:
+    method = _quantization_method(config)
+    if method not in {None, *READABLE}:
         raise Unsupported(
             f"mlx-lm reads no weights that {method} quantized; take an MLX version of this model, "
             "such as one of mlx-community",
             "quantization_config",
         )
     if folder := folder_of_mlx_vlm(config):
-        model, args = _more_models().built(folder, plain)
+        model, args = _more_models().built(folder, with_table(plain))
         return model, args
     module = importlib.import_module(f"{PACKAGE}.models.{name}")
     args = module.ModelArgs.from_dict(with_flat_rope(plain))
     return module.Model(args), args
+
+
+def _quantization_method(config: Config) -> Any:
+    """Method of `quantization_config`, which loaders read where `quantization` says nothing."""
+    section = config if "quantization_config" in config else config.get("text_config") or {}
+    table = section.get("quantization_config")
+    if config.get("quantization") is not None or not isinstance(table, Mapping):
+        return None
+    return table.get("quant_method")
 
 
 def folder_of_mlx_vlm(config: Config) -> str | None:
@@ -319,18 +332,33 @@ def _layer(leaf: Any, rank: int | None) -> Layer:
     return Layer(kind, k_heads, k_dim, v_heads, v_dim, window)
 
 
-def _weights(model: Any, config: Config) -> Weights:
-    """Numbers of the parameters once quantized as the config says."""
+def _weights(model: Any, config: Config) -> Weights | None:
+    """Numbers of the parameters once quantized as the config says.
+
+    None where it says what MLX does not compute. Loaders need its keys, and take storage from
+    the files.
+    """
     table = config.get("quantization")
     if isinstance(table, Mapping):
-        nn.quantize(
-            model,
-            int(table.get("group_size", 64)),
-            int(table.get("bits", 4)),
-            mode=str(table.get("mode", "affine")),
-            class_predicate=lambda path, module: _precision(model, table, path, module),
-        )
-    return _sums(model)
+        sizes = table["group_size"], table["bits"]
+        try:
+            _quantize(model, table, str(table.get("mode") or "affine"), *sizes)
+        except (TypeError, ValueError):
+            return None
+    return _sums(model, has_table=not has_stored_table(config))
+
+
+def _quantize(model: Any, table: Mapping[str, Any], mode: str, group_size: Any, bits: Any) -> None:
+    """Quantize a model as mlx-lm's converter. Raises TypeError, ValueError for odd sizes."""
+    whole_group, whole_bits = MODES.get(mode, MODES["affine"])
+    group = int(group_size or whole_group)
+    nn.quantize(
+        model,
+        group,
+        int(bits or whole_bits),
+        mode=mode,
+        class_predicate=lambda path, module: _precision(model, table, group, path, module),
+    )
 
 
 def _head(model: Any, hidden: int) -> Weights:
@@ -341,11 +369,13 @@ def _head(model: Any, hidden: int) -> Weights:
     return Weights()
 
 
-def _sums(model: Any) -> Weights:
-    """Numbers of the parameters, by storage."""
+def _sums(model: Any, *, has_table: bool = True) -> Weights:
+    """Numbers of the parameters by storage; `has_table` counts n-gram tables."""
     sums = {1: 0, 2: 0, 4: 0}
     packed = 0
-    for _, array in _parameters(model):
+    for name, array in _parameters(model):
+        if not has_table and is_of_table(name):
+            continue
         if mx.issubdtype(array.dtype, mx.floating):
             sums[array.dtype.size] += array.size
         else:
@@ -354,13 +384,14 @@ def _sums(model: Any) -> Weights:
 
 
 def _precision(
-    model: Any, table: Mapping[str, Any], path: str, module: Any
+    model: Any, table: Mapping[str, Any], group_size: int, path: str, module: Any
 ) -> bool | dict[str, Any]:
     """Storage of a module by mlx-lm's converter, with exceptions by path."""
-    exact = next((table[key] for key in table if path == key or path.endswith(f".{key}")), None)
-    if exact is not None:
-        return exact if isinstance(exact, bool) else dict(exact)
-    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % table["group_size"]:
+    key = next((key for key in table if path == key or path.endswith(f".{key}")), None)
+    if key is not None:
+        exact = table[key]
+        return dict(exact) if isinstance(exact, Mapping) else bool(exact)
+    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % group_size:
         return False
     predicate = getattr(model, "quant_predicate", None)
     return True if predicate is None else predicate(path, module)
@@ -370,7 +401,7 @@ def _is_repacked(config: Config) -> bool:
     """Whether the loader repacks weights in ways that config omits."""
     text = config.get("text_config") or {}
     tables = [section.get("quantization_config") for section in (config, text)]
-    return "quantization" not in config and tables != [None, None]
+    return config.get("quantization") is None and tables != [None, None]
 
 
 def _is_single(config: Config) -> bool:
