@@ -34,8 +34,7 @@ from mlxstack.models.bounded_json import (
     read_object,
     refuse_special,
 )
-from mlxstack.models.mtp_layouts import HeadTensors, head_tensors
-from mlxstack.models.ngram_tables import has_stored_table, is_of_table
+from mlxstack.models.mtp_layouts import HeadTensors, has_stored_table, head_tensors, is_of_table
 from mlxstack.policy.memory.capacity import Weights
 
 CONFIG = "config.json"

@@ -1,4 +1,4 @@
-"""Tensor names of MTP heads, by type of model."""
+"""Tensor names of MTP heads and n-gram tables, by type of model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +12,15 @@ SHARED = ("embed_tokens.", "shared_head.head.")
 
 Qwen's would be embeddings of its own, which are not known here.
 """
+
+
+TABLE_TYPE = "qwen4_exp"
+STORAGE = "ple_storage"
+"""Key of its text config with which mlx-vlm reads rows of n-gram tables from disk, and drops the
+tensors of the tables from the weights (mlx_vlm/models/qwen4_exp)."""
+SECTIONS = ("text_config", "llm_config")
+TABLE = ".ple.ple_embedding.ngram_embedding."
+"""Part of the names of these tensors."""
 
 
 class HeadLayout(Struct, frozen=True):
@@ -66,3 +75,28 @@ def head_tensors(config: Mapping[str, Any]) -> HeadTensors | None:
     is_expected = "quantization" not in config and any(text.get(key) for key in N_HEADS)
     prefix = layout.prefix.format(n=text.get("num_hidden_layers"))
     return HeadTensors(layout, prefix, is_expected)
+
+
+def has_stored_table(config: Mapping[str, Any]) -> bool:
+    """Whether n-gram tables stay on disk, by config.json."""
+    if config.get("model_type") != TABLE_TYPE:
+        return False
+    return any(section.get(STORAGE) for section in _sections(config).values())
+
+
+def with_table(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Config whose n-gram tables are weights."""
+    sections = {
+        name: {key: value for key, value in section.items() if key != STORAGE}
+        for name, section in _sections(config).items()
+    }
+    return {**config, **sections}
+
+
+def is_of_table(name: str) -> bool:
+    """Whether a tensor belongs to an n-gram table."""
+    return TABLE in name
+
+
+def _sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: part for name in SECTIONS if isinstance(part := config.get(name), Mapping)}

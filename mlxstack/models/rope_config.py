@@ -128,16 +128,6 @@ def own_scaling(config: Mapping[str, Any]) -> str:
     return next((kind for kind in kinds if kind not in PLAIN), "")
 
 
-def ignored_kind(config: Mapping[str, Any], rope: RopeSpec | None, *, is_plain: bool) -> str:
-    """Type of an own scaling that is ignored.
-
-    "" without one, and with `model.rope`. `is_plain`: the model scales no rotary embedding.
-    """
-    if rope is not None or not is_plain:
-        return ""
-    return own_scaling(config)
-
-
 def not_scaled(architecture: str) -> str:
     """Message for an architecture that ignores the scaling."""
     return (

@@ -21,7 +21,6 @@ from mlxstack.models.drafter_configs import planned_config
 from mlxstack.models.model_files import ModelFiles, n_trained_in
 from mlxstack.models.mtp_layouts import head_tensors
 from mlxstack.models.rope_config import (
-    ignored_kind,
     ignored_scaling,
     n_without_scaling,
     not_scaled,
@@ -154,8 +153,9 @@ class Candidate(Struct, frozen=True):
     def _ignored_scaling(self) -> str:
         """Type of the config's scaling that the model ignores; "": none."""
         shape = self.reply.shape
-        is_plain = shape is not None and shape.has_plain_rope
-        return ignored_kind(self.files.config, self.preset.model.rope, is_plain=is_plain)
+        if shape is None or self.preset.model.rope is not None:
+            return ""
+        return shape.ignored_scaling
 
     def _own_weights(self, half_bytes: int) -> int:
         """Weights in the memory of one machine.

@@ -43,10 +43,10 @@ from mlxstack.models.model_files import (
     weight_files,
 )
 from mlxstack.models.rope_config import (
-    ignored_kind,
     ignored_scaling,
     n_without_scaling,
     not_scaled,
+    own_scaling,
     scaled_config,
     with_flat_rope,
 )
@@ -335,8 +335,8 @@ def _n_ctx_train(spec: ModelSpec, config: dict[str, Any], model: Any) -> int:
 
     Raises SetupError for a model that was trained with a scaling that its code ignores.
     """
-    kind = ignored_kind(config, spec.rope, is_plain=has_plain_rope(model))
-    if not kind:
+    kind = own_scaling(config)
+    if spec.rope is not None or not kind or not has_plain_rope(model):
         return scaled_context(n_trained_in(config), spec)
     architecture = str(config.get("model_type", ""))
     n_ctx = n_without_scaling(config)

@@ -23,8 +23,8 @@ from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.host.installer import install_command
-from mlxstack.models.ngram_tables import has_stored_table, is_of_table, with_table
-from mlxstack.models.rope_config import with_flat_rope
+from mlxstack.models.mtp_layouts import has_stored_table, is_of_table, with_table
+from mlxstack.models.rope_config import own_scaling, with_flat_rope
 from mlxstack.policy.memory.capacity import (
     Division,
     Geometry,
@@ -137,7 +137,7 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         division=division_of(model),
         has_scaled_rope=has_scaled_rope(model),
         head=head,
-        has_plain_rope=has_plain_rope(model),
+        ignored_scaling=own_scaling(config) if has_plain_rope(model) else "",
     )
 
 

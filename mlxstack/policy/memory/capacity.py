@@ -155,8 +155,8 @@ class ModelShape(Struct, frozen=True):
 
     `widened` is the geometry where MLX computes in float32. `weights` is None where only the
     files tell their precision. `division` is how several machines can compute it together. `head`
-    are the weights that an MTP head of this model would have. `has_plain_rope`: it scales no rotary
-    embedding, whatever its config says.
+    are the weights that an MTP head of this model would have. `ignored_scaling` is the type
+    of a scaling in its config that it does not compute.
     """
 
     geometry: Geometry
@@ -169,7 +169,7 @@ class ModelShape(Struct, frozen=True):
     division: Division = Division.NONE
     has_scaled_rope: bool = False
     head: Weights = Weights()
-    has_plain_rope: bool = False
+    ignored_scaling: str = ""
 
 
 class ShapeReply(Struct, frozen=True):
