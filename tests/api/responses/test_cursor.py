@@ -334,7 +334,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "hi", "background": True}, "background"),
     ({"input": "hi", "store": "yes"}, "store"),
     ({"input": "hi", "functions": [READ_FILE]}, "functions"),
-    ({"input": "hi", "messages": [ASKED]}, "input"),
     ({"input": []}, "input"),
     ({"messages": [ASKED, {"type": "function_call", "call_id": "c"}]}, "messages[1].name"),
     ({"messages": [ASKED, {"type": "text", "text": "hi"}]}, "messages[1].role"),
@@ -353,6 +352,16 @@ def test_errors_are_those_of_chats(
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert param.partition("[")[0] in error["message"]
+
+
+def test_input_beside_messages_is_ignored(http: httpx.Client) -> None:
+    body = {**PLAIN, "messages": [ASKED], "max_tokens": 1}
+    plain, both = (
+        http.post(CHAT, json=sent).raise_for_status().json()
+        for sent in (body, {**body, "input": "hi", "prompt": "hi"})
+    )
+    assert both["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert both["choices"][0]["message"] == plain["choices"][0]["message"]
 
 
 def test_an_unknown_response_is_named(scripted: Scripted) -> None:

@@ -82,8 +82,6 @@ def _has_items(body: AnyChatBody) -> bool:
             reason = "Field required; a body with prompt belongs to /v1/completions"
             raise BadRequest(f"messages: {reason}", "messages")
         return True
-    if body.input:
-        raise BadRequest("input cannot be given beside messages; send one of them", "input")
     return any(
         isinstance(entry.type, str)
         and entry.type in ITEMS
