@@ -113,11 +113,15 @@ def test_a_body_has_64_mib_at_most_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "dialect"),
-    [(CHAT, "openai_chat"), (MESSAGES, "anthropic"), ("/v1/responses", "openai_responses")],
+    ("path", "module"),
+    [
+        (CHAT, "openai_responses.chat_routes"),
+        (MESSAGES, "anthropic.routes"),
+        ("/v1/responses", "openai_responses.routes"),
+    ],
 )
 def test_a_body_is_converted_beside_the_loop(
-    path: str, dialect: str, monkeypatch: pytest.MonkeyPatch
+    path: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
 
@@ -128,7 +132,7 @@ def test_a_body_is_converted_beside_the_loop(
 
         return post
 
-    routes = importlib.import_module(f"mlxstack.api.dialects.{dialect}.routes")
+    routes = importlib.import_module(f"mlxstack.api.dialects.{module}")
     owner = getattr(routes, "to_conversation", routes)
     monkeypatch.setattr(owner, "conversation", noted(owner.conversation))
     assert refusal(path, **({"input": HELLO} if path == "/v1/responses" else {})) is None

@@ -83,6 +83,12 @@ def until(question: Callable[[], object]) -> None:
     wait_until(question)
 
 
+def is_replaced(service: Supervised, pid: int) -> bool:
+    """Whether the worker is another process than `pid`."""
+    state = service.state
+    return state is not None and state.worker is not None and state.worker.pid != pid
+
+
 def test_a_new_process_serves_the_agents_of_the_broken_one(tmp_path: Path) -> None:
     with (
         supervised(tmp_path) as service,
@@ -99,7 +105,7 @@ def test_a_new_process_serves_the_agents_of_the_broken_one(tmp_path: Path) -> No
                 http.post("/v1/chat/completions", json=chat_body("and this"))
             except httpx.TransportError:
                 break
-        until(lambda: service.state and service.state.worker and service.state.worker.pid != first)
+        until(lambda: is_replaced(service, first))
         until(service.is_healthy)
         assert [message["role"] for message in history(http, "bob")] == ["user", "assistant"]
         assert turn(http, "bob", user("go on"))["agent"]["n_tokens"] > before["agent"]["n_tokens"]
