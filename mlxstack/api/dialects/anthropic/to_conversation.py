@@ -201,9 +201,7 @@ def _user(
 ) -> tuple[Message, ...]:
     """Messages of a user turn, tool results first, even if empty."""
     results = [
-        _server_result(block)
-        if isinstance(block, ServerToolResult)
-        else _result(block, definitions, f"{path}[{i}]", images)
+        _result(block, definitions, f"{path}[{i}]", images)
         for i, block in enumerate(blocks)
         if isinstance(block, ToolResult | ServerToolResult)
     ]
@@ -279,9 +277,11 @@ def _instruction(block: Block, definitions: Definitions) -> str:
 
 
 def _result(
-    result: ToolResult, definitions: Definitions, path: str, images: ImageReader
+    result: ToolResult | ServerToolResult, definitions: Definitions, path: str, images: ImageReader
 ) -> Message:
     """Tool result; found tools are described in place, a failure becomes text."""
+    if isinstance(result, ServerToolResult):
+        return _server_result(result)
     parts: list[dict[str, Any]] = []
     path = f"{path}.content"
     content = result_content(result.content, tuple(KINDS))

@@ -11,7 +11,7 @@ from mlxstack.api.response_format import ResponseFormat
 
 Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` has for log probabilities."""
+"""Entry of `include` that asks for log probabilities."""
 
 
 class ResponsesBody(Fields, kw_only=True):

@@ -131,8 +131,8 @@ def messages(
         for i, item in enumerate(items)
         for inner in _inner_items(item, f"{field}[{i}]")
     ]
-    last = max((n for n, one in enumerate(placed) if _is_asked(one.item)), default=-1)
-    answered = max((n for n, one in enumerate(placed) if _is_answer(one.item)), default=-1)
+    last = max((n for n, place in enumerate(placed) if _is_asked(place.item)), default=-1)
+    answered = max((n for n, place in enumerate(placed) if _is_answer(place.item)), default=-1)
     read: list[Message] = []
     for is_part, group in groupby(enumerate(placed), lambda pair: _is_question_part(pair[1].item)):
         numbered = list(group)
@@ -140,11 +140,11 @@ def messages(
             is_latest = numbered[-1][0] == last
             reader = read_latest_user if is_latest else read_history
             is_new = is_latest and last > answered
-            places = [one for _, one in numbered]
+            places = [place for _, place in numbered]
             read.append(_asked_in_parts(places, reader, images, is_new=is_new))
             continue
-        for n, one in numbered:
-            path, item = one.path, one.item
+        for n, place in numbered:
+            path, item = place.path, place.item
             kind = _type(item, path)
             if kind in APPROVALS and str(item.get(APPROVALS[kind])) in ran:
                 continue
