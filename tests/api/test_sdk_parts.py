@@ -5,17 +5,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from msgspec import Struct, convert
+from msgspec import convert
 
 from mlxstack.api.dialects.openai_chat.messages import ChatMessageParam, read_messages
 from mlxstack.core.conversation import Role
 from mlxstack.text.images.marks import mark_of
 from mlxstack.text.images.reader import ImageReader
 from tests.api.running import answering
+from tests.api.test_client_shapes import Prompts
 from tests.api.test_served_images import png
-from tests.service.standin import StandIn
 
 pytestmark = pytest.mark.net
 
@@ -29,17 +28,9 @@ CALL: dict[str, Any] = {"type": "tool-call", "toolCallId": "c1", "toolName": "we
 RESULT: dict[str, Any] = {"type": "tool-result", "toolCallId": "c1", "toolName": "weather"}
 
 
-class Prompts(Struct):
-    """Prompts that the engine is given."""
-
-    engine: StandIn
-    http: httpx.Client
-
-    def of(self, *messages: dict[str, Any]) -> str:
-        """The prompt of messages."""
-        answer = self.http.post(CHAT, json={"messages": messages})
-        assert answer.status_code == 200, answer.text
-        return str(self.engine.tokenizer.decode(list(self.engine.asked[-1].tokens)))
+def prompt_of(prompts: Prompts, *messages: dict[str, Any]) -> str:
+    """The prompt of a chat with these messages."""
+    return prompts.of(CHAT, {"messages": messages})
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +55,8 @@ def result(content: str, key: str = "c1") -> dict[str, Any]:
 def test_calls_are_calls(prompts: Prompts, arguments: dict[str, Any]) -> None:
     said = {"role": "assistant", "content": [TEXT, {**CALL, **arguments}]}
     answered = {"role": "tool", "content": [{**RESULT, "result": "HOT"}]}
-    assert prompts.of(ASKED, said, answered, AGAIN) == prompts.of(
-        ASKED, calling("c1"), result("HOT"), AGAIN
+    assert prompt_of(prompts, ASKED, said, answered, AGAIN) == prompt_of(
+        prompts, ASKED, calling("c1"), result("HOT"), AGAIN
     )
 
 
@@ -99,18 +90,23 @@ RESULTS: list[tuple[dict[str, Any], str]] = [
 def test_results_are_results(prompts: Prompts, sent: dict[str, Any], text: str) -> None:
     said = {"role": "assistant", "content": [TEXT, {**CALL, "input": CITY}]}
     answered = {"role": "tool", "content": [{**RESULT, **sent}]}
-    assert prompts.of(ASKED, said, answered) == prompts.of(ASKED, calling("c1"), result(text))
+    assert prompt_of(prompts, ASKED, said, answered) == prompt_of(
+        prompts, ASKED, calling("c1"), result(text)
+    )
 
 
 def test_several_results_of_one_message_belong_to_their_calls(prompts: Prompts) -> None:
     calls = [{**CALL, "input": CITY, "toolCallId": key} for key in ("c1", "c2")]
     answered = [{**RESULT, "toolCallId": key, "result": key.upper()} for key in ("c2", "c1")]
-    prompt = prompts.of(
+    prompt = prompt_of(
+        prompts,
         ASKED,
         {"role": "assistant", "content": [TEXT, *calls]},
         {"role": "tool", "content": answered},
     )
-    assert prompt == prompts.of(ASKED, calling("c1", "c2"), result("C1"), result("C2", "c2"))
+    assert prompt == prompt_of(
+        prompts, ASKED, calling("c1", "c2"), result("C1"), result("C2", "c2")
+    )
 
 
 def test_results_that_the_assistant_has_keep_their_places(prompts: Prompts) -> None:
@@ -123,15 +119,17 @@ def test_results_that_the_assistant_has_keep_their_places(prompts: Prompts) -> N
     ]
     said = {"role": "assistant", "content": parts}
     after = {"role": "assistant", "content": "It is hot."}
-    assert prompts.of(ASKED, said, AGAIN) == prompts.of(
-        ASKED, calling("c1"), result("HOT"), after, AGAIN
+    assert prompt_of(prompts, ASKED, said, AGAIN) == prompt_of(
+        prompts, ASKED, calling("c1"), result("HOT"), after, AGAIN
     )
 
 
 def test_a_call_in_two_places_is_one(prompts: Prompts) -> None:
     part = {"type": "tool_use", "id": "c1", "name": "weather", "input": CITY}
     both = {**calling("c1"), "content": [TEXT, part]}
-    assert prompts.of(ASKED, both, result("HOT")) == prompts.of(ASKED, calling("c1"), result("HOT"))
+    assert prompt_of(prompts, ASKED, both, result("HOT")) == prompt_of(
+        prompts, ASKED, calling("c1"), result("HOT")
+    )
 
 
 def test_reasoning_is_reasoning() -> None:
@@ -178,7 +176,9 @@ def test_files_of_text_are_text(prompts: Prompts) -> None:
         {"type": "file", "data": f"data:text/markdown;base64,{data}", "mimeType": "text/markdown"},
     ):
         asked = {"role": "user", "content": [{**part, "filename": "rome.txt"}]}
-        assert prompts.of(asked) == prompts.of({"role": "user", "content": "rome.txt\nÜber Rom"})
+        assert prompt_of(prompts, asked) == prompt_of(
+            prompts, {"role": "user", "content": "rome.txt\nÜber Rom"}
+        )
 
 
 UNREAD: list[dict[str, Any]] = [
@@ -220,7 +220,9 @@ def test_nothing_of_a_history_vanishes(prompts: Prompts, part: dict[str, Any], r
     with_part = {"role": role, "content": [TEXT, part], "tool_call_id": "c1"}
     without = {**with_part, "content": [TEXT]}
     after = [ANSWER, AGAIN]
-    assert prompts.of(*before, with_part, *after) != prompts.of(*before, without, *after)
+    assert prompt_of(prompts, *before, with_part, *after) != prompt_of(
+        prompts, *before, without, *after
+    )
 
 
 @pytest.mark.parametrize("part", [{"type": "text", "value": 1}, {"type": "text", "text": [1]}])
@@ -229,7 +231,9 @@ def test_text_in_an_unknown_form_is_shown_as_json_in_a_result(
 ) -> None:
     sent = {"role": "tool", "tool_call_id": "c1", "content": [TEXT, part]}
     shown = result(json.dumps([TEXT, part]))
-    assert prompts.of(ASKED, calling("c1"), sent) == prompts.of(ASKED, calling("c1"), shown)
+    assert prompt_of(prompts, ASKED, calling("c1"), sent) == prompt_of(
+        prompts, ASKED, calling("c1"), shown
+    )
     user = {"role": "user", "content": [part]}
     refused = prompts.http.post(CHAT, json={"messages": [user, ANSWER, AGAIN]})
     assert refused.json()["error"]["param"] == "messages[0].content[0].text"
@@ -238,8 +242,8 @@ def test_text_in_an_unknown_form_is_shown_as_json_in_a_result(
 @pytest.mark.parametrize("part", [{"type": "step-start"}, {"type": "text", "text": ""}])
 def test_parts_that_say_nothing_say_nothing(prompts: Prompts, part: dict[str, Any]) -> None:
     said = {"role": "assistant", "content": [TEXT]}
-    prompt = prompts.of(ASKED, said, AGAIN)
-    assert prompts.of(ASKED, {**said, "content": [TEXT, part]}, AGAIN).replace(
+    prompt = prompt_of(prompts, ASKED, said, AGAIN)
+    assert prompt_of(prompts, ASKED, {**said, "content": [TEXT, part]}, AGAIN).replace(
         "\n", ""
     ) == prompt.replace("\n", "")
 
