@@ -14,7 +14,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck
-from mlxstack.engine.decode.copy_check import why_not_copied
+from mlxstack.engine.decode.copy_check import is_uncertain, why_not_copied
 from mlxstack.engine.decode.proposer import NO_PROPOSALS
 from mlxstack.engine.decode.remembered_checks import RememberedChecks
 from mlxstack.engine.decode.row_grouper import NO_GROUPS, RowGrouper
@@ -29,7 +29,6 @@ from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.loop import EngineLoop
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.length_rope import exact_ropes, keyed_by_length
-from mlxstack.engine.model.mlx_vlm_models import TextModel
 from mlxstack.engine.model.runner import ModelRunner, kv_bytes_per_token
 from mlxstack.engine.parts import EngineParts
 from mlxstack.engine.slot_actions import SlotActionRunner
@@ -118,7 +117,7 @@ class EngineAssembly:
         )
         loop.facts = Snapshot(
             is_batching=model.check.is_batching and preset.batch.enabled,
-            why_not_batching=model.check.why_not,
+            why_not_batching=None if model.check.is_batching else model.check.why_not,
             exact=model.exact.report,
         )
         loop.transforms.append(model.loaded.inputs.with_checkpoints)
@@ -138,7 +137,7 @@ class EngineAssembly:
             loop.idle_works.append(DraftPrefill(loop, drafts))
         if model.n_fixed_rope is not None:
             loop.transforms.append(partial(keyed_by_length, fixed=model.n_fixed_rope))
-        if model.check.why_not:
+        if not model.check.is_batching:
             log.warning("decoding slot by slot: %s", model.check.why_not)
         thread.device_memory.wire(preset.device.wired, plan.planned_bytes)
         return LoadedEngine(
@@ -169,7 +168,7 @@ class EngineAssembly:
         group_rows = stack_fully if self._parts.can_group else None
         checked = partial(checks.check, group_rows=group_rows)
         check = checked(loaded, factory)
-        if isinstance(loaded.model, TextModel):
+        if is_uncertain(loaded.model, factory):
             why_not = why_not_copied(ModelRunner(loaded.model), factory, loaded.facts.n_vocab)
             factory.can_copy = why_not is None
             if why_not is not None:
@@ -213,7 +212,7 @@ class EngineAssembly:
         if not self._parts.can_be_exact:
             return ExactModel(ExactRows(reason="several machines compute the passes"))
         n_slots = min(preset.slots.count, preset.batch.max_size)
-        plan = plan_of(preset.batch.exact, n_slots, is_batching=check.is_batching)
+        plan = plan_of(preset.batch.exact, n_slots, check.rows)
         bits = checks.once(
             plan.name,
             loaded.facts,

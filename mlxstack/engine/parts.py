@@ -93,9 +93,7 @@ class EngineParts:
         return [SlotContext(factory) for _ in range(n_slots)]
 
     def runner(self, model: Any, check: BatchingCheck, parts: ModelParts | None) -> ModelRunner:
-        return ModelRunner(
-            model, is_batching=check.is_batching, is_ragged=check.is_ragged, parts=parts
-        )
+        return ModelRunner(model, rows=check.rows, parts=parts)
 
     def store(self, store: KVStore) -> KVStore:
         return store

@@ -10,6 +10,19 @@ MIN_SAVED = 0.2
 """Minimum share of time saved by sharing a pass, which delays the first prompt of it."""
 
 
+class RowMode(Enum):
+    """How much of a pass slots share, as the check at load finds."""
+
+    ALONE = "alone"
+    """Nothing: each slot has a pass of its own."""
+    BY_MODULE = "by module"
+    """A token each; attention modules compute one row after the other."""
+    SINGLE = "single"
+    """A token each; a slot of several tokens has a pass of its own."""
+    RAGGED = "ragged"
+    """All of it, with any number of tokens each."""
+
+
 class PassLayout(Enum):
     """Layout in which a model computes rows of several tokens."""
 

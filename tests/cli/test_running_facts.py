@@ -17,8 +17,8 @@ WITHOUT_TOOLS = """
 
 
 def test_a_verdict_against_batching_is_told_by_up_and_status(shell: Shell) -> None:
-    """Gemma 2 caps its attention scores, which the row view does not serve."""
-    write(shell.folder / "model", config_of("gemma2") | {"vocab_size": VOCAB})
+    """StarCoder's code gives all rows the position of one."""
+    write(shell.folder / "model", config_of("gpt_bigcode") | {"vocab_size": VOCAB})
     (shell.folder / "model" / "chat_template.jinja").write_text(WITHOUT_TOOLS)
     shell.preset.write_text(
         f"model: {{id: ./model}}\nslots: {{count: 2, n_ctx: 256}}\n"

@@ -22,7 +22,7 @@ from tests.matrix.builder import build
 
 without_extra = pytest.mark.skipif(is_installed(), reason="the extra more-models is installed")
 with_extra = pytest.mark.skipif(not is_installed(), reason="it needs the extra more-models")
-SLICE = ("k2_horizon", "step3p7")
+SLICE = ("k2_horizon", "step3p7", "deepseek_v4", "hy_v4")
 
 
 @without_extra

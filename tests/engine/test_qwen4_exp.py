@@ -27,6 +27,7 @@ from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.models.model_files import read_config
 from mlxstack.policy.memory.capacity import Weights
+from mlxstack.policy.pass_layout import RowMode
 from tests.engine import qwen4_exp_folder as folders
 from tests.engine.harness import Driver, preset_of, running
 from tests.matrix.checks import decode, through_bytes
@@ -144,14 +145,14 @@ def test_hit_fork_and_restart_at_a_position_have_the_same_logits(tried: Tried, s
             tried.check(context, position + 1, "token by token")
 
 
-def test_four_rows_join_and_leave_slot_by_slot(tried: Tried) -> None:
+def test_four_rows_join_and_leave(tried: Tried) -> None:
     check = self_check(tried.model, tried.factory, folders.N_VOCAB)
-    assert not check.is_batching
+    assert check.rows is RowMode.BY_MODULE
     prompts = folders.prompts()
     contexts = [SlotContext(tried.factory) for _ in prompts]
     for context, tokens in zip(contexts, prompts, strict=True):
         tried.feed(context, tokens[:-1])
-    answers = decode(tried.model, contexts, prompts, check.is_batching, n_tokens=folders.N_ANSWERED)
+    answers = decode(tried.model, contexts, prompts, check.rows, n_tokens=folders.N_ANSWERED)
     assert answers == tried.answers
 
 

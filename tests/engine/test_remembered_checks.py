@@ -15,7 +15,7 @@ from mlxstack.engine.loading import loader
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.host.load_progress import LoadProgress
-from mlxstack.policy.pass_layout import SharedPrompts
+from mlxstack.policy.pass_layout import RowMode, SharedPrompts
 from mlxstack.store.check_files import MAX_FILES, CheckFiles
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of
@@ -93,7 +93,7 @@ def test_a_check_without_time_for_all_steps_is_made_again(
 def test_a_refusal_is_not_remembered(
     load: Load, monkeypatch: pytest.MonkeyPatch, made: list[BatchingCheck]
 ) -> None:
-    refused = BatchingCheck(False, "no memory for it", "2 full")
+    refused = BatchingCheck(RowMode.ALONE, "no memory for it", "2 full")
     with monkeypatch.context() as patch:
         patch.setattr(remembered_checks, "self_check", lambda *_: refused)
         assert load() == refused
@@ -125,7 +125,7 @@ def test_a_measurement_is_made_once_by_name_unless_it_found_nothing(
     assert made == ["a", "a", "b"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\xfe", b'{"is_batching": 1}'])
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\xfe", b'{"rows": 1}'])
 def test_a_damaged_file_is_a_check(
     load: Load, made: list[BatchingCheck], tmp_path: Path, damage: bytes
 ) -> None:

@@ -29,6 +29,7 @@ from mlxstack.features.drafts.engine.drafter import Drafter
 from mlxstack.features.drafts.policy.ngram_draft_governor import DraftOffer
 from mlxstack.features.row_stacks.engine import RowStacker
 from mlxstack.features.row_stacks.policy import StackingRules
+from mlxstack.policy.pass_layout import RowMode
 from tests.matrix.configs import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
@@ -87,12 +88,12 @@ def decode(
     model: Any,
     contexts: Sequence[SlotContext],
     prompts: Sequence[Tokens],
-    is_batching: bool,
+    rows: RowMode,
     n_tokens: int = N_STEPS,
     stacker: RowStacker | None = None,
 ) -> list[Tokens]:
     """Greedy answers of `n_tokens`; row i joins i steps after the first one."""
-    batch = Batch(ModelRunner(model, is_batching=is_batching), grouper=stacker or NO_GROUPS)
+    batch = Batch(ModelRunner(model, rows=rows), grouper=stacker or NO_GROUPS)
     answers: list[Tokens] = [[] for _ in contexts]
     for step in range(n_tokens + len(contexts)):
         if step < len(contexts):
@@ -148,18 +149,18 @@ def cold(
     """The answer of a fresh context."""
     context = SlotContext(cache_factory)
     prefill(model, context, tokens)
-    return decode(model, [context], [tokens], is_batching=False, n_tokens=n_tokens)[0]
+    return decode(model, [context], [tokens], rows=RowMode.ALONE, n_tokens=n_tokens)[0]
 
 
 def check_batch(
-    model: Any, cache_factory: CacheFactory, is_batching: bool, stacker: RowStacker | None = None
+    model: Any, cache_factory: CacheFactory, rows: RowMode, stacker: RowStacker | None = None
 ) -> None:
     """Rows of different length, past every window, get together what they get alone."""
     alone = [cold(model, cache_factory, tokens) for tokens in PROMPTS]
     contexts = [SlotContext(cache_factory) for _ in PROMPTS]
     for context, tokens in zip(contexts, PROMPTS, strict=True):
         prefill(model, context, tokens)
-    together = decode(model, contexts, PROMPTS, is_batching, stacker=stacker)
+    together = decode(model, contexts, PROMPTS, rows, stacker=stacker)
     if len({tuple(answer) for answer in alone}) == 1:
         raise Wrong("all answers are the same: the model does not look at its prompt")
     for n, own, batched in zip(LENGTHS, alone, together, strict=True):
@@ -254,7 +255,7 @@ def _check_drafts(
     model: Any, cache_factory: CacheFactory, check: BatchingCheck, rules: Sequence[SamplingParams]
 ) -> None:
     n_tokens = 2 * N_STEPS
-    runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+    runner = ModelRunner(model, rows=check.rows)
     alone = [_sampled(Batch(runner), cache_factory, {row: None}, rules)[row] for row in ROWS]
     batch = Batch(runner, DraftCoordinator(runner))
     drafters = {row: ScriptedDrafter(PROMPTS[row], alone[row], PATTERNS[row]) for row in ROWS}
@@ -262,7 +263,7 @@ def _check_drafts(
     for n, row in zip(LENGTHS, ROWS, strict=True):
         if alone[row] != answers[row]:
             raise Wrong(f"with drafts the row of {n} answers {answers[row]}, else {alone[row]}")
-    if batch.n_calls >= n_tokens * (1 if check.is_ragged else len(PROMPTS)):
+    if batch.n_calls >= n_tokens * (1 if check.rows is RowMode.RAGGED else len(PROMPTS)):
         raise Wrong(f"drafts saved no forward pass: {batch.n_calls}")
 
 
@@ -311,13 +312,13 @@ def check_rewind(model: Any, cache_factory: CacheFactory) -> str:
     """Back to where a new prompt diverges, or to the checkpoint before; then as if cold."""
     context = SlotContext(cache_factory)
     prefill(model, context, LONG)
-    decode(model, [context], [LONG], is_batching=False)
+    decode(model, [context], [LONG], rows=RowMode.ALONE)
     changed = LONG[: CUT + 3] + prompt(20, seed=99)
     position = context.rewind(CUT + 3)
     if position not in (0, CUT, CUT + 3):
         raise Wrong(f"rewound to {position}")
     prefill(model, context, changed)
-    warm = decode(model, [context], [changed], is_batching=False)[0]
+    warm = decode(model, [context], [changed], rows=RowMode.ALONE)[0]
     if warm != cold(model, cache_factory, changed):
         raise Wrong(f"after a rewind to {position} it answers otherwise than cold")
     return {0: "no", CUT: "to checkpoints"}.get(position, "anywhere")

@@ -12,6 +12,7 @@ from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.model.cache_adapters import CacheFactory, leaves
 from mlxstack.features.exact.engine import exact_model, measure_bits, plan_of
 from mlxstack.features.row_stacks.engine import stack_fully
+from mlxstack.policy.pass_layout import RowMode
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
 from tests.matrix.configs import VOCAB
@@ -43,8 +44,8 @@ def examine(name: str) -> Row:
     except Exception as error:
         return Row(name, note=f"does not run: {message(error)}")
     faults: list[str] = []
-    attempt(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching))
-    plan = plan_of(ExactBits.ON, n_slots=4, is_batching=check.is_batching)
+    attempt(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.rows))
+    plan = plan_of(ExactBits.ON, n_slots=4, rows=check.rows)
     exact = exact_model(model, measure_bits(model, cache_factory, VOCAB, plan)).mode
     if exact is not None and check.is_batching:
         attempt(faults, "equal bits", lambda: checks.check_exact(model, cache_factory, exact))
@@ -58,7 +59,7 @@ def examine(name: str) -> Row:
     return Row(
         name,
         caches,
-        "yes" if check.is_batching else "slot by slot",
+        BATCHED[check.rows],
         rewind,
         stored,
         kv8,
@@ -76,9 +77,7 @@ def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
         check = self_check(model, cache_factory, VOCAB, group_rows=stack_fully)
     except Exception as error:
         return "no", f"8-bit KV: {message(error)}"
-    attempt(
-        faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, check.is_batching)
-    )
+    attempt(faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, check.rows))
     if check.can_draft:
         attempt(
             faults,
@@ -87,9 +86,8 @@ def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
         )
     attempt(faults, "kv8 rewind", lambda: checks.check_rewind(model, cache_factory))
     attempt(faults, "kv8 store", lambda: checks.check_stored(model, cache_factory))
-    if not check.is_batching:
-        return "slot by slot", f"8-bit KV: {check.why_not}"
-    return "yes", ""
+    why_not = f"8-bit KV: {check.why_not}" if check.why_not else ""
+    return BATCHED[check.rows], why_not
 
 
 def describe(caches: list[Any]) -> str:
@@ -97,6 +95,14 @@ def describe(caches: list[Any]) -> str:
     counts = Counter(_kind(cache) for cache in caches)
     return " + ".join(f"{n} {kind}" for kind, n in counts.items())
 
+
+BATCHED = {
+    RowMode.ALONE: "slot by slot",
+    RowMode.BY_MODULE: "attention by row",
+    RowMode.SINGLE: "yes",
+    RowMode.RAGGED: "yes",
+}
+"""Words of the page."""
 
 KINDS = {
     "KVCache": "full",

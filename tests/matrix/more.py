@@ -22,7 +22,7 @@ from mlxstack.engine.model.runner import ModelRunner
 from tests.matrix import checks, more_table
 from tests.matrix.builder import Unbuildable, build, mlx_vlm_types
 from tests.matrix.configs import VOCAB
-from tests.matrix.examine import attempt, describe, message
+from tests.matrix.examine import BATCHED, attempt, describe, message
 from tests.matrix.more_configs import NOT_LANGUAGE
 from tests.matrix.more_http import check_http
 from tests.matrix.more_row import MoreRow
@@ -48,9 +48,7 @@ def examine(name: str) -> MoreRow:
         return MoreRow(name, note=f"does not run: {message(error)}")
     faults: list[str] = []
     attempt(faults, "pieces", lambda: checks.check_pieces(model, cache_factory))
-    batched = attempt(
-        faults, "batch", lambda: checks.check_batch(model, cache_factory, check.is_batching)
-    )
+    batched = attempt(faults, "batch", lambda: checks.check_batch(model, cache_factory, check.rows))
     hit = attempt(faults, "hit", lambda: checks.check_rewind(model, cache_factory))
     fork = attempt(faults, "fork", lambda: checks.check_fork(model, cache_factory))
     stored = attempt(faults, "store", lambda: checks.check_stored(model, cache_factory))
@@ -63,7 +61,7 @@ def examine(name: str) -> MoreRow:
     return MoreRow(
         name,
         caches,
-        batched or ("yes" if check.is_batching else "slot by slot"),
+        batched or BATCHED[check.rows],
         hit,
         served,
         fork,
@@ -90,12 +88,12 @@ def examine_kv8(model: Any) -> tuple[str, str]:
     try:
         check = self_check(model, cache_factory, VOCAB)
         copy_check(model, cache_factory)
-        checks.check_batch(model, cache_factory, check.is_batching)
+        checks.check_batch(model, cache_factory, check.rows)
         checks.check_rewind(model, cache_factory)
         checks.check_stored(model, cache_factory)
     except Exception as error:
         return "no", f"8-bit KV: {message(error)}"
-    return ("yes", "") if check.is_batching else ("slot by slot", "")
+    return BATCHED[check.rows], ""
 
 
 def apart(name: str) -> MoreRow:

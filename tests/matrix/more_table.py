@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from mlxstack.policy.pass_layout import RowMode
+from tests.matrix.examine import BATCHED
 from tests.matrix.more_row import MoreRow
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -22,6 +24,7 @@ COLUMNS = (
     "8-bit KV",
     "why not",
 )
+BY_ROW = BATCHED[RowMode.BY_MODULE]
 PROMISES = ("served", "hit", "fork", "stored")
 
 ABOUT = """\
@@ -56,7 +59,8 @@ def counts(rows: Sequence[MoreRow]) -> str:
     return (
         f"{len(rows)} types: {sum(is_served(row) for row in rows)} answer over HTTP, "
         f"{sum(is_identical(row) for row in rows)} keep every promise before drafts, "
-        f"{sum(row.batched == 'yes' for row in rows)} are batched."
+        f"{sum(row.batched in {'yes', BY_ROW} for row in rows)} are batched, "
+        f"{sum(row.batched == BY_ROW for row in rows)} of them with attention by row."
     )
 
 

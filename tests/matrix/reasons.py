@@ -18,7 +18,7 @@ REASONS = {
     "afm7": both("layers that share KV take the position from one array of keys", PLAIN_8),
     "bitnet": NO_METAL,
     "deepseek_v32": both(SPARSE_INDEX, PLAIN_8),
-    "deepseek_v41": "its cache is a class of its own, which the engine neither views nor stores",
+    "deepseek_v41": "it takes the position of all rows from one cache of a class of its own",
     "gemma2": both(OWN_ATTENTION, PLAIN_8),
     "glm_moe_dsa": both(SPARSE_INDEX, PLAIN_8),
     "gpt_bigcode": "it gives all rows the position of one",

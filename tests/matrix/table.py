@@ -8,11 +8,13 @@ from pathlib import Path
 
 from mlx_lm.utils import MODEL_REMAPPING
 
-from tests.matrix.examine import Row
+from mlxstack.policy.pass_layout import RowMode
+from tests.matrix.examine import BATCHED, Row
 from tests.matrix.products import product_table
 from tests.matrix.reasons import REASONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BY_ROW = BATCHED[RowMode.BY_MODULE]
 COLUMNS = ("type", "caches", "batched", "rewind", "saved", "8-bit KV", "why not")
 
 BY_PRODUCT = re.compile(
@@ -30,8 +32,10 @@ engine. This page is written by `make matrix` (`python -m tests.matrix`); {versi
 * **caches**: what mlx-lm keeps per layer: *full* KV, a *sliding* window, *chunked* KV, or a
   recurrent *state*; in brackets, several for one layer.
 * **batched**: four rows of different length, past every window and joining one after the other,
-  answer in one batch what each answers alone. *Slot by slot*: the self-check at load finds that
-  the row view does not fit, and the service decodes one slot after the other; same answers.
+  answer in one batch what each answers alone. *Attention by row*: the self-check at load finds that
+  the row view does not fit; attention modules compute one row after the other, and all else of a
+  layer sees all rows. *Slot by slot*: nor does that fit, and the service decodes one slot after the
+  other. The answers are the same.
 * **rewind**: going back and on with other tokens answers as a cold start does, *anywhere* or from
   *checkpoints*.
 * **saved**: restored from bytes alone it goes on as if it had never stopped, and can be rewound.
@@ -50,12 +54,14 @@ def versions() -> str:
 
 def counts(rows: Sequence[Row]) -> str:
     """The page in one sentence."""
-    batched = [row for row in rows if row.batched == "yes"]
+    batched = [row for row in rows if row.batched in {"yes", BY_ROW}]
+    by_row = [row for row in batched if row.batched == BY_ROW]
     slow = [row for row in rows if row.batched == "slot by slot"]
     unbatched = [row for row in rows if not row.batched]
     return (
-        f"{len(rows)} rows: {len(batched)} are batched, {len(slow)} are decoded slot by slot, "
-        f"{len(unbatched)} are not served on this machine."
+        f"{len(rows)} rows: {len(batched)} are batched, "
+        f"{len(by_row)} of them with attention by row, "
+        f"{len(slow)} are decoded slot by slot, {len(unbatched)} are not served on this machine."
     )
 
 

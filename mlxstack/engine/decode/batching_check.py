@@ -34,6 +34,7 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, describe
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
 from mlxstack.host.load_progress import LoadProgress
+from mlxstack.policy.pass_layout import RowMode
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ SELF_CHECK_S = 60.0
 
 N_STEPS = 5
 ROWS = "rows decoded together"
+ROWS_BY_MODULE = "rows whose attention is computed one by one"
 GROUPED_ROWS = "rows in common arrays"
 DRAFTED_ROWS = "drafts of rows together"
 DRAFTED_ALONE = "drafts of single rows"
@@ -85,20 +87,24 @@ Logits = list[mx.array]
 class BatchingCheck(Struct, frozen=True):
     """Verdict on batching a model."""
 
-    is_batching: bool
-    """Whether rows decode together."""
+    rows: RowMode
+    """How rows decode together."""
     why_not: str | None
+    """Why they do not, or their attention does not."""
     kv: str
     """Description of its caches."""
     can_draft: bool = False
     """Whether rows may bring several tokens to a pass, and take some of them back."""
-    is_ragged: bool = False
-    """Whether they bring them to one pass with other rows."""
     can_group: bool = False
     """Whether rows may have their KV in common arrays."""
     why_no_drafts: str = "its caches cannot take tokens back"
     can_share: bool = False
     """Whether prompts may be computed in one pass."""
+
+    @property
+    def is_batching(self) -> bool:
+        """Whether rows decode together."""
+        return self.rows is not RowMode.ALONE
 
 
 class CheckSteps:
@@ -247,7 +253,7 @@ def self_check(
     steps = steps or CheckSteps(LoadProgress(), inf)
     check = _checked_rows(model, cache_factory, n_vocab, steps, group_rows)
     check = _with_drafts(check, model, cache_factory, n_vocab, steps)
-    if check.is_ragged and steps.begins(PROMPTS):
+    if check.rows is RowMode.RAGGED and steps.begins(PROMPTS):
         check = replace(check, can_share=_can_share(ModelRunner(model), cache_factory, n_vocab))
     steps.log_left_out()
     return check
@@ -262,7 +268,35 @@ def _checked_rows(
 ) -> BatchingCheck:
     """Verdict on rows together, and on groups of them."""
     steps.begins(ROWS)
-    runner = ModelRunner(model)
+    runner = ModelRunner(model, rows=RowMode.SINGLE)
+    compared = _compared_rows(runner, cache_factory, n_vocab)
+    trial = compared.trial
+    if compared.why_not is None:
+        can_group = (
+            group_rows is not None
+            and steps.begins(GROUPED_ROWS)
+            and _can_group(runner, trial, group_rows)
+        )
+        return BatchingCheck(runner.rows, None, compared.kv, can_group=can_group)
+    if not trial.has_nan and steps.begins(ROWS_BY_MODULE):
+        runner = ModelRunner(model, rows=RowMode.BY_MODULE)
+        if _compared_rows(runner, cache_factory, n_vocab).why_not is None:
+            return BatchingCheck(runner.rows, compared.why_not, compared.kv)
+    return BatchingCheck(RowMode.ALONE, compared.why_not, compared.kv)
+
+
+class ComparedRows(Struct, frozen=True):
+    """Rows that were decoded together and alone."""
+
+    trial: CheckTrial
+    """The last trial."""
+    kv: str
+    """Description of its caches."""
+    why_not: str | None
+    """Why they do not decode together; None where they do."""
+
+
+def _compared_rows(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> ComparedRows:
     distances: list[float] = []
     for number in range(N_TRIALS):
         try:
@@ -276,36 +310,30 @@ def _checked_rows(
             together = _together(runner, contexts, trial.fed)
         except Exception as error:
             raise_device_error(error)
-            reason = f"the row view cannot serve it: {_message(error)}"
-            return BatchingCheck(False, reason, kv)
+            return ComparedRows(trial, kv, f"the row view cannot serve it: {_message(error)}")
         compared = trial.compare(together)
         if compared.is_same:
-            can_group = (
-                group_rows is not None
-                and steps.begins(GROUPED_ROWS)
-                and _can_group(runner, trial, group_rows)
-            )
-            return BatchingCheck(True, None, kv, can_group=can_group)
+            return ComparedRows(trial, kv, None)
         distances.append(compared.distance)
     if trial.has_nan:
-        return BatchingCheck(False, NOT_NUMBERS, kv)
+        return ComparedRows(trial, kv, NOT_NUMBERS)
     least = min(distances)
     reason = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
-    return BatchingCheck(False, reason, kv)
+    return ComparedRows(trial, kv, reason)
 
 
 def _with_drafts(
     check: BatchingCheck, model: Any, cache_factory: CacheFactory, n_vocab: int, steps: CheckSteps
 ) -> BatchingCheck:
     """Add the verdict on several tokens per row, batched or alone."""
-    for step, is_ragged in ((DRAFTED_ROWS, True), (DRAFTED_ALONE, False)):
-        if is_ragged and not check.is_batching:
+    modes = {DRAFTED_ROWS: RowMode.RAGGED, DRAFTED_ALONE: check.rows}
+    for step, rows in modes.items():
+        if step == DRAFTED_ROWS and check.rows is not RowMode.SINGLE:
             continue
         if not steps.begins(step):
             return replace(check, why_no_drafts="there was no time to check them at the start")
-        runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=is_ragged)
-        if _can_draft(runner, cache_factory, n_vocab):
-            return replace(check, can_draft=True, is_ragged=is_ragged)
+        if _can_draft(ModelRunner(model, rows=rows), cache_factory, n_vocab):
+            return replace(check, can_draft=True, rows=rows)
     return check
 
 

@@ -1,19 +1,21 @@
 """Check at load whether contexts can be cut and copied.
 
-Caches of mlx-vlm's models may be of classes that the engine does not know, or hold other than one
-entry for each token; some sparse attention depends on where a prompt was cut. What is reused would
-answer otherwise without an error, so it is tried once.
+Caches of mlx-vlm's models and of some model files are of classes that the engine does not know, or
+hold other than one entry for each token; some sparse attention depends on where a prompt was cut.
+What is reused would answer otherwise without an error, so it is tried once.
 """
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from mlxstack.engine.decode.batching_check import TOLERANCES, precision
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory, has_own_state, leaves
+from mlxstack.engine.model.mlx_vlm_models import TextModel
 from mlxstack.engine.model.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,11 @@ N_MORE = 3
 """Tokens fed one by one to the context and to its copies."""
 TOLERANCE = 1e-2
 """Of the largest logit; copies compute the same."""
+
+
+def is_uncertain(model: Any, cache_factory: CacheFactory) -> bool:
+    """Whether the model or its caches are of classes that are not known to be copied rightly."""
+    return isinstance(model, TextModel) or any(map(has_own_state, leaves(cache_factory.make())))
 
 
 def why_not_copied(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> str | None:

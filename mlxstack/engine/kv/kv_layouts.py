@@ -3,6 +3,7 @@
 A checksum says that a file is as it was written, not that it was written for this model.
 """
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import Segment, SegmentLayout
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
-from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.runner import ModelRunner, fill
 
 N_DIMS = 4
 """Dimensions of keys and values: (batch, heads, tokens, dim)."""
@@ -41,7 +42,7 @@ class LayerLayout(Struct, frozen=True):
 class KVLayouts:
     """Layouts of segments, plain and quantized, and of checkpoints. MLX thread only.
 
-    They are measured by a pass of two tokens when they are first needed. Without a `runner` they
+    They are measured by a pass of a few tokens when they are first needed. Without a `runner` they
     are not, and stored KV is not compared, as where a pass has several parts.
     """
 
@@ -76,7 +77,7 @@ class KVLayouts:
             return self._runner is not None
         for n_tokens in {0, self._cache_factory.quantized_start}:
             context = SlotContext(self._cache_factory).new_empty(n_tokens)
-            self._runner.execute([SlotTokens(context.caches, mx.array([0, 0]))])
+            context.caches = list(fill(self._runner, partial(self._cache_factory.make, n_tokens)))
             self._segments.append(segments.segment_layout(segments.pack(context, 0, 1)))
             context.checkpoint()
             self._states += [_state_layout(checkpoint) for checkpoint in context.checkpoints]

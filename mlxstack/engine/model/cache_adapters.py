@@ -2,8 +2,8 @@
 
 Sliceable caches (full attention) hold one entry per token and can be cut anywhere. Stateful
 ones (sliding window, chunked, recurrent) can only be frozen as they are at one exact position, and
-so can classes of mlx-vlm, by their own `state`. A kind that is neither is never stored or rewound:
-fail closed.
+so can classes of mlx-vlm and of model files, by their own `state` or attributes. A kind that is
+neither is never stored or rewound: fail closed.
 """
 
 import json
@@ -29,6 +29,8 @@ from mlxstack.engine.model.recurrent_cache import RecurrentCache
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
 RECURRENT = (ArraysCache, RecurrentCache)
+OWN_STATE = ("mlx_vlm.", "mlx_lm.models.")
+"""Packages with caches of other classes than those of `mlx_lm.models.cache`."""
 
 
 class LayerState(Struct, frozen=True):
@@ -123,8 +125,12 @@ def is_stateful(leaf: Any) -> bool:
 
 
 def has_own_state(leaf: Any) -> bool:
-    """Whether mlx-vlm's class of this cache names its state."""
-    return type(leaf).__module__.startswith("mlx_vlm.")
+    """Whether this cache is of mlx-vlm or of a model's file, and is kept as it is.
+
+    A check at load says whether a copy answers as the original.
+    """
+    module = type(leaf).__module__
+    return module.startswith(OWN_STATE) and module != make_prompt_cache.__module__
 
 
 def can_cut(leaf: Any) -> bool:
@@ -359,11 +365,13 @@ def _window(leaf: Any, array: mx.array) -> mx.array:
 
 
 def _own_state(leaf: Any) -> LayerState:
-    """State that a cache of mlx-vlm names itself."""
+    """State that a cache names itself; its attributes where it takes none back."""
     if hasattr(leaf, "prefix_cache_snapshot"):
         state = leaf.prefix_cache_snapshot()
-    else:
+    elif _takes_state(leaf):
         state = {"state": leaf.state, "meta_state": getattr(leaf, "meta_state", "")}
+    else:
+        state = vars(leaf)
     arrays: list[mx.array] = []
     skeleton = json.dumps(_without_arrays(state, arrays))
     return LayerState(tuple(arrays), skeleton=skeleton)
@@ -397,9 +405,18 @@ def _restore_own(leaf: Any, skeleton: Any, arrays: Sequence[Any]) -> None:
     if hasattr(leaf, "prefix_cache_restore"):
         leaf.prefix_cache_restore(state)
         return
+    if not _takes_state(leaf):
+        vars(leaf).update(state)
+        return
     leaf.state = state["state"]
     if state["meta_state"]:
         leaf.meta_state = state["meta_state"]
+
+
+def _takes_state(leaf: Any) -> bool:
+    """Whether its `state` can be set."""
+    state = getattr(type(leaf), "state", None)
+    return not isinstance(state, property) or state.fset is not None
 
 
 def _detach(array: mx.array) -> mx.array:

@@ -327,22 +327,57 @@ def shifted(cache: Any, shift: int | mx.array, added: mx.array | None = None) ->
     return ShiftedKV(cache, offset, added)
 
 
+class RowCaches:
+    """Caches of a layer of any kind, one per row of a single token.
+
+    For a module that computes one row at a time, each over the slot's own cache.
+    """
+
+    def __init__(
+        self, slots: Sequence[Any], counts: Sequence[int], shifts: Sequence[int] = ()
+    ) -> None:
+        assert set(counts) == {1}, "rows of several tokens have passes of their own"
+        pairs = zip(slots, shifts or [0] * len(slots), strict=True)
+        self.caches = [shifted(slot, shift) if shift else slot for slot, shift in pairs]
+
+    def __getitem__(self, index: int) -> Any:
+        """Caches `index` of a layer that has several."""
+        return view([slot[index] for slot in self.caches], [1] * len(self.caches), RowCaches)
+
+    @property
+    def offset(self) -> mx.array:
+        """Position (rows,) of the next token of each row."""
+        counting = (slot if hasattr(slot, "offset") else slot[0] for slot in self.caches)
+        return mx.array([cache.offset for cache in counting])
+
+    def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
+        """One mask per row, or None when no row needs one."""
+        masks = [slot.make_mask(n, **options) for slot in self.caches]
+        if all(mask is None for mask in masks):
+            return None
+        return RaggedArray(masks)
+
+
+ViewKind = type[KVView | PaddedKVView | RowCaches]
+
+
 def view(
     caches: Sequence[Any],
     counts: Sequence[int],
-    kind: type[KVView | PaddedKVView] = KVView,
+    kind: ViewKind = KVView,
     shifts: Sequence[int] = (),
 ) -> Any:
     """View over one layer's caches, `counts` tokens each.
 
-    It is of this `kind` over KV. Positions are indices plus the `shifts` of their slots.
+    It is of this `kind` over KV, `RowCaches` over caches of any kind but recurrent state.
+    Positions are indices plus the `shifts` of their slots.
     Raises TypeError for a kind of cache that has none.
     """
     first = caches[0]
-    if isinstance(first, PER_ROW):
-        return kind(caches, counts, shifts)
     if isinstance(first, ArraysCache):
         return RecurrentStateView(caches, counts)
+    if isinstance(first, PER_ROW) or kind is RowCaches:
+        return kind(caches, counts, shifts)
     if isinstance(first, CacheList):
         # A layer with several caches, such as attention beside a state space model.
         inner = zip(*(cache.caches for cache in caches), strict=True)

@@ -7,6 +7,7 @@ again.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -18,16 +19,22 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cpu_attention import joined
 from mlxstack.engine.model.length_rope import pass_length
 from mlxstack.engine.model.pass_mode import PassMode, using_mode
+from mlxstack.engine.model.row_modules import split_attention
 from mlxstack.engine.model.row_views import (
     ExtraPairs,
     KVView,
     PaddedKVView,
     PromptView,
+    RowCaches,
+    ViewKind,
     masked,
     shifted,
     view,
 )
-from mlxstack.policy.pass_layout import PassLayout
+from mlxstack.policy.pass_layout import PassLayout, RowMode
+
+N_FILLED = (2, 256)
+"""Tokens of the passes of `fill`; the second is for blocks of pooled keys."""
 
 
 def zeros(n: int) -> mx.array:
@@ -84,32 +91,29 @@ class ModelParts(Struct, frozen=True):
 
 
 class ModelRunner:
-    """Runs forward passes and counts them; `is_batching` False runs slot by slot.
+    """Runs forward passes, in which slots go together as `rows` says, and counts them.
 
-    `is_ragged` False runs a slot of several tokens apart from the others. `parts` are those of
-    a model whose hidden states are needed.
+    `parts` are those of a model whose hidden states are needed.
     """
 
     can_run_ahead = True
     """Whether a pass takes tokens that are not computed yet."""
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        is_batching: bool = True,
-        is_ragged: bool = True,
-        parts: ModelParts | None = None,
+        self, model: Any, rows: RowMode = RowMode.RAGGED, parts: ModelParts | None = None
     ) -> None:
         self.model = model
         self.parts = parts
         self.example = parts.example if parts else zeros
-        self.is_batching = is_batching
-        self.is_ragged = is_ragged
+        self.rows = rows
         self.n_calls = 0
         self.mode: PassMode | None = None
         """How layers multiply and attend; None: the usual way."""
         self._pass_length = pass_length(model)
+        self._single: ViewKind = KVView
+        if rows is RowMode.BY_MODULE:
+            split_attention(model)
+            self._single = RowCaches
 
     def execute(self, plan: Sequence[SlotTokens], views: Sequence[Any] | None = None) -> mx.array:
         """Logits (all tokens, vocabulary) in the order of the plan, lazily.
@@ -152,10 +156,10 @@ class ModelRunner:
         counts = [slot.n_tokens for slot in plan]
         if views is not None:
             return _rows(plan, views, compute)
-        if len(plan) == 1 or not self.is_batching:
+        if len(plan) == 1 or self.rows is RowMode.ALONE:
             return joined([self._alone(slot, compute) for slot in plan])
         if max(counts) == 1:
-            return _rows(plan, _views(plan, counts), compute)
+            return _rows(plan, _views(plan, counts, self._single), compute)
         return self._uneven(plan, counts, compute)
 
     def _uneven(self, plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> mx.array:
@@ -172,9 +176,9 @@ class ModelRunner:
 
     def layout(self, caches: Sequence[Any]) -> PassLayout:
         """Layout of rows with such caches when one brings several tokens."""
-        if not self.is_batching:
+        if self.rows is RowMode.ALONE:
             return PassLayout.ALONE
-        if not self.is_ragged:
+        if self.rows is not RowMode.RAGGED:
             return PassLayout.APART
         is_recurrent = any(isinstance(leaf, ArraysCache) for leaf in cache_adapters.leaves(caches))
         if is_recurrent:
@@ -273,9 +277,7 @@ class PassStart(Struct, frozen=True):
         return 0
 
 
-def _views(
-    plan: Sequence[SlotTokens], counts: list[int], kind: type[KVView | PaddedKVView] = KVView
-) -> list[Any]:
+def _views(plan: Sequence[SlotTokens], counts: list[int], kind: ViewKind = KVView) -> list[Any]:
     layers = zip(*(slot.caches for slot in plan), strict=True)
     shifts = [slot.shift for slot in plan]
     return [view(caches, counts, kind, shifts) for caches in layers]
@@ -311,9 +313,22 @@ def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> 
     return mx.concatenate([outputs[i, :n] for i, n in enumerate(counts)])
 
 
+def fill(runner: ModelRunner, make: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """Caches after so many tokens that no layer that keeps every token is empty.
+
+    Sparse layers may keep keys of pooled blocks alone, and none before the first is complete.
+    """
+    for n_tokens in N_FILLED:
+        caches = make()
+        runner.execute([SlotTokens(caches, runner.example(n_tokens))])
+        sliceable = filter(cache_adapters.is_sliceable, cache_adapters.leaves(caches))
+        if not any(leaf.empty() for leaf in sliceable):
+            break
+    return caches
+
+
 def kv_bytes_per_token(runner: ModelRunner, cache_factory: cache_adapters.CacheFactory) -> int:
     """Bytes that one token adds to the layers that keep every token."""
-    caches = cache_factory.make(cache_factory.quantized_start)
-    runner.execute([SlotTokens(caches, runner.example(2))])
+    caches = fill(runner, partial(cache_factory.make, cache_factory.quantized_start))
     leaves = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.is_sliceable(leaf)]
     return sum(part.nbytes for leaf in leaves for part in cache_adapters.span(leaf, 0, 1))

@@ -27,6 +27,7 @@ from mlxstack.features.exact.row_floors import (
     set_floors,
     shapes_of,
 )
+from mlxstack.policy.pass_layout import RowMode
 
 AUTO_S = 15.0
 ON_S = 300.0
@@ -69,14 +70,13 @@ class BitsPlan(Struct, frozen=True):
     setting: ExactBits
     widths: tuple[int, ...]
     """Rows of the passes that are compared."""
-    is_batching: bool
+    rows: RowMode
 
     @property
     def name(self) -> str:
         """Name of the measurement among those of a model."""
-        rows = " ".join(map(str, self.widths))
-        passes = "together" if self.is_batching else "one by one"
-        return f"equal bits ({self.setting}) of {rows} rows {passes}"
+        widths = " ".join(map(str, self.widths))
+        return f"equal bits ({self.setting}) of {widths} rows, {self.rows.value}"
 
 
 class MeasuredBits(Struct, frozen=True):
@@ -136,10 +136,10 @@ class ExactMeasurement:
         return _decided(report, self._setting, _differs(exact, passes), costs)
 
 
-def plan_of(setting: ExactBits, n_slots: int, *, is_batching: bool) -> BitsPlan:
+def plan_of(setting: ExactBits, n_slots: int, rows: RowMode) -> BitsPlan:
     """Measurement for a number of slots."""
     widths = tuple(n for n in WIDTHS if n <= n_slots) or WIDTHS[:1]
-    return BitsPlan(setting, widths, is_batching)
+    return BitsPlan(setting, widths, rows)
 
 
 def measure_bits(model: Any, factory: CacheFactory, n_vocab: int, plan: BitsPlan) -> MeasuredBits:
@@ -162,8 +162,8 @@ def measure_bits(model: Any, factory: CacheFactory, n_vocab: int, plan: BitsPlan
     if why_not:
         report = _decided(report, setting, why_not, Costs())
         return MeasuredBits(report, shapes, is_complete=True)
-    plain = ModelRunner(model, is_batching=plan.is_batching)
-    exact = ModelRunner(model, is_batching=plan.is_batching)
+    plain = ModelRunner(model, rows=plan.rows)
+    exact = ModelRunner(model, rows=plan.rows)
     exact.mode = ExactPasses(max_rows)
     measurement = ExactMeasurement(
         BitCheck(plain, factory, n_vocab, plan.widths),

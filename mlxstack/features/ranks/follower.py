@@ -161,7 +161,7 @@ class Follower:
         device_memory.apply()
         check = self_check(loaded.model, cache_factory, loaded.facts.n_vocab)
         device.release()
-        runner = ModelRunner(loaded.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+        runner = ModelRunner(loaded.model, rows=check.rows)
         n_bytes = kv_bytes_per_token(runner, cache_factory)
         plan = memory_plan(preset, loaded.facts, memory, device_memory.limits())
         identity = loader.kv_identity(

@@ -19,6 +19,7 @@ from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.features.ranks import wire
 from mlxstack.features.ranks.group import RankGroup
 from mlxstack.policy.kv import prefix_index
+from mlxstack.policy.pass_layout import RowMode
 
 T = TypeVar("T")
 
@@ -80,8 +81,8 @@ class MirroredRunner(ModelRunner):
 
     can_run_ahead = False
 
-    def __init__(self, model: Any, group: RankGroup, *, is_batching: bool, is_ragged: bool) -> None:
-        super().__init__(model, is_batching=is_batching, is_ragged=is_ragged)
+    def __init__(self, model: Any, group: RankGroup, rows: RowMode) -> None:
+        super().__init__(model, rows=rows)
         self._group = group
 
     def execute(self, plan: Sequence[SlotTokens], views: object = None) -> mx.array:

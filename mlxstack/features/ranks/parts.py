@@ -104,9 +104,7 @@ class RankedParts(EngineParts):
         return [MirroredContext(factory, self._group) for _ in range(n_slots)]
 
     def runner(self, model: Any, check: BatchingCheck, parts: ModelParts | None) -> ModelRunner:
-        return MirroredRunner(
-            model, self._group, is_batching=check.is_batching, is_ragged=check.is_ragged
-        )
+        return MirroredRunner(model, self._group, check.rows)
 
     def store(self, store: KVStore) -> KVStore:
         return MirroredStore(store, self._group)

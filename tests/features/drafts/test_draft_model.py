@@ -20,6 +20,7 @@ from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.features.drafts.engine.draft_loading import load_drafts
 from mlxstack.features.drafts.engine.small_model import MAX_LACKING
 from mlxstack.host.load_progress import LoadProgress
+from mlxstack.policy.pass_layout import RowMode
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 
@@ -174,7 +175,7 @@ def test_other_vocabularies_missing_models_and_unfit_targets_are_refused(
         with pytest.raises(SetupError, match=text), running(drafted_by(target, draft), tmp_path):
             pass
     loaded = loader.load(ModelSpec(id=str(target)), KVSpec())
-    unfit = BatchingCheck(False, "the row view cannot serve it", "")
+    unfit = BatchingCheck(RowMode.ALONE, "the row view cannot serve it", "")
     for key in ("draft", "mtp"):
         preset = preset_of(target)
         preset = replace(preset, model=replace(preset.model, **{key: str(target)}))

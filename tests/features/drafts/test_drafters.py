@@ -33,6 +33,7 @@ from mlxstack.host.load_progress import LoadProgress
 from mlxstack.models.drafter_configs import DrafterKind, eagle_config
 from mlxstack.models.model_files import read_config
 from mlxstack.planner.candidate import of_files
+from mlxstack.policy.pass_layout import RowMode
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 from tests.features.drafts.drafter_models import BLOCK, add_drafter
@@ -503,7 +504,7 @@ def test_hidden_sizes_are_compared(target_of: ModelOf, tmp_path: Path) -> None:
 def load(target: Path, drafter: Path, *, has_states: bool = True) -> Any:
     preset = drafted_by(target, drafter)
     loaded = loader.load(ModelSpec(id=str(target)), KVSpec())
-    check = BatchingCheck(True, None, "", can_draft=True, is_ragged=True)
+    check = BatchingCheck(RowMode.RAGGED, None, "", can_draft=True)
     progress = LoadProgress()
     return load_drafts(preset, loaded, check, lambda *_: check, progress, has_states=has_states)
 

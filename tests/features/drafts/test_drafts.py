@@ -30,7 +30,7 @@ from mlxstack.engine.stats import EngineStats
 from mlxstack.features.drafts.engine.draft_coordinator import DraftCoordinator
 from mlxstack.features.drafts.engine.mtp_drafter import MTPDrafter
 from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
-from mlxstack.policy.pass_layout import UNMEASURED, PassLayout, WidthCosts
+from mlxstack.policy.pass_layout import UNMEASURED, PassLayout, RowMode, WidthCosts
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, check_context, draft_freely, preset_of, prompt, running
@@ -57,9 +57,9 @@ LENGTHS = (30, 61, 97)
 class Stand:
     """A model of one kind, and prompts with their answers computed alone, one token at a time."""
 
-    def __init__(self, model: Any, kv: KVSpec, *, is_batching: bool = True) -> None:
+    def __init__(self, model: Any, kv: KVSpec, rows: RowMode = RowMode.RAGGED) -> None:
         self.model = model
-        self.runner = ModelRunner(model, is_batching=is_batching)
+        self.runner = ModelRunner(model, rows=rows)
         self.cache_factory = CacheFactory(model, kv)
         self.prompts = [tuple(t % VOCAB for t in prompt(n, seed=n)) for n in LENGTHS]
         self.references: dict[tuple[int, ...], SlotContext] = {}
@@ -105,7 +105,8 @@ class Stand:
 @pytest.fixture(scope="module", params=[*KINDS[:3], *TYPES[:1], *in_soak(*KINDS[3:], *TYPES[1:])])
 def stand(request: pytest.FixtureRequest, model_of: ModelOf) -> Stand:
     if request.param in TYPES:
-        return Stand(build(request.param), KVSpec(), is_batching=request.param != "llama4")
+        rows = RowMode.ALONE if request.param == "llama4" else RowMode.RAGGED
+        return Stand(build(request.param), KVSpec(), rows)
     kv = PRECISIONS.get(request.param)
     folder = model_of("tiny" if kv else request.param)
     return Stand(loader.load(ModelSpec(id=str(folder)), kv or KVSpec()).model, kv or KVSpec())
@@ -134,7 +135,7 @@ def test_after_a_rollback_kv_is_as_if_refused_tokens_had_never_been_fed(
                 else:
                     assert distance(a, b) <= MODEL_ROUNDING, type(leaf)
     if all(pattern and min(pattern) > 0 for pattern in patterns):
-        n_passes = 1 if stand.runner.is_batching else len(patterns)
+        n_passes = 1 if stand.runner.rows is RowMode.RAGGED else len(patterns)
         assert batch.n_calls < N_TOKENS * n_passes
 
 
@@ -368,19 +369,19 @@ GUIDED = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_ragged", "layout"),
+    ("kind", "rows", "layout"),
     [
-        ("tiny", True, PassLayout.RAGGED),
-        ("tiny", False, PassLayout.APART),
-        ("tiny-hybrid", True, PassLayout.PADDED),
+        ("tiny", RowMode.RAGGED, PassLayout.RAGGED),
+        ("tiny", RowMode.SINGLE, PassLayout.APART),
+        ("tiny-hybrid", RowMode.RAGGED, PassLayout.PADDED),
     ],
 )
 def test_a_draft_pays_for_the_passes_that_its_layout_takes(
-    model_of: ModelOf, kind: str, is_ragged: bool, layout: PassLayout
+    model_of: ModelOf, kind: str, rows: RowMode, layout: PassLayout
 ) -> None:
     """One of three rows has a draft; a pass of 6 tokens costs as one of 1, wider ones dearly."""
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
-    runner = ModelRunner(model, is_ragged=is_ragged)
+    runner = ModelRunner(model, rows=rows)
     drafts = DraftCoordinator(runner, WidthCosts((1, 6, 7), (1.0, 1.0, 9.0)))
     batch = Batch(runner, drafts)
     batch.is_ahead = False

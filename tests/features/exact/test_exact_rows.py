@@ -29,6 +29,7 @@ from mlxstack.features.exact.engine import (
 )
 from mlxstack.features.exact.policy import HALF_TWELVES, RowRange
 from mlxstack.features.exact.row_floors import clear_floors, measured_layers, set_floors
+from mlxstack.policy.pass_layout import RowMode
 from tests.matrix.builder import build
 from tests.matrix.checks import through_bytes
 from tests.matrix.configs import VOCAB
@@ -170,7 +171,7 @@ def through_bytes_of(context: SlotContext) -> SlotContext:
 
 
 def measured_bits(model: Any, setting: ExactBits = ExactBits.ON) -> MeasuredBits:
-    plan = plan_of(setting, n_slots=4, is_batching=True)
+    plan = plan_of(setting, n_slots=4, rows=RowMode.RAGGED)
     return measure_bits(model, CacheFactory(model, KVSpec()), VOCAB, plan)
 
 

@@ -154,7 +154,7 @@ def _load_model(
     factory = CacheFactory(draft.model, KVSpec())
     check = self_check(draft, factory)
     device.release()
-    runner = ModelRunner(draft.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+    runner = ModelRunner(draft.model, rows=check.rows)
     n_vocab = min(loaded.facts.n_vocab, draft.facts.n_vocab)
     return LoadedDrafts(True, SmallModel(name, runner, factory, n_vocab), draft.facts.n_bytes)
 

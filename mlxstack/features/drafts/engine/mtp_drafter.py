@@ -113,9 +113,7 @@ class MTPDrafter(DraftModel):
     ) -> None:
         self._head = head
         self.target = head.target
-        is_batching = check.is_batching
-        is_ragged = check.is_ragged
-        runner = ModelRunner(head, is_batching=is_batching, is_ragged=is_ragged, parts=head.parts)
+        runner = ModelRunner(head, rows=check.rows, parts=head.parts)
         self._runner = runner
         self._cache_factory = CacheFactory(head, KVSpec())
         record = DraftModelRecord(measure_widths(runner, self._cache_factory), start_s=0.0)
