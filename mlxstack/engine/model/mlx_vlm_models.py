@@ -20,6 +20,7 @@ from mlx import nn
 from mlx_lm.models import base as lm_base
 from mlx_lm.models import cache as lm_cache
 
+from mlxstack.engine.model import mlx_vlm_fixes
 from mlxstack.engine.model.recurrent_cache import RecurrentCache
 
 PACKAGE = "mlx_vlm"
@@ -118,6 +119,7 @@ def text_model(whole: Any) -> TextModel:
     language_model = getattr(whole, "language_model", None)
     if language_model is None:
         raise ValueError("it has no language model, so it generates no text")
+    mlx_vlm_fixes.fix(type(language_model).__module__)
     return TextModel(language_model)
 
 
