@@ -3,8 +3,8 @@
 Its tokens cost passes of the draft model before any is verified, and a context of its own that
 must be computed first. So rows are drafted for while tokens per second grow, passes of both
 models counted, and drafts may lose no more than a small share of the time: `credit` is what they
-may still lose. Where no draft is worth its cost, the credit pays for a short one now and then,
-which shows whether that has changed.
+may still lose. Where no draft is worth its cost, a short one is tried as soon as the credit pays
+for it, which shows whether that has changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,17 @@ SIZES = tuple(2**n for n in range(9))
 MAX_AHEAD = 8
 """Tokens that a draft model drafts for a row at most."""
 
-LOSS_SHARE = 0.01
+LOSS_SHARE = 0.005
 """Share of the seconds of decoding that drafts may lose in the long run."""
 
 MAX_CREDIT = 4.0
-"""Steps without drafts that may be lost at the start, and after drafts have saved as many."""
+"""Steps without drafts that may be lost after drafts have saved as many."""
+
+START_CREDIT = 1.0
+"""Steps that may be lost at the start: the first answer is seldom longer than 100 steps."""
 
 START_S = 1.0
-"""Seconds that a draft model may lose once, so that long contexts too show soon how it fares.
+"""Seconds that a draft model may lose beside, so that long contexts too show soon how it fares.
 
 What drafts from hidden states has no context to compute first.
 """
@@ -128,7 +131,8 @@ def plan_drafts(
     n_first = min(FIRST_WIDTH, record.most)
     brought = [n + n_first * (row == first) for row, n in enumerate(plan.counts)]
     trial_s = plan.seconds(brought) + record.drafting_s(1, n_first)
-    if trial_s <= plan.bounds.most_s:
+    plain_s = plan.seconds(plan.counts)
+    if trial_s <= min(plan.bounds.most_s, plain_s + _credit(record, plain_s)):
         return {first: n_first}
     return {}
 
@@ -203,7 +207,7 @@ def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
 
 def _credit(record: DraftModelRecord, plain_s: float = 0.0) -> float:
     if record.credit is None:
-        return record.start_s + MAX_CREDIT * plain_s
+        return record.start_s + START_CREDIT * plain_s
     return record.credit
 
 
@@ -218,12 +222,16 @@ def _speeds(record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPla
     plain_s = plan.seconds([1] * len(plan.counts))
     offers = [DraftOffer(n_known=n) for n in plan.counts]
     allowed = allowed_seconds(offers, plain_s, plan.bounds)
+    # Until its rate is known a draft may cost no more than may be lost.
+    at_risk_s = inf
+    if record.n_verified < N_PROVEN:
+        at_risk_s = plan.seconds(plan.counts) + _credit(record, plain_s)
     for n_tokens in range(1, record.most + 1):
         for row, rate in rates.items():
             brought[row] += 1
             tokens += rate**n_tokens
             allowed[row] += rate**n_tokens * plain_s
         seconds = plan.seconds(brought) + record.drafting_s(len(rates), n_tokens)
-        is_allowed = seconds <= min(plan.bounds.most_s, *allowed)
+        is_allowed = seconds <= min(plan.bounds.most_s, at_risk_s, *allowed)
         speeds.append(tokens / seconds if is_allowed else 0.0)
     return speeds
