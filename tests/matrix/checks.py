@@ -168,9 +168,9 @@ def check_batch(
             raise Wrong(f"the row of {n} tokens answers {batched}, alone {own}")
 
 
-def check_exact(model: Any, cache_factory: CacheFactory, mode: PassMode) -> None:
+def check_exact(model: Any, cache_factory: CacheFactory, rows: RowMode, mode: PassMode) -> None:
     """With equal bits, logits of rows beside others are those of the rows alone."""
-    runner = ModelRunner(model)
+    runner = ModelRunner(model, rows=rows)
     runner.mode = mode
 
     def contexts() -> list[SlotContext]:
@@ -196,7 +196,9 @@ def check_stacks(model: Any, cache_factory: CacheFactory) -> None:
     """As `check_batch`, with rows that are stacked two steps after each change of the batch."""
     rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
     n_asked: list[int] = []
-    check_batch(model, cache_factory, True, RowStacker(lambda n: not n_asked.append(n), rules))
+    check_batch(
+        model, cache_factory, RowMode.RAGGED, RowStacker(lambda n: not n_asked.append(n), rules)
+    )
     if not n_asked:
         raise Wrong("no rows were stacked")
 

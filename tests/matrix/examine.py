@@ -48,7 +48,11 @@ def examine(name: str) -> Row:
     plan = plan_of(ExactBits.ON, n_slots=4, rows=check.rows)
     exact = exact_model(model, measure_bits(model, cache_factory, VOCAB, plan)).mode
     if exact is not None and check.is_batching:
-        attempt(faults, "equal bits", lambda: checks.check_exact(model, cache_factory, exact))
+        attempt(
+            faults,
+            "equal bits",
+            lambda: checks.check_exact(model, cache_factory, check.rows, exact),
+        )
     if check.can_group:
         attempt(faults, "stacks", lambda: checks.check_stacks(model, cache_factory))
     if check.can_draft:

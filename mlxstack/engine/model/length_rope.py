@@ -43,7 +43,7 @@ class LengthRope(nn.Module):  # type: ignore[misc]
     def __call__(self, x: mx.array, offset: Any = 0) -> Any:
         """Rotate x (..., tokens, dims) at positions from `offset` on.
 
-        Raises TypeError for rows at different positions, so that slots are decoded one by one.
+        Raises TypeError for rows at different positions, so that attention is computed row by row.
         """
         if not isinstance(offset, int):
             raise TypeError("its rotary base depends on the length of each row")
