@@ -11,7 +11,7 @@ MIN_SAVED = 0.2
 
 
 class RowMode(Enum):
-    """How much of a pass slots share, as the check at load finds."""
+    """Share of a pass that slots have in common."""
 
     ALONE = "alone"
     """Nothing: each slot has a pass of its own."""

@@ -29,7 +29,10 @@ TOLERANCE = 1e-2
 
 
 def is_uncertain(model: Any, cache_factory: CacheFactory) -> bool:
-    """Whether the model or its caches are of classes that are not known to be copied rightly."""
+    """Whether copies of contexts must be checked.
+
+    So it is where the model or its caches are of classes that the engine does not know.
+    """
     return isinstance(model, TextModel) or any(map(has_own_state, leaves(cache_factory.make())))
 
 

@@ -125,9 +125,10 @@ def is_stateful(leaf: Any) -> bool:
 
 
 def has_own_state(leaf: Any) -> bool:
-    """Whether this cache is of mlx-vlm or of a model's file, and is kept as it is.
+    """Whether a cache is kept as it is.
 
-    A check at load says whether a copy answers as the original.
+    So are those of mlx-vlm and of model files. A check at load says whether a copy answers as the
+    original.
     """
     module = type(leaf).__module__
     return module.startswith(OWN_STATE) and module != make_prompt_cache.__module__
@@ -365,7 +366,10 @@ def _window(leaf: Any, array: mx.array) -> mx.array:
 
 
 def _own_state(leaf: Any) -> LayerState:
-    """State that a cache names itself; its attributes where it takes none back."""
+    """State that a cache names itself.
+
+    Its attributes where it takes none back.
+    """
     if hasattr(leaf, "prefix_cache_snapshot"):
         state = leaf.prefix_cache_snapshot()
     elif _takes_state(leaf):

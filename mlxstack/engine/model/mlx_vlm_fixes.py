@@ -1,6 +1,7 @@
-"""Fixes of models of mlx-vlm 0.7, each applied when a model of its module is loaded.
+"""Fixes of models of mlx-vlm 0.7.
 
-KV that is reused must be that of a prompt computed at once, and rows must be computed as alone.
+Each is applied when a model of its module is loaded. KV that is reused must be that of a prompt
+computed at once, and rows must be computed as alone.
 """
 
 import sys
@@ -17,11 +18,11 @@ OVERLAPPING = 4
 
 
 class WindowBefore:
-    """Mixin of mlx-vlm's `PoolingCache`: keeps the last complete window for the next pass.
+    """Pooled KV that keeps its last complete window.
 
-    DeepSeek V4 compresses windows of four tokens together with the window before, which mlx-vlm
-    has within a pass only (`_overlap_compress_kv`). That window goes before those of the next
-    pass, and its own compression, which is in the pool already, is dropped.
+    A mixin of mlx-vlm's `PoolingCache`. DeepSeek V4 compresses windows of four tokens together
+    with the window before, which mlx-vlm has within a pass only. That window goes before those of
+    the next pass, and its own compression, which is in the pool already, is dropped.
     """
 
     ratio: int
@@ -34,7 +35,7 @@ class WindowBefore:
     def accumulate_windows(
         self, kv: mx.array, gate: mx.array, offset: Any
     ) -> tuple[mx.array, mx.array, Any]:
-        """Complete windows (batch, tokens, dim) of KV and gates, and their first position."""
+        """Complete windows (batch, tokens, dim), gates, first position."""
         kv, gate, start = super().accumulate_windows(kv, gate, offset)  # type: ignore[misc]
         self._n_known = 0
         if not kv.shape[1]:
@@ -75,9 +76,10 @@ def _fix_deepseek_v4(module: Any) -> None:
 
 
 def _fix_hy_v4(module: Any) -> None:
-    """Compile its choice of keys for each length, and let its KV be cut.
+    """Compile its choice of keys for each length.
 
-    Compiled without shapes, `argpartition` cuts where the first prompt had its last keys.
+    Compiled without shapes, `argpartition` cuts where the first prompt had its last keys. Its KV
+    is that of mlx-lm but for its growth.
     """
     indexer: Any = sys.modules[f"{module.__package__}.indexer"]
     partition = indexer._partition_scores
@@ -86,7 +88,10 @@ def _fix_hy_v4(module: Any) -> None:
 
 
 def _fix_qwen4_exp(module: Any) -> None:
-    """Let its decode passes, which call no attention modules, attend row by row."""
+    """Attend row by row in its decode passes.
+
+    They call no attention modules.
+    """
     passes = module.Qwen4ExpBatchInvariantForward
     passes._qsa_attention = by_row(passes._qsa_attention)
 

@@ -1,4 +1,4 @@
-"""Attention modules that compute one row at a time, between layers that compute all rows.
+"""Attention modules that compute one row at a time.
 
 Sparse attention and caches of other kinds than keys and values use their cache in ways that no
 view can imitate. Each row of a batch goes through such a module with the slot's own cache;
@@ -20,16 +20,20 @@ ARGUMENT = "cache"
 
 
 class RowValues:
-    """Values that a module returned, one per row, which are no rows of one array."""
+    """Values of a module by row.
+
+    They are not rows of one array.
+    """
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = values
 
 
 def split_attention(model: Any) -> None:
-    """Let the modules of its layers that take a cache compute one row at a time.
+    """Let attention modules compute one row at a time.
 
-    They do so where they are given `RowCaches`; with other caches they are as before.
+    They are those of each layer that take its cache, and do so where they are given `RowCaches`;
+    with other caches they are as before.
     """
     for module in [part for layer in model.layers for part in _attention(layer)]:
         kind = type(module)
@@ -39,7 +43,7 @@ def split_attention(model: Any) -> None:
 
 
 def by_row(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Function that calls this one for one row after the other, where it is given `RowCaches`."""
+    """Call a function row by row, given `RowCaches`."""
 
     @wraps(call)
     def each(*args: Any, **options: Any) -> Any:
@@ -57,19 +61,22 @@ def by_row(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _RowByRow:
-    """Mixin of a module that is called for one row after the other."""
+    """Mixin of a module called row by row."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return by_row(super().__call__)(*args, **options)  # type: ignore[misc]
 
 
 def _attention(layer: nn.Module) -> list[nn.Module]:
-    """Modules of a layer that it passes its cache to; the layer where there are none."""
+    """Modules that a layer passes its cache to.
+
+    The layer where there are none.
+    """
     return list(_outermost(layer)) or [layer]
 
 
 def _outermost(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules below this one that take a cache, and are below no other that does."""
+    """Outermost modules below this one that take a cache."""
     for child in _children(module):
         if any(ARGUMENT in name for name in inspect.signature(type(child).__call__).parameters):
             yield child
@@ -106,7 +113,10 @@ def _n_rows(values: Iterable[Any]) -> int:
 
 
 def _row(value: Any, row: int, n: int) -> Any:
-    """Part of an argument that belongs to one of `n` rows; what has no rows is for all."""
+    """Part of an argument for one of `n` rows.
+
+    What has no rows is for all.
+    """
     if isinstance(value, tuple | list):
         return type(value)(_row(inner, row, n) for inner in value)
     by_row = _by_row(value)

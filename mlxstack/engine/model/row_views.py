@@ -328,9 +328,9 @@ def shifted(cache: Any, shift: int | mx.array, added: mx.array | None = None) ->
 
 
 class RowCaches:
-    """Caches of a layer of any kind, one per row of a single token.
+    """Caches of a layer of any kind, by row.
 
-    For a module that computes one row at a time, each over the slot's own cache.
+    For a module that computes one row at a time, a single token, over the slot's own cache.
     """
 
     def __init__(

@@ -91,9 +91,9 @@ class ModelParts(Struct, frozen=True):
 
 
 class ModelRunner:
-    """Runs forward passes, in which slots go together as `rows` says, and counts them.
+    """Runs forward passes and counts them.
 
-    `parts` are those of a model whose hidden states are needed.
+    Slots go together as `rows` says. `parts` are those of a model whose hidden states are needed.
     """
 
     can_run_ahead = True
@@ -314,7 +314,7 @@ def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> 
 
 
 def fill(runner: ModelRunner, make: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """Caches after so many tokens that no layer that keeps every token is empty.
+    """Caches in which no full layer is empty.
 
     Sparse layers may keep keys of pooled blocks alone, and none before the first is complete.
     """
