@@ -49,6 +49,9 @@ TOPICS = (
     "kitchen recipes", "chess openings", "Unix signals", "birds", "currency rates",
     "weather stations", "graph traversal", "country codes",
 )  # fmt: skip
+MORE_TOPICS = (
+    "volcanoes", "planets", "trees", "metals", "dinosaurs", "fonts", "bridges", "spices",
+)  # fmt: skip
 PROMPTS = (
     "Say hello forever.",
     "Repeat the word 'ok' until I stop you.",
@@ -75,7 +78,9 @@ PROMPTS = (
 
 def prompts() -> list[str]:
     """The prompts, in their order."""
-    return [*PROMPTS, *(task.format(topic) for task in TASKS for topic in TOPICS)]
+    tasks = [task.format(topic) for task in TASKS for topic in TOPICS]
+    more = [task.format(topic) for topic in MORE_TOPICS for task in TASKS]
+    return [*PROMPTS, *tasks, *more]
 
 
 class Recording(Struct, frozen=True):
