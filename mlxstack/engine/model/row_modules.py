@@ -119,18 +119,19 @@ def _row(value: Any, row: int, n: int) -> Any:
     """
     if isinstance(value, tuple | list):
         return type(value)(_row(inner, row, n) for inner in value)
-    by_row = _by_row(value)
-    if by_row is not None:
-        return by_row[row]
+    own_values = _values_by_row(value)
+    if own_values is not None:
+        return own_values[row]
     if not isinstance(value, mx.array):
         return value
     if _is_positions(value, n):
         return value[:, row : row + 1]
-    is_by_row = value.ndim and value.shape[0] == n
-    return value[row : row + 1] if is_by_row else value
+    if value.ndim and value.shape[0] == n:
+        return value[row : row + 1]
+    return value
 
 
-def _by_row(value: Any) -> Sequence[Any] | None:
+def _values_by_row(value: Any) -> Sequence[Any] | None:
     """Values of each row, where they are no rows of one array."""
     match value:
         case RowCaches():
