@@ -11,11 +11,11 @@ MIN_SAVED = 0.2
 
 
 class RowMode(Enum):
-    """Share of a pass that slots have in common."""
+    """Parts of a pass that slots share."""
 
     ALONE = "alone"
     """Nothing: each slot has a pass of its own."""
-    BY_MODULE = "by module"
+    ATTENTION_BY_ROW = "attention by row"
     """A token each; attention modules compute one row after the other."""
     SINGLE = "single"
     """A token each; a slot of several tokens has a pass of its own."""

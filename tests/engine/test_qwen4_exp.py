@@ -147,7 +147,7 @@ def test_hit_fork_and_restart_at_a_position_have_the_same_logits(tried: Tried, s
 
 def test_four_rows_join_and_leave(tried: Tried) -> None:
     check = self_check(tried.model, tried.factory, folders.N_VOCAB)
-    assert check.rows is RowMode.BY_MODULE
+    assert check.rows is RowMode.ATTENTION_BY_ROW
     prompts = folders.prompts()
     contexts = [SlotContext(tried.factory) for _ in prompts]
     for context, tokens in zip(contexts, prompts, strict=True):

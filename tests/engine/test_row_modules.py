@@ -36,7 +36,7 @@ def test_attention_past_the_seam_is_computed_row_by_row(name: str) -> None:
     model = build(name)
     factory = CacheFactory(model, checks.KV16)
     check = self_check(model, factory, VOCAB)
-    assert check.rows is RowMode.BY_MODULE
+    assert check.rows is RowMode.ATTENTION_BY_ROW
     assert check.why_not is not None
     checks.check_batch(model, factory, check.rows)
 
@@ -44,7 +44,7 @@ def test_attention_past_the_seam_is_computed_row_by_row(name: str) -> None:
 @pytest.mark.parametrize("name", VIEWED)
 def test_any_model_may_be_split(name: str) -> None:
     model = build(name)
-    checks.check_batch(model, CacheFactory(model, checks.KV16), RowMode.BY_MODULE)
+    checks.check_batch(model, CacheFactory(model, checks.KV16), RowMode.ATTENTION_BY_ROW)
 
 
 def test_other_layers_see_all_rows_at_once() -> None:
@@ -59,7 +59,7 @@ def test_other_layers_see_all_rows_at_once() -> None:
         return kind.__call__(module, x)
 
     layer.__class__ = type(kind.__name__, (kind,), {"__call__": watched})
-    runner = ModelRunner(model, rows=RowMode.BY_MODULE)
+    runner = ModelRunner(model, rows=RowMode.ATTENTION_BY_ROW)
     contexts = [SlotContext(factory) for _ in checks.PROMPTS]
     runner.execute([SlotTokens(context.own_caches, mx.array([5])) for context in contexts])
     assert widths == [len(contexts)]

@@ -102,7 +102,7 @@ def describe(caches: list[Any]) -> str:
 
 BATCHED = {
     RowMode.ALONE: "slot by slot",
-    RowMode.BY_MODULE: "attention by row",
+    RowMode.ATTENTION_BY_ROW: "attention by row",
     RowMode.SINGLE: "yes",
     RowMode.RAGGED: "yes",
 }

@@ -24,7 +24,7 @@ COLUMNS = (
     "8-bit KV",
     "why not",
 )
-BY_ROW = BATCHED[RowMode.BY_MODULE]
+BY_ROW = BATCHED[RowMode.ATTENTION_BY_ROW]
 PROMISES = ("served", "hit", "fork", "stored")
 
 ABOUT = """\

@@ -14,7 +14,7 @@ from tests.matrix.products import product_table
 from tests.matrix.reasons import REASONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-BY_ROW = BATCHED[RowMode.BY_MODULE]
+BY_ROW = BATCHED[RowMode.ATTENTION_BY_ROW]
 COLUMNS = ("type", "caches", "batched", "rewind", "saved", "8-bit KV", "why not")
 
 BY_PRODUCT = re.compile(

@@ -43,7 +43,7 @@ SELF_CHECK_S = 60.0
 
 N_STEPS = 5
 ROWS = "rows decoded together"
-ROWS_BY_MODULE = "rows whose attention is computed one by one"
+ATTENTION_BY_ROW = "rows whose attention is computed one by one"
 GROUPED_ROWS = "rows in common arrays"
 DRAFTED_ROWS = "drafts of rows together"
 DRAFTED_ALONE = "drafts of single rows"
@@ -278,8 +278,8 @@ def _checked_rows(
             and _can_group(runner, trial, group_rows)
         )
         return BatchingCheck(runner.rows, None, compared.kv, can_group=can_group)
-    if not trial.has_nan and steps.begins(ROWS_BY_MODULE):
-        runner = ModelRunner(model, rows=RowMode.BY_MODULE)
+    if not trial.has_nan and steps.begins(ATTENTION_BY_ROW):
+        runner = ModelRunner(model, rows=RowMode.ATTENTION_BY_ROW)
         if _compared_rows(runner, cache_factory, n_vocab).why_not is None:
             return BatchingCheck(runner.rows, compared.why_not, compared.kv)
     return BatchingCheck(RowMode.ALONE, compared.why_not, compared.kv)

@@ -128,10 +128,7 @@ class KVView:
         slot_masks = [
             _masks(s, n, **options) for s, n in zip(self._slots, self._counts, strict=True)
         ]
-        masks = [mask for slot in slot_masks for mask in slot]
-        if all(mask is None for mask in masks):
-            return None
-        return RaggedArray(masks)
+        return _ragged([mask for slot in slot_masks for mask in slot])
 
 
 class PromptView(KVView):
@@ -182,10 +179,7 @@ class PaddedKVView:
     def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
         """One mask per row, or None when no row needs one."""
         pairs = zip(self.caches, self._counts, strict=True)
-        masks = [cache.make_mask(n, **options) for cache, n in pairs]
-        if all(mask is None for mask in masks):
-            return None
-        return RaggedArray(masks)
+        return _ragged([cache.make_mask(n, **options) for cache, n in pairs])
 
 
 class CommonKV:
@@ -352,10 +346,7 @@ class RowCaches:
 
     def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
         """One mask per row, or None when no row needs one."""
-        masks = [slot.make_mask(n, **options) for slot in self.caches]
-        if all(mask is None for mask in masks):
-            return None
-        return RaggedArray(masks)
+        return _ragged([slot.make_mask(n, **options) for slot in self.caches])
 
 
 ViewKind = type[KVView | PaddedKVView | RowCaches]
@@ -383,6 +374,13 @@ def view(
         inner = zip(*(cache.caches for cache in caches), strict=True)
         return [view(layers, counts, kind, shifts) for layers in inner]
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")
+
+
+def _ragged(masks: Sequence[Any]) -> RaggedArray | None:
+    """Masks by row, or None when no row needs one."""
+    if all(mask is None for mask in masks):
+        return None
+    return RaggedArray(masks)
 
 
 def _bounds(cache: Any, n: int, length: int) -> list[tuple[int, int]]:

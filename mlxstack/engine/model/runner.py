@@ -111,7 +111,7 @@ class ModelRunner:
         """How layers multiply and attend; None: the usual way."""
         self._pass_length = pass_length(model)
         self._single: ViewKind = KVView
-        if rows is RowMode.BY_MODULE:
+        if rows is RowMode.ATTENTION_BY_ROW:
             split_attention(model)
             self._single = RowCaches
 

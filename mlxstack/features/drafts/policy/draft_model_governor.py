@@ -38,10 +38,10 @@ MAX_CREDIT = 4.0
 """Steps without drafts that may be lost after drafts have saved as many."""
 
 START_CREDIT = 1.0
-"""Steps that may be lost at the start: the first answer is seldom longer than 100 steps."""
+"""Steps without drafts that may be lost at the start."""
 
 START_S = 1.0
-"""Seconds that a draft model may lose beside, so that long contexts too show soon how it fares.
+"""Further seconds that a draft model may lose at the start, which a long context needs.
 
 What drafts from hidden states has no context to compute first.
 """
