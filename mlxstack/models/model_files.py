@@ -34,7 +34,13 @@ from mlxstack.models.bounded_json import (
     read_object,
     refuse_special,
 )
-from mlxstack.models.mtp_layouts import HeadTensors, has_stored_table, head_tensors, is_of_table
+from mlxstack.models.mtp_layouts import (
+    HeadTensors,
+    has_stored_table,
+    head_tensors,
+    is_of_table,
+    table_manifest,
+)
 from mlxstack.policy.memory.capacity import Weights
 
 CONFIG = "config.json"
@@ -173,9 +179,30 @@ def weight_files(folder: Path, beginning: str = "") -> list[Path]:
 
 
 def identifying_files(folder: Path) -> list[Path]:
-    """Weight files on which the KV of a model depends: its own, an MTP head, a vision tower."""
+    """Weight files on which the KV of a loaded model depends.
+
+    They are its own, an MTP head, a vision tower, and n-gram tables on disk. Raises SetupError.
+    """
     files = {*weight_files(folder, "model"), *weight_files(folder, "mtp"), *folder.glob(TOWER)}
-    return sorted(files)
+    return sorted(files.union(_table_files(folder)))
+
+
+def _table_files(folder: Path) -> Iterator[Path]:
+    """Manifest of n-gram tables on disk, and the files that it names.
+
+    They are those of mlx_vlm/models/qwen4_exp/ple_storage.py.
+    """
+    name = table_manifest(read_object(folder / CONFIG))
+    if not name:
+        return
+    manifest = folder / name
+    tables = read_object(manifest)
+    yield manifest
+    if "data_file" in tables:
+        yield manifest.parent / tables["data_file"]
+    for shard in tables.get("shards", ()):
+        tensors = (part for part in shard.values() if isinstance(part, dict))
+        yield from (manifest.parent / tables["source_root"] / part["file"] for part in tensors)
 
 
 def measured(

@@ -84,6 +84,14 @@ def has_stored_table(config: Mapping[str, Any]) -> bool:
     return any(section.get(STORAGE) for section in _sections(config).values())
 
 
+def table_manifest(config: Mapping[str, Any]) -> str:
+    """File that names the n-gram tables on disk; "" without any."""
+    if config.get("model_type") != TABLE_TYPE:
+        return ""
+    storages = (section.get(STORAGE) or {} for section in _sections(config).values())
+    return next((str(storage["manifest"]) for storage in storages if "manifest" in storage), "")
+
+
 def with_table(config: Mapping[str, Any]) -> dict[str, Any]:
     """Config whose n-gram tables are weights."""
     sections = {

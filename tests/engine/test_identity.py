@@ -11,7 +11,7 @@ from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import Damaged
 from mlxstack.core.model_info import Identity
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset
-from mlxstack.engine.loading.loader import load
+from mlxstack.engine.loading.loader import load, weights_digest
 from mlxstack.store import kv_file_format
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 from tests.models import build
@@ -92,6 +92,33 @@ def test_d17_the_versions_that_shape_kv_shape_the_identity(
     assert found.code == "", "nothing but the weights and the configuration"
     monkeypatch.setattr(mlx_lm, "__version__", "0.0.1")
     assert identity_of(folder).key() != found.key()
+
+
+@pytest.mark.parametrize("layout", ["rows", "ranges"])
+def test_d17_tables_on_disk_shape_the_identity(tmp_path: Path, layout: str) -> None:
+    """The two layouts of manifests that mlx-vlm 0.7 writes for `qwen4_exp`."""
+    folder, source = tmp_path / "model", tmp_path / "source"
+    folder.mkdir()
+    source.mkdir()
+    config = {"model_type": "qwen4_exp", "text_config": {"ple_storage": {"manifest": "ple.json"}}}
+    tables: dict[str, object] = {"source_root": "../source", "cache_rows": 0}
+    if layout == "rows":
+        tables["data_file"] = "ple-q4.rows"
+        data = folder / "ple-q4.rows"
+    else:
+        tensor = {"file": "part.safetensors", "offset": 8, "dtype": "U32", "shape": [2, 4]}
+        tables["shards"] = [{"row_start": 0, "row_count": 2, "weight": tensor}]
+        data = source / "part.safetensors"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "ple.json").write_text(json.dumps(tables))
+    data.write_bytes(b"some rows")
+    digests = [weights_digest(folder), weights_digest(folder)]
+    data.write_bytes(b"other rows")
+    digests.append(weights_digest(folder))
+    (folder / "ple.json").write_text(json.dumps({**tables, "row_count": 1}))
+    digests.append(weights_digest(folder))
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 def test_d17_every_field_is_a_part_of_the_key() -> None:
