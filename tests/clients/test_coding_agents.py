@@ -37,6 +37,7 @@ from tests.clients.agents import (
 )
 from tests.clients.pictures import png
 from tests.clients.stage import playing
+from tests.repetition import in_soak
 
 pytest.importorskip("PIL")
 pytestmark = [pytest.mark.client, pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -46,6 +47,8 @@ class Agent(Struct, frozen=True):
     """A client: arguments of its first turn, its second one, and one with an image; `{}` is text.
 
     It offers `tools` by default. `reuse` is the share of a prompt that the next turn repeats.
+    `away` are files of a user who has another model, which `mlx-stack run` does not obey. Each
+    start of a `slow` client costs 5 to 10 s of CPU.
     """
 
     name: str
@@ -54,12 +57,23 @@ class Agent(Struct, frozen=True):
     image: tuple[str, ...]
     tools: frozenset[str]
     reuse: float = 0.99
+    away: tuple[tuple[str, str], ...] = ()
+    slow: bool = False
 
 
 def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+AWAY = "http://127.0.0.1:9/v1"
+AWAY_QWEN = {
+    "model": {"name": "qwen3-coder-plus"},
+    "modelProviders": {
+        "openai": [{"id": "qwen3-coder-plus", "baseUrl": AWAY, "envKey": "AWAY_KEY"}]
+    },
+    "security": {"auth": {"selectedType": "openai", "baseUrl": AWAY}},
+    "env": {"OPENAI_BASE_URL": AWAY, "OPENAI_MODEL": "qwen3-coder-plus"},
+}
 CLAUDE = ("-p", "--dangerously-skip-permissions")
 AGENTS = (
     Agent(
@@ -83,6 +97,8 @@ AGENTS = (
         ("run", "--continue", "{}"),
         ("run", "look at this", "--file", "picture.png"),
         names("bash edit glob grep read skill task todowrite webfetch write"),
+        away=(("project/opencode.json", json.dumps({"model": "anthropic/claude-sonnet-4-5"})),),
+        slow=True,
     ),
     Agent(
         "pi",
@@ -101,8 +117,15 @@ AGENTS = (
         ),
         # It takes the date out of the turn before.
         reuse=0.9,
+        away=(("home/.qwen/settings.json", json.dumps(AWAY_QWEN)),),
+        slow=True,
     ),
 )
+STARTS = [
+    *((agent, Start.RUN) for agent in AGENTS),
+    *((agent, Start.BY_HAND) for agent in AGENTS if not agent.slow),
+    *in_soak(*((agent, Start.BY_HAND) for agent in AGENTS if agent.slow)),
+]
 OPENCLAW = ("agent", "--local", "--agent", "main", "--message", "{}")
 ASSISTANTS = (
     Agent(
@@ -123,7 +146,6 @@ ASSISTANTS = (
 """Each start costs 4 to 8 s of CPU: `make clients` tests them, not every run."""
 
 
-AWAY = "http://127.0.0.1:9/v1"
 AWAY_HERMES = json.dumps(
     {
         "model": {
@@ -144,13 +166,16 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield service
 
 
-@pytest.mark.parametrize("begin", Start, ids=lambda begin: begin.name.lower())
-@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+@pytest.mark.parametrize(("agent", "begin"), STARTS, ids=lambda value: value.name.lower())
 def test_all_tools_run_and_a_second_turn_reuses(
     live: Running, agent: Agent, begin: Start, tmp_path: Path
 ) -> None:
     installed(agent.name)
     (project(tmp_path) / "notes.txt").write_text(MARKER)
+    for name, text in agent.away if begin is Start.RUN else ():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     with observed(live) as relay:
         task = [word.format(TASK.format(agent.name)) for word in agent.first]
         assert DONE in start(agent.name, relay.url, tmp_path, *task, begin=begin)
@@ -210,32 +235,3 @@ def test_c5_opencode_echoes_the_thoughts_of_its_tool_loop(live: Running, tmp_pat
     _, result = generations(relay.exchanges)
     thoughts = [message.get("reasoning_content") for message in result.json["messages"]]
     assert THOUGHT in thoughts
-
-
-def test_opencode_takes_our_model_in_a_project_with_another(live: Running, tmp_path: Path) -> None:
-    installed("opencode")
-    settings = {"model": "anthropic/claude-sonnet-4-5"}
-    (project(tmp_path) / "opencode.json").write_text(json.dumps(settings))
-    with observed(live) as relay:
-        task = TASK.format("opencode")
-        assert DONE in start("opencode", relay.url, tmp_path, "run", task, begin=Start.RUN)
-
-
-def test_qwen_code_takes_our_model_though_its_user_has_another(
-    live: Running, tmp_path: Path
-) -> None:
-    installed("qwen")
-    away = {"id": "qwen3-coder-plus", "baseUrl": "http://127.0.0.1:9/v1", "envKey": "AWAY_KEY"}
-    settings = {
-        "model": {"name": "qwen3-coder-plus"},
-        "modelProviders": {"openai": [away]},
-        "security": {"auth": {"selectedType": "openai", "baseUrl": away["baseUrl"]}},
-        "env": {"OPENAI_BASE_URL": away["baseUrl"], "OPENAI_MODEL": away["id"]},
-    }
-    (project(tmp_path) / "notes.txt").write_text(MARKER)
-    folder = Path(environment(tmp_path)["HOME"]) / ".qwen"
-    folder.mkdir()
-    (folder / "settings.json").write_text(json.dumps(settings))
-    with observed(live) as relay:
-        task = TASK.format("qwen")
-        assert DONE in start("qwen", relay.url, tmp_path, "--yolo", task, begin=Start.RUN)

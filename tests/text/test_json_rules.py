@@ -254,11 +254,8 @@ def test_a_written_object_can_always_be_completed() -> None:
             state = rules_of(schema)
             text = b""
             while not state.is_accepting():
-                allowed = [
-                    byte
-                    for byte in range(256)
-                    if state.compute_bitmask()[byte // 8] >> byte % 8 & 1
-                ]
+                mask = state.compute_bitmask()
+                allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]
                 assert allowed, (name, text)
                 text += bytes([random.choice(allowed)])
                 assert state.consume_token(text[-1])
