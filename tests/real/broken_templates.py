@@ -1,0 +1,84 @@
+"""Whole runs of `verify --tools` with damaged templates of a model.
+
+`python -m tests.real.broken_templates FOLDER --calls 2` verifies the model of a folder, then copies
+of it with one damage of `tests.text.damaged_templates` each, whose weights are links: `--calls`
+requests of each kind, short ones as by `--quick`. A damage is told if the report has the lost part
+and names the template as a loser; the whole template must lose nothing.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlxstack.cli.verification.tools.tool_report import ToolReport
+from mlxstack.cli.verification.tools.tool_run import ToolPlan, tool_report
+from mlxstack.host.home import Home
+from tests.text.damaged_templates import DAMAGES, Damage
+
+TEMPLATE = "chat_template.jinja"
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def damaged_copy(folder: Path, damage: Damage) -> Iterator[Path]:
+    """Folder of the model with a damaged template."""
+    with tempfile.TemporaryDirectory(prefix=f"{damage.lost.name.lower()}-") as copy:
+        for path in folder.iterdir():
+            if path.name != TEMPLATE:
+                Path(copy, path.name).symlink_to(path.resolve())
+        template = (folder / TEMPLATE).read_text(encoding="utf-8")
+        Path(copy, TEMPLATE).write_text(damage.of(template), encoding="utf-8")
+        yield Path(copy)
+
+
+def verified(folder: Path, n_of_kind: int) -> ToolReport:
+    """Report of a run in a home of its own."""
+    plan = ToolPlan(is_quick=True, n_of_kind=n_of_kind)
+    with tempfile.TemporaryDirectory() as home:
+        return tool_report(str(folder), Home(Path(home)), os.environ, say, _no_progress, plan)
+
+
+def _no_progress(title: str, n_done: int, n: int) -> None:
+    del title, n_done, n
+
+
+def line(name: str, report: ToolReport) -> str:
+    """Calls, lost parts and losers of a run."""
+    kinds = [f"{kind.kind}: {kind.loser}" for kind in report.kinds if kind.loser]
+    lost = ", ".join(part.name.lower() for part in report.template.by_template) or "nothing"
+    return (
+        f"{name}: {report.n_valid} of {report.n_calls} valid in {report.seconds:.0f} of "
+        f"{report.limit_s:.0f} s; lost: {lost}; losers: {', '.join(report.losers) or 'none'}"
+        + (f" ({'; '.join(kinds)})" if kinds else "")
+    )
+
+
+def main() -> None:
+    """Verify the whole template, then each damaged one; print whether it is told."""
+    parser = argparse.ArgumentParser(description="verify --tools with damaged templates")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--calls", type=int, default=10, help="requests of each of ten kinds")
+    chosen = parser.parse_args()
+    whole = verified(chosen.folder, chosen.calls)
+    say(line("whole", whole))
+    n_told = 0
+    for damage in DAMAGES:
+        with damaged_copy(chosen.folder, damage) as copy:
+            report = verified(copy, chosen.calls)
+        n_told += damage.lost in report.template.by_template and "template" in report.losers
+        say(line(damage.lost.name.lower(), report))
+    say(f"{n_told} of {len(DAMAGES)} damages are told")
+    sys.exit(bool(whole.template.by_template) or n_told < len(DAMAGES))
+
+
+if __name__ == "__main__":
+    main()
