@@ -3,9 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx import nn
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.core.preset import KVSpec, ModelSpec
@@ -22,7 +25,7 @@ from tests.matrix.builder import build
 
 without_extra = pytest.mark.skipif(is_installed(), reason="the extra more-models is installed")
 with_extra = pytest.mark.skipif(not is_installed(), reason="it needs the extra more-models")
-SLICE = ("k2_horizon", "step3p7", "deepseek_v4", "hy_v4")
+SLICE = ("k2_horizon", "step3p7", "deepseek_v4", "hy_v4", "glm5_next")
 
 
 @without_extra
@@ -72,6 +75,33 @@ def test_a_context_that_cannot_be_copied_goes_back_to_its_start_only() -> None:
     context.extend([1, 2, 3])
     assert not context.is_storable and not context.is_sliceable
     assert context.rewind(2) == 0 and context.tokens == []
+
+
+class Lagging(nn.Module):  # type: ignore[misc]
+    """A model that reads a cache in passes of many tokens, to which single ones do not append."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = build("llama")
+
+    def make_cache(self) -> list[Any]:
+        return [*make_prompt_cache(self.model), KVCache()]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        *own, lagging = cache
+        n_before = own[0].offset
+        logits: mx.array = self.model(tokens, cache=own)
+        if tokens.shape[1] == 1 or lagging.offset != n_before:
+            return logits
+        ones = mx.ones((1, 1, tokens.shape[1], 1))
+        return logits * lagging.update_and_fetch(ones, ones)[0].mean()
+
+
+@pytest.mark.mlx
+def test_a_cache_without_the_last_tokens_is_not_copied() -> None:
+    model = Lagging()
+    why_not = why_not_copied(ModelRunner(model), CacheFactory(model, KVSpec()), n_vocab=160)
+    assert why_not == "a copy of its caches answers otherwise"
 
 
 @with_extra

@@ -342,6 +342,8 @@ def check_fork(model: Any, cache_factory: CacheFactory) -> str:
         raise Wrong("a fork answers otherwise than cold")
     if decode(model, [source], [LONG], False)[0] != cold(model, cache_factory, LONG):
         raise Wrong("after a fork the source answers otherwise than cold")
+    copy.fork_from(source, len(source))
+    _check_next_turn(model, cache_factory, copy, "a fork")
     return "yes"
 
 
@@ -372,7 +374,20 @@ def check_stored(model: Any, cache_factory: CacheFactory) -> str:
     prefill(model, fresh, LONG)
     if decode(model, [fresh], [LONG], False)[0] != cold(model, cache_factory, LONG):
         raise Wrong("restored and rewound it answers otherwise than cold")
+    context.checkpoint()
+    _check_next_turn(model, cache_factory, through_bytes(context), "restored it")
     return "yes"
+
+
+def _check_next_turn(
+    model: Any, cache_factory: CacheFactory, context: SlotContext, which: str
+) -> None:
+    """A copy of a context that ends with an answer goes on as if cold."""
+    history = [*context.tokens, *prompt(20, seed=97)]
+    expected = cold(model, cache_factory, history)
+    prefill(model, context, history)
+    if decode(model, [context], [history], RowMode.ALONE)[0] != expected:
+        raise Wrong(f"after an answer {which} answers otherwise than cold")
 
 
 def through_bytes(context: SlotContext, cut: int = CUT) -> SlotContext:

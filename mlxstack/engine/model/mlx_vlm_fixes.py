@@ -6,6 +6,7 @@ computed at once, and rows must be computed as alone.
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import mlx.core as mx
@@ -73,6 +74,47 @@ def _fix_deepseek_v4(module: Any) -> None:
     overlapping = type("OverlappingPoolingCache", (WindowBefore, pooling), {})
     overlapping.__module__ = pooling.__module__
     module.PoolingCache = lambda ratio: (overlapping if ratio == OVERLAPPING else pooling)(ratio)
+    # Its choice among blocks of windows sees those to come in a pass, and leaves out the last ones.
+    module.Indexer.index_block = property(lambda _: 0, lambda *_: None)
+
+
+def _fix_glm5_next(module: Any) -> None:
+    """Keep no keys and values of all heads beside the latent KV.
+
+    Passes of a few tokens do not append to them, so that a copy would have them at wrong
+    positions.
+    """
+    attention = module.Glm5NextAttention
+    attention.__call__ = _without_last_cache(attention.__call__)
+    make = module.LanguageModel.make_cache
+
+    def make_cache(self: Any) -> list[Any]:
+        return [
+            lm_cache.CacheList(*layer.caches[:-1])
+            if isinstance(layer, lm_cache.CacheList)
+            else layer
+            for layer in make(self)
+        ]
+
+    module.LanguageModel.make_cache = make_cache
+
+
+def _without_last_cache(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Call of an attention whose layer has no longer the last of its caches."""
+
+    @wraps(call)
+    def called(
+        self: Any,
+        x: mx.array,
+        padding_mask: Any = None,
+        cache: Any = None,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
+        own = None if cache is None else [*cache, None]
+        return call(self, x, padding_mask, own, *more, **named)
+
+    return called
 
 
 def _fix_hy_v4(module: Any) -> None:
@@ -98,6 +140,7 @@ def _fix_qwen4_exp(module: Any) -> None:
 
 FIXES: dict[str, Callable[[Any], None]] = {
     "mlx_vlm.models.deepseek_v4.language": _fix_deepseek_v4,
+    "mlx_vlm.models.glm5_next.language": _fix_glm5_next,
     "mlx_vlm.models.hy_v4.language": _fix_hy_v4,
     "mlx_vlm.models.qwen4_exp.language": _fix_qwen4_exp,
 }
