@@ -15,8 +15,9 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.decode.copy_check import why_not_copied
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.loading import loader
+from mlxstack.engine.model import mlx_vlm_fixes
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.mlx_vlm_models import is_installed
+from mlxstack.engine.model.mlx_vlm_models import is_installed, version
 from mlxstack.engine.model.model_shape import folder_of_mlx_vlm
 from mlxstack.engine.model.recurrent_cache import RecurrentCache
 from mlxstack.engine.model.runner import ModelRunner
@@ -102,6 +103,22 @@ def test_a_cache_without_the_last_tokens_is_not_copied() -> None:
     model = Lagging()
     why_not = why_not_copied(ModelRunner(model), CacheFactory(model, KVSpec()), n_vocab=160)
     assert why_not == "a copy of its caches answers otherwise"
+
+
+def test_kv_of_another_fix_is_other_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    (fixed, *_) = mlx_vlm_fixes.FIXES
+    revision = mlx_vlm_fixes.revision(fixed)
+    assert revision and not mlx_vlm_fixes.revision("mlx_vlm.models.k2_horizon.language")
+    monkeypatch.setattr(mlx_vlm_fixes, "__file__", __file__)
+    assert mlx_vlm_fixes.revision(fixed) != revision
+
+
+@with_extra
+@pytest.mark.parametrize(("name", "is_fixed"), [("hy_v4", True), ("k2_horizon", False)])
+def test_the_fix_of_a_model_is_part_of_its_revision(name: str, is_fixed: bool) -> None:
+    model = build(name)
+    assert model.revision.split()[0] == version()
+    assert (len(model.revision.split()) > 1) == is_fixed
 
 
 @with_extra

@@ -305,7 +305,7 @@ def _facts(
         # KV of earlier checkouts, which read config.json as mlx-lm does, differs.
         code += " config"
     if isinstance(model, TextModel):
-        code += f" mlx-vlm {mlx_vlm_models.version()}"
+        code += f" mlx-vlm {model.revision}"
     identity = Identity(
         model=spec.id,
         weights=weights_digest(path, progress),

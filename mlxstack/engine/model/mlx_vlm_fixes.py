@@ -7,10 +7,12 @@ computed at once, and rows must be computed as alone.
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import cache as lm_cache
+from xxhash import xxh3_64_hexdigest
 
 from mlxstack.engine.model.row_modules import by_row
 
@@ -153,3 +155,13 @@ def fix(name: str) -> None:
     if name in FIXES and name not in _fixed:
         _fixed.add(name)
         FIXES[name](sys.modules[name])
+
+
+def revision(name: str) -> str:
+    """Digest of the fix of a module; "" without one.
+
+    That of all fixes, since KV of an earlier one may differ.
+    """
+    if name not in FIXES:
+        return ""
+    return xxh3_64_hexdigest(Path(__file__).read_bytes())

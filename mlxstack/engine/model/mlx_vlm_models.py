@@ -51,6 +51,12 @@ class TextModel(nn.Module):  # type: ignore[misc]
         return logits
 
     @property
+    def revision(self) -> str:
+        """Versions of the package and of the fix, which shape its KV."""
+        fix = mlx_vlm_fixes.revision(type(self.language_model).__module__)
+        return f"{version()} {fix}".rstrip()
+
+    @property
     def layers(self) -> Any:
         """Its layers."""
         return self.language_model.layers
