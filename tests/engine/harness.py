@@ -3,7 +3,7 @@
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -228,11 +228,13 @@ def running(
         memory_bytes=memory_bytes,
     )
     listener.why_lost = lambda: engine.trouble
-    engine.start().result(timeout=WAIT_S)
-    contexts = engine.loaded.loop.slots
+    contexts: Sequence[SlotContext] = ()
     try:
+        engine.start().result(timeout=WAIT_S)
+        contexts = engine.loaded.loop.slots
         yield Driver(engine, listener)
     finally:
+        # Its thread restores MLX's limits, also after a load that failed.
         engine.stop(drain_s=1).result(timeout=WAIT_S)
     for context in contexts:
         check_context(context)
