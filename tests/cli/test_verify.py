@@ -32,6 +32,7 @@ from mlxstack.host.hardware import mac_memory, memory_of
 from mlxstack.planner.candidate import of_preset
 from tests import models
 from tests.endurance.planted import DEMO, FAULTS, SCENES, demo_engine, faulty, faulty_restart
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 LATER = "restart"
@@ -69,11 +70,11 @@ def long_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe
         yield engine
 
 
-@pytest.mark.parametrize("n_context", VerifyPlan().long_contexts)
+@pytest.mark.parametrize("n_context", [1024, *in_soak(4096)])
 def test_decode_attention_that_is_wrong_in_long_contexts_is_found(
     n_context: int, long_slots: EngineProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert n_context in {1024, 4096}
+    assert n_context in VerifyPlan().long_contexts
     sound = Verifier(long_slots, EXACT, lambda _: None)
     sound.long_context(n_context)
     assert [check.verdict for check in sound.checks] == [CheckLevel.OK] * 2

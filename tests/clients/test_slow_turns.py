@@ -279,10 +279,10 @@ CAUSES = (
     ReplayedCause("claude", changed_tools, "diverged"),
     ReplayedCause("claude", compaction, "diverged"),
     ReplayedCause("codex", evicted, "evicted"),
-    ReplayedCause("opencode", evicted, "evicted"),
     ReplayedCause("claude", restart_without_disk, "cold"),
     ReplayedCause("codex", all_slots_busy, Cause.OTHERS),
     ReplayedCause("pi", long_answer, Cause.ANSWER),
+    *in_soak(ReplayedCause("opencode", evicted, "evicted")),
 )
 
 
