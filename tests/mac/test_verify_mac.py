@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -23,12 +24,14 @@ from mlxstack.host.command_buffers import MAX_OPERATIONS, OPERATIONS
 from mlxstack.host.home import Home
 from mlxstack.host.process import is_alive
 from mlxstack.host.services import read_json
+from tests.models import LLAMA, write
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
 PARTS = ["doctor", "kernels", "verify", "measurements", "soak"]
-SHORT = ["--quick", "--measure", "4s", "--soak", "2s"]
+SHORT = ["--quick", "--measure", "4s", "--soak", "0.1s"]
+"""A soak runs one round at least."""
 COMMAND = [sys.executable, "-m", "mlxstack.cli.main"]
 
 
@@ -138,7 +141,8 @@ def test_all_parts_run_to_their_end_on_linux(home: Home, env: dict[str, str]) ->
 def test_all_parts_run_to_their_end_as_on_a_mac(
     home: Home, darwin: dict[str, str], tmp_path: Path
 ) -> None:
-    done = run(darwin, "verify", "--mac", "demo", *SHORT)
+    model = write(tmp_path / "small", LLAMA | {"num_hidden_layers": 1})
+    done = run(darwin, "verify", "--mac", str(model), *SHORT)
     check_parts(home, done, ["50", str(OPERATIONS), str(OPERATIONS)])
     report = report_of(home)
     conditions = report["conditions"]
@@ -152,6 +156,30 @@ def test_all_parts_run_to_their_end_as_on_a_mac(
     assert "-i -w" in (tmp_path / "caffeinated").read_text()
 
 
+def test_a_run_that_is_killed_is_named_by_doctor_and_kept(home: Home, env: dict[str, str]) -> None:
+    command = [*COMMAND, "verify", "--mac", "demo", "--quick"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: PARTS[1] in parts_of(home))
+            children = wait_until(psutil.Process(process.pid).children)
+        finally:
+            process.kill()
+    for child in children:
+        child.kill()
+    checked = run(env, "doctor", "--json")
+    findings = {finding["subject"]: finding for finding in json.loads(checked.stdout)["findings"]}
+    assert "in its kernels" in findings["verify --mac"]["detail"]
+    report = read_json(home.mac_report_file, MacReport)
+    assert report is not None and not report.has_ended and not is_alive(report.process)
+    assert [(part.name, part.exit_code) for part in report.parts] == [
+        ("doctor", 0),
+        (PARTS[1], None),
+    ]
+    assert report.parts[0].result["findings"], "the parts before are kept"
+    check_is_kept(home, report)
+
+
+@pytest.mark.soak
 def test_a_run_that_is_killed_in_its_soak_is_told_by_doctor_and_kept(
     home: Home, darwin: dict[str, str]
 ) -> None:
@@ -175,10 +203,21 @@ def test_a_run_that_is_killed_in_its_soak_is_told_by_doctor_and_kept(
     assert report is not None and not report.has_ended and not is_alive(report.process)
     assert [part.name for part in report.parts] == PARTS
     assert [part.exit_code for part in report.parts[:-1]] == [0] * 4, "the parts before are kept"
+    check_is_kept(home, report)
+
+
+def check_is_kept(home: Home, report: MacReport) -> None:
+    """The next run leaves the report of one that was killed."""
     later = ReportFile(home, "demo", report.conditions)
     before = read_json(Path(later.report.before), MacReport)
     assert before == report, "the report of an interrupted run is kept"
     assert not list(doctor.unfinished(home))[1:], "this one runs"
+
+
+def parts_of(home: Home) -> list[str]:
+    """Names of the parts that have begun."""
+    report = read_json(home.mac_report_file, MacReport)
+    return [part.name for part in report.parts] if report else []
 
 
 def soak_rounds(home: Home) -> int:
@@ -196,6 +235,32 @@ def test_a_child_that_a_signal_ends_leaves_its_lines() -> None:
     end = run_child(command, os.environ, PATIENCE_S, printed.append, lines.append, b"question")
     assert end == ChildEnd(-signal.SIGABRT, ("last",))
     assert printed == ["last"] and lines == [b"question\n"]
+
+
+def test_a_child_ends_with_the_process_that_runs_it(tmp_path: Path) -> None:
+    """The watch is its second thread."""
+    child = (
+        "import os, sys, threading\n"
+        "from mlxstack.host.parent_watchdog import follow_supervisor\n"
+        "input()\n"
+        "follow_supervisor(os.environ)\n"
+        "print(os.getpid(), flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    parent = (
+        "import os, sys\n"
+        "from mlxstack.cli.verification.child import run_child\n"
+        "command = [sys.executable, '-c', sys.argv[1]]\n"
+        "run_child(command, os.environ, 1e6, print, lambda line: os.write(1, line))\n"
+    )
+    command = [sys.executable, "-c", parent, child]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+        finally:
+            process.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the child ends with its parent")
 
 
 def test_a_child_beyond_its_limit_is_killed() -> None:
