@@ -23,6 +23,7 @@ from mlxstack.engine.model.compiled_experts import MAX_S, MIN_GAIN, compile_expe
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, draft_freely, preset_of, prompt, running
 from tests.models import EXPERTS, LLAMA, write
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -145,7 +146,7 @@ def scene(driver: Driver) -> list[list[int]]:
     return [*answers, driver.answer(history, 12, agent="1")]
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", [*list(BLOCKS)[:3], *in_soak(*list(BLOCKS)[3:])])
 def test_answers_of_compiled_blocks_are_those_of_the_blocks_themselves(
     kind: str, folder_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

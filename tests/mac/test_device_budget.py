@@ -155,18 +155,18 @@ def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
         seating = driver.engine.loaded.loop.slot_kv
-        cold = driver.cold(prompt(2000), 4)
+        cold = driver.cold(prompt(1000), 4)
         running_one = driver.submit(prompt(30, seed=1), 4000, slot=1)
         driver.answer(prompt(10, seed=2), 2, slot=0)
         driver.engine.cache.clear().result(PATIENCE_S)
         left = seating.array_limit - array_bytes()
         # The running answer grows meanwhile, which needs room; half a prompt is enough for it.
-        ballast = mx.zeros((left - 1000 * seating.bytes_per_token,), mx.uint8)
+        ballast = mx.zeros((left - 500 * seating.bytes_per_token,), mx.uint8)
         mx.eval(ballast)
         with pytest.raises(OutOfMemory, match="the device has room for are in use"):
-            driver.finish(driver.submit(prompt(2000), 4, slot=0))
+            driver.finish(driver.submit(prompt(1000), 4, slot=0))
         del ballast
-        assert driver.answer(prompt(2000), 4, slot=0) == cold
+        assert driver.answer(prompt(1000), 4, slot=0) == cold
         driver.engine.cancel(running_one)
         driver.finish(running_one)
 
@@ -178,13 +178,13 @@ def test_of_two_prompts_that_were_assigned_together_the_device_gets_what_fits(
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
         slot_kv = driver.engine.loaded.loop.slot_kv
-        prompts = (prompt(3000), prompt(3000, seed=1))
+        prompts = (prompt(1200), prompt(1200, seed=1))
         cold = [driver.cold(tokens, 4) for tokens in prompts]
         driver.engine.cache.clear().result(PATIENCE_S)
         for slot in range(2):
             driver.engine.run_slot_command(EraseSlot(slot)).result(PATIENCE_S)
         driver.catch_up()
-        slot_kv.array_limit = array_bytes() + 5000 * slot_kv.bytes_per_token
+        slot_kv.array_limit = array_bytes() + 2000 * slot_kv.bytes_per_token
         asks = [driver.submit(tokens, 4, slot=n) for n, tokens in enumerate(prompts)]
         served = 0
         for ask, alone in zip(asks, cold, strict=True):
@@ -222,12 +222,12 @@ def test_an_answer_that_outgrows_the_device_fails_alone(
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
         slot_kv = driver.engine.loaded.loop.slot_kv
-        long = driver.submit(prompt(600), 6000, slot=0)
-        driver.until(long, TokenSampled, 500)
+        long = driver.submit(prompt(100), 6000, slot=0)
+        driver.until(long, TokenSampled, 40)
         slot_kv.array_limit = array_bytes() + 400 * slot_kv.bytes_per_token
         with pytest.raises(OutOfMemory, match="the device has room for are in use"):
             driver.finish(long)
-        assert len(driver.tokens(long)) < 2500
+        assert len(driver.tokens(long)) < 1000
         assert driver.context(0) == ()
         slot_kv.array_limit = 512 * MIB
         assert driver.answer(prompt(90), 8, slot=0) == driver.cold(prompt(90), 8, slot=1)
@@ -240,14 +240,14 @@ def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=8192))
     with running(preset, tmp_path) as driver:
         seating = driver.engine.loaded.loop.slot_kv
-        cold = driver.cold(prompt(2000), 4)
+        cold = driver.cold(prompt(800), 4)
         for n in range(4):
-            driver.answer(prompt(2000, seed=n + 1), 4)
+            driver.answer(prompt(800, seed=n + 1), 4)
         driver.catch_up()
-        assert seating.prefix_cache.index.memory_bytes > 3 * 2000 * seating.bytes_per_token
-        seating.array_limit = array_bytes() + 500 * seating.bytes_per_token
-        assert driver.answer(prompt(2000), 4) == cold
-        assert seating.prefix_cache.index.memory_bytes < 3 * 2000 * seating.bytes_per_token
+        assert seating.prefix_cache.index.memory_bytes > 3 * 800 * seating.bytes_per_token
+        seating.array_limit = array_bytes() + 200 * seating.bytes_per_token
+        assert driver.answer(prompt(800), 4) == cold
+        assert seating.prefix_cache.index.memory_bytes < 3 * 800 * seating.bytes_per_token
 
 
 def test_a_refused_prompt_leaves_the_context_of_another_conversation(

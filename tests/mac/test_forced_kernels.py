@@ -18,6 +18,7 @@ from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 from tests.mac.test_device_budget import GIB, have_working_set
 from tests.models import LLAMA, write
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -56,11 +57,11 @@ class Metal:
         return self._real(q, k, v, **options)
 
 
-@pytest.fixture
-def wide(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of half precision with head dim 256."""
     config = LLAMA | {"head_dim": 256, "num_hidden_layers": 2}
-    return write(tmp_path / "wide", config, dtype=mx.bfloat16)
+    return write(tmp_path_factory.mktemp("model") / "wide", config, dtype=mx.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_float32_is_neither_measured_nor_forced(
     assert metal.forced == []
 
 
-@pytest.mark.parametrize("n_chunks", [0, 1])
+@pytest.mark.parametrize("n_chunks", [1, *in_soak(0)])
 def test_a_prompt_begins_again_without_the_kernel_that_failed(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_chunks: int
 ) -> None:

@@ -47,6 +47,18 @@ def model(quantized: Path) -> Any:
     return loaded
 
 
+@pytest.fixture
+def short_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few queries, where a fault is one of decoding."""
+    monkeypatch.setattr(kernels, "PREFILL_QUERIES", kernels.PREFILL_QUERIES[:2])
+
+
+@pytest.fixture
+def few_keys(monkeypatch: pytest.MonkeyPatch, short_prefill: None) -> None:
+    """Short attention, where a fault is one of other kernels."""
+    monkeypatch.setattr(kernels, "KEY_COUNTS", (1023, 1024))
+
+
 def on_device(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[..., Any]) -> None:
     """Change the results of a function on the default device, but not on `stream=mx.cpu`."""
     original = getattr(owner, name)
@@ -74,6 +86,7 @@ def test_a_sound_device_has_no_fault_in_any_kind_of_kernel(model: Any) -> None:
     assert {check.outcome for check in forced} == {KernelOutcome.UNAVAILABLE}
 
 
+@pytest.mark.usefixtures("short_prefill")
 def test_attention_that_is_wrong_from_1024_keys_on_is_found_and_named(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +104,7 @@ def test_attention_that_is_wrong_from_1024_keys_on_is_found_and_named(
     assert not any("keys 1,023" in check.shape for check in checks)
 
 
+@pytest.mark.usefixtures("short_prefill")
 def test_one_key_too_few_is_found(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def attend(real: Any, q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
         n = k.shape[2] - (k.shape[2] == 4096)
@@ -113,6 +127,7 @@ def test_one_key_too_few_is_found_in_half_precision(monkeypatch: pytest.MonkeyPa
     assert check.is_fault
 
 
+@pytest.mark.usefixtures("few_keys")
 def test_a_wrong_row_of_a_quantized_product_is_found_and_named(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +145,7 @@ def test_a_wrong_row_of_a_quantized_product_is_found_and_named(
     assert all(check.difference > check.tolerance for check in checks)
 
 
+@pytest.mark.usefixtures("few_keys")
 def test_a_pipeline_that_is_missing_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "[metal::Device] Unable to load kernel rope_float32"
 
@@ -145,6 +161,7 @@ def test_a_pipeline_that_is_missing_is_named(model: Any, monkeypatch: pytest.Mon
     assert all("tokens 1 at [5, 4096]" in check.shape for check in checks)
 
 
+@pytest.mark.usefixtures("few_keys")
 def test_a_missing_forced_kernel_is_no_fault_since_the_engine_refuses_it(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +176,7 @@ def test_a_missing_forced_kernel_is_no_fault_since_the_engine_refuses_it(
     assert all("missing pipeline" in check.detail for check in checks)
 
 
+@pytest.mark.usefixtures("few_keys")
 def test_numbers_that_are_none_are_found(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def multiply(real: Any, *values: Any, **options: Any) -> mx.array:
         product = real(*values, **options)
