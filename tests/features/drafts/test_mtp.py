@@ -105,11 +105,21 @@ def folder(request: pytest.FixtureRequest, model_of: ModelOf) -> Path:
     return with_head(model_of, request.param)
 
 
-@pytest.fixture
-def driver(folder: Path, tmp_path: Path) -> Iterator[Driver]:
-    with running(drafting(folder), tmp_path) as found:
-        draft_freely(found)
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    with running(drafting(folder), tmp_path_factory.mktemp("home")) as found:
         yield found
+
+
+@pytest.fixture
+def driver(engine: Driver) -> Driver:
+    draft_freely(engine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def predictions(folder: Path) -> Predictions:
+    return Predictions(folder)
 
 
 def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
@@ -130,7 +140,7 @@ def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[lis
 
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_drafts_are_what_the_head_predicts(
-    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch, is_ahead: bool
+    driver: Driver, predictions: Predictions, monkeypatch: pytest.MonkeyPatch, is_ahead: bool
 ) -> None:
     """Also where steps are scheduled ahead, as on a GPU."""
     monkeypatch.setattr(driver.engine.loaded.loop.batch, "is_ahead", is_ahead)
@@ -139,7 +149,6 @@ def test_drafts_are_what_the_head_predicts(
     asks = [driver.submit(tokens, 12, use_cache=False) for tokens in prompts]
     for ask in asks:
         driver.finish(ask)
-    predictions = Predictions(folder)
     assert len(drafts) > 10
     for known, drafted in drafts[::3]:
         assert predictions.draft(known, len(drafted)) == drafted
@@ -150,7 +159,7 @@ def test_drafts_are_what_the_head_predicts(
 
 
 def test_a_few_steps_ahead_may_pass_before_a_draft(
-    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, predictions: Predictions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where few rows are drafted for, pairs of steps that were scheduled ahead wait."""
     batch = driver.engine.loaded.loop.batch
@@ -168,7 +177,6 @@ def test_a_few_steps_ahead_may_pass_before_a_draft(
     tokens = prompt(60, seed=6)
     ask = driver.submit(tokens, 60, use_cache=False)
     driver.finish(ask)
-    predictions = Predictions(folder)
     assert len(drafts) > 2
     for known, drafted in drafts:
         assert predictions.draft(known, len(drafted)) == drafted
@@ -176,7 +184,7 @@ def test_a_few_steps_ahead_may_pass_before_a_draft(
 
 
 def test_after_a_hit_the_head_sees_what_was_computed_since(
-    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, predictions: Predictions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = prompt(256, seed=1)
     driver.answer(first, 4, slot=0)
@@ -188,14 +196,13 @@ def test_after_a_hit_the_head_sees_what_was_computed_since(
     driver.finish(ask)
     n_cached = driver.seated(ask).n_cached
     assert n_cached >= 128
-    predictions = Predictions(folder)
     assert drafts
     for known, drafted in drafts:
         assert predictions.draft(known, len(drafted), n_cached) == drafted
 
 
 def test_a_next_turn_in_its_slot_goes_on_with_all_pairs(
-    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, predictions: Predictions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = prompt(150, seed=4)
     answer = driver.answer(first, 20, slot=2, agent="a")
@@ -204,7 +211,6 @@ def test_a_next_turn_in_its_slot_goes_on_with_all_pairs(
     ask = driver.submit(again, 12, slot=2, agent="a")
     driver.finish(ask)
     assert driver.seated(ask).n_cached >= len(first)
-    predictions = Predictions(folder)
     assert drafts
     for known, drafted in drafts:
         assert predictions.draft(known, len(drafted)) == drafted
