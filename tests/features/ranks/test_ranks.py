@@ -102,7 +102,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Preset:
     return preset_of(write(tmp_path_factory.mktemp("models") / "one", CONFIGS["llama"]))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_next", *in_soak("llama")])
 def test_a_restart_finds_the_kv_on_the_disks_of_both(
     name: str, group: RankGroup, tmp_path: Path
 ) -> None:
@@ -348,7 +348,12 @@ def compare(
         yield play
 
 
-@pytest.mark.parametrize("preset", CONFIGS, indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "preset",
+    ["gpt_oss", *sorted(DIVIDED), *in_soak("llama", "qwen3_moe")],
+    indirect=True,
+    scope="module",
+)
 def test_rows_that_join_and_leave_a_batch_are_as_on_one_rank(
     compare: Callable[[Play], Any],
 ) -> None:
