@@ -26,6 +26,7 @@ from mlxstack.features.drafts.policy.ngram_draft_governor import (
     widths,
 )
 from mlxstack.policy.pass_layout import PassLayout, WidthCosts
+from tests.repetition import in_soak
 
 Curve = Callable[[int], float]
 
@@ -136,7 +137,7 @@ def gain(curve: str, texts: list[Text], seed: int, layout: PassLayout = PassLayo
     return on / Simulation(CURVES[curve], texts, seed, layout).run(False)
 
 
-@pytest.mark.parametrize("n_rows", [1, 4, 8])
+@pytest.mark.parametrize("n_rows", [1, 8, *in_soak(4)])
 @pytest.mark.parametrize("text", [copying, prose, code, always_wrong, treacherous])
 @pytest.mark.parametrize("curve", CURVES)
 def test_drafts_never_cost_more_than_two_percent(curve: str, text: Text, n_rows: int) -> None:
