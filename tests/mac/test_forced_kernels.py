@@ -155,9 +155,9 @@ def test_float32_is_neither_measured_nor_forced(
 def test_a_prompt_begins_again_without_the_kernel_that_failed(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_chunks: int
 ) -> None:
-    preset = preset_of(wide, prefill=PrefillSpec(chunk_size=128))
-    first = prompt(300)
-    second = (*prompt(300), *prompt(300, seed=1))
+    preset = preset_of(wide, prefill=PrefillSpec(chunk_size=64))
+    first = prompt(150)
+    second = (*prompt(150), *prompt(150, seed=1))
     with running(preset, tmp_path / "cpu") as driver:
         unforced = [driver.answer(tokens, 8, slot=0) for tokens in (first, second)]
     # All tries at load, and of the second prompt some chunks and the first layer of the next one.
