@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +238,7 @@ def test_a_child_that_a_signal_ends_leaves_its_lines() -> None:
     assert printed == ["last"] and lines == [b"question\n"]
 
 
-def test_a_child_ends_with_the_process_that_runs_it(tmp_path: Path) -> None:
-    """The watch is its second thread."""
+def test_a_child_ends_with_the_process_that_runs_it() -> None:
     child = (
         "import os, sys, threading\n"
         "from mlxstack.host.parent_watchdog import follow_supervisor\n"
@@ -260,7 +260,11 @@ def test_a_child_ends_with_the_process_that_runs_it(tmp_path: Path) -> None:
             pid = int(process.stdout.readline())
         finally:
             process.kill()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the child ends with its parent")
+    try:
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the child ends with its parent")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_child_beyond_its_limit_is_killed() -> None:
