@@ -106,6 +106,24 @@ def homes_of_their_own() -> Iterator[None]:
     assert not home.exists(), f"a test of this file has written to the default home, {home}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def memory_limit_stays() -> Iterator[None]:
+    """No test lowers the limit above which MLX computes several times more slowly."""
+    before = _memory_limit()
+    yield
+    assert before in (None, _memory_limit()), "a test of this file has changed MLX's memory limit"
+
+
+def _memory_limit() -> int | None:
+    """MLX's limit in bytes; None where it is not imported."""
+    mx = sys.modules.get("mlx.core")
+    if mx is None:
+        return None
+    limit: int = mx.set_memory_limit(2**50)
+    mx.set_memory_limit(limit)
+    return limit
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name a long value by its length: each worker tells the names of all tests."""
     if isinstance(val, str | bytes) and len(val) > MAX_NAMED:

@@ -36,15 +36,19 @@ pytestmark = pytest.mark.mlx
 MIB = 2**20
 GIB = 2**30
 GREEDY = PrefixCacheSpec(memory_budget_pct=90)
+NO_LIMIT = 2**50
 FIFTH = PrefixCacheSpec(memory_budget_pct=20)
 
 
 def have_working_set(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> None:
-    """MLX reports this working set. Its limits are recorded nowhere and change nothing."""
+    """MLX reports this working set. Its limits are recorded nowhere and change nothing.
+
+    An engine that ends late restores the limit that was there before: none.
+    """
     facts = {"device_name": "M", "max_recommended_working_set_size": n_bytes}
     monkeypatch.setattr(mx, "device_info", lambda *_: facts)
     for name in ("set_wired_limit", "set_memory_limit", "set_cache_limit"):
-        monkeypatch.setattr(mx, name, lambda _: 0)
+        monkeypatch.setattr(mx, name, lambda _: NO_LIMIT)
 
 
 def gpu(working_set: int) -> MemoryBudget:

@@ -53,14 +53,14 @@ def why_not_copied(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: in
         found = [_next(runner, whole, tokens), _next(runner, part, tokens)]
         late = source.new_empty()
         late.fork_from(source, len(source))
-        # Passes of single tokens may leave out a cache that passes of many read.
-        later, found_later = (_feed(runner, context, tokens) for context in (source, late))
+        # Passes of single tokens may leave out a cache that longer passes read.
+        expected_late, found_late = (_feed(runner, context, tokens) for context in (source, late))
     except Exception as error:
         raise_device_error(error)
         return f"its caches cannot be copied: {error or type(error).__name__}"
     if (n_whole, n_part) != (N_TOKENS, CUT):
         return "its caches can neither be cut nor kept as they are"
-    pairs = [*((logits, expected) for logits in found), (found_later, later)]
+    pairs = [*((logits, expected) for logits in found), (found_late, expected_late)]
     if any(_differ(logits, other, TOLERANCE) for logits, other in pairs):
         return "a copy of its caches answers otherwise"
     if _differ(in_pieces, at_once, TOLERANCES[precision(runner.model)]):

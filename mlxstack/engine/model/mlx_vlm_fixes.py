@@ -76,7 +76,7 @@ def _fix_deepseek_v4(module: Any) -> None:
     overlapping = type("OverlappingPoolingCache", (WindowBefore, pooling), {})
     overlapping.__module__ = pooling.__module__
     module.PoolingCache = lambda ratio: (overlapping if ratio == OVERLAPPING else pooling)(ratio)
-    # Its choice among blocks of windows sees those to come in a pass, and leaves out the last ones.
+    # Blocks of windows hold some that come later in the pass: none are formed.
     module.Indexer.index_block = property(lambda _: 0, lambda *_: None)
 
 
@@ -102,7 +102,7 @@ def _fix_glm5_next(module: Any) -> None:
 
 
 def _without_last_cache(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Call of an attention whose layer has no longer the last of its caches."""
+    """Attention of a layer that no longer has the last of its caches."""
 
     @wraps(call)
     def called(

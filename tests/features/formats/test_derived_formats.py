@@ -152,7 +152,11 @@ def test_tokens_of_any_width_give_the_same_calls(tokenizer: Any) -> None:
         assert [(one.name, one.arguments) for one in calls] == [*ANSWERS["two"]]
 
 
-def test_a_format_is_derived_once_for_one_template(tokenizer: Any) -> None:
+def test_a_format_is_derived_once_for_one_template(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Those of other tests could fill it meanwhile.
+    monkeypatch.setattr(derivation, "_known", {})
     again = made_tokenizer(INVENTED["runes"])
     assert derive_format(again) is derive_format(made_tokenizer(INVENTED["runes"]))
     others = {id(derive_format(made_tokenizer(form))) for form in INVENTED.values()}
