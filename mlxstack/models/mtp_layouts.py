@@ -79,9 +79,7 @@ def head_tensors(config: Mapping[str, Any]) -> HeadTensors | None:
 
 def has_stored_table(config: Mapping[str, Any]) -> bool:
     """Whether n-gram tables stay on disk, by config.json."""
-    if config.get("model_type") != TABLE_TYPE:
-        return False
-    return any(section.get(STORAGE) for section in _sections(config).values())
+    return bool(table_manifest(config))
 
 
 def table_manifest(config: Mapping[str, Any]) -> str:

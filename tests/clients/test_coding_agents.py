@@ -48,7 +48,7 @@ class Agent(Struct, frozen=True):
 
     It offers `tools` by default. `reuse` is the share of a prompt that the next turn repeats.
     `away` are files of a user who has another model, which `mlx-stack run` does not obey. Each
-    start of a `slow` client costs 5 to 10 s of CPU.
+    start of a slow client costs 5 to 10 s of CPU.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Agent(Struct, frozen=True):
     tools: frozenset[str]
     reuse: float = 0.99
     away: tuple[tuple[str, str], ...] = ()
-    slow: bool = False
+    is_slow: bool = False
 
 
 def names(text: str) -> frozenset[str]:
@@ -98,7 +98,7 @@ AGENTS = (
         ("run", "look at this", "--file", "picture.png"),
         names("bash edit glob grep read skill task todowrite webfetch write"),
         away=(("project/opencode.json", json.dumps({"model": "anthropic/claude-sonnet-4-5"})),),
-        slow=True,
+        is_slow=True,
     ),
     Agent(
         "pi",
@@ -118,13 +118,13 @@ AGENTS = (
         # It takes the date out of the turn before.
         reuse=0.9,
         away=(("home/.qwen/settings.json", json.dumps(AWAY_QWEN)),),
-        slow=True,
+        is_slow=True,
     ),
 )
 STARTS = [
     *((agent, Start.RUN) for agent in AGENTS),
-    *((agent, Start.BY_HAND) for agent in AGENTS if not agent.slow),
-    *in_soak(*((agent, Start.BY_HAND) for agent in AGENTS if agent.slow)),
+    *((agent, Start.BY_HAND) for agent in AGENTS if not agent.is_slow),
+    *in_soak(*((agent, Start.BY_HAND) for agent in AGENTS if agent.is_slow)),
 ]
 OPENCLAW = ("agent", "--local", "--agent", "main", "--message", "{}")
 ASSISTANTS = (
@@ -172,10 +172,11 @@ def test_all_tools_run_and_a_second_turn_reuses(
 ) -> None:
     installed(agent.name)
     (project(tmp_path) / "notes.txt").write_text(MARKER)
-    for name, text in agent.away if begin is Start.RUN else ():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    if begin is Start.RUN:
+        for name, text in agent.away:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
     with observed(live) as relay:
         task = [word.format(TASK.format(agent.name)) for word in agent.first]
         assert DONE in start(agent.name, relay.url, tmp_path, *task, begin=begin)

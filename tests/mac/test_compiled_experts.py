@@ -23,7 +23,7 @@ from mlxstack.engine.model.compiled_experts import MAX_S, MIN_GAIN, compile_expe
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, draft_freely, preset_of, prompt, running
 from tests.models import EXPERTS, LLAMA, write
-from tests.repetition import in_soak
+from tests.repetition import all_in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -146,7 +146,7 @@ def scene(driver: Driver) -> list[list[int]]:
     return [*answers, driver.answer(history, 12, agent="1")]
 
 
-@pytest.mark.parametrize("kind", [*list(BLOCKS)[:3], *in_soak(*list(BLOCKS)[3:])])
+@pytest.mark.parametrize("kind", all_in_soak(BLOCKS, "tiny-hybrid", "tiny-mla", "tiny-sinks"))
 def test_answers_of_compiled_blocks_are_those_of_the_blocks_themselves(
     kind: str, folder_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

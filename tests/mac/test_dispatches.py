@@ -18,7 +18,7 @@ from tests.mac.dispatch_counts import (
     tape_of,
 )
 from tests.mac.dispatches import BY_ROW, ROWS, StepCounts, counts_by_rows
-from tests.repetition import in_soak
+from tests.repetition import all_in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -75,9 +75,7 @@ def kernels_of_a_gpu() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3.6-35b-a3b", "dense 4B", *in_soak("qwen3.5-4b", "qwen3-coder-30b-a3b")]
-)
+@pytest.mark.parametrize("name", all_in_soak(CEILINGS, "qwen3.6-35b-a3b", "dense 4B"))
 def test_a_step_stays_below_its_ceilings(name: str) -> None:
     by_rows = counts_by_rows(build(MODELS[name]), BY_ROW)
     for n_rows, counts, ceiling in zip(ROWS, by_rows, CEILINGS[name], strict=True):

@@ -18,7 +18,8 @@ from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, draft_freely, preset_of, prompt, running
 from tests.mac.test_device_budget import have_working_set
-from tests.repetition import in_soak
+from tests.models import CONFIGS
+from tests.repetition import all_in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -59,9 +60,7 @@ def talk(driver: Driver, seed: int, drafts: Sequence[tuple[int, ...]] = ()) -> N
             driver.finish(ask)
 
 
-@pytest.mark.parametrize(
-    "kind", ["tiny-swa", "tiny-hybrid", "tiny-mla", *in_soak("tiny", "tiny-sinks")]
-)
+@pytest.mark.parametrize("kind", all_in_soak(CONFIGS, "tiny-swa", "tiny-hybrid", "tiny-mla"))
 def test_active_memory_stays_within_the_plan_after_each_step(
     kind: str,
     model_of: ModelOf,

@@ -338,9 +338,9 @@ def check_fork(model: Any, cache_factory: CacheFactory) -> str:
     if position not in (CUT, CUT + 3):
         raise Wrong(f"forked at {position}")
     prefill(model, copy, changed)
-    if decode(model, [copy], [changed], False)[0] != cold(model, cache_factory, changed):
+    if decode(model, [copy], [changed], RowMode.ALONE)[0] != cold(model, cache_factory, changed):
         raise Wrong("a fork answers otherwise than cold")
-    if decode(model, [source], [LONG], False)[0] != cold(model, cache_factory, LONG):
+    if decode(model, [source], [LONG], RowMode.ALONE)[0] != cold(model, cache_factory, LONG):
         raise Wrong("after a fork the source answers otherwise than cold")
     copy.fork_from(source, len(source))
     _check_next_turn(model, cache_factory, copy, "a fork")
@@ -366,16 +366,18 @@ def check_stored(model: Any, cache_factory: CacheFactory) -> str:
         return "no"
     context.checkpoint()
     fresh = through_bytes(context)
-    if decode(model, [fresh], [LONG], False) != decode(model, [context], [LONG], False):
+    if decode(model, [fresh], [LONG], RowMode.ALONE) != decode(
+        model, [context], [LONG], RowMode.ALONE
+    ):
         raise Wrong("restored it answers otherwise than uninterrupted")
     position = fresh.rewind(CUT)
     if position != CUT:
         raise Wrong(f"the restored context can be rewound to {position} only")
     prefill(model, fresh, LONG)
-    if decode(model, [fresh], [LONG], False)[0] != cold(model, cache_factory, LONG):
+    if decode(model, [fresh], [LONG], RowMode.ALONE)[0] != cold(model, cache_factory, LONG):
         raise Wrong("restored and rewound it answers otherwise than cold")
     context.checkpoint()
-    _check_next_turn(model, cache_factory, through_bytes(context), "restored it")
+    _check_next_turn(model, cache_factory, through_bytes(context), "a restored copy")
     return "yes"
 
 

@@ -2,7 +2,7 @@
 
 `python -m tests.real.broken_templates FOLDER --calls 2` verifies the model of a folder, then copies
 of it with one damage of `tests.text.damaged_templates` each, whose weights are links: `--calls`
-requests of each kind, short ones as by `--quick`. A damage is told if the report has the lost part
+requests of each kind, short ones as by `--quick`. A damage is named if the report has the lost part
 and names the template as a loser; the whole template must lose nothing.
 """
 
@@ -17,15 +17,10 @@ from pathlib import Path
 from mlxstack.cli.verification.tools.tool_report import ToolReport
 from mlxstack.cli.verification.tools.tool_run import ToolPlan, tool_report
 from mlxstack.host.home import Home
+from tests.real.company import say
 from tests.text.damaged_templates import DAMAGES, Damage
 
 TEMPLATE = "chat_template.jinja"
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 @contextmanager
@@ -55,29 +50,29 @@ def line(name: str, report: ToolReport) -> str:
     """Calls, lost parts and losers of a run."""
     kinds = [f"{kind.kind}: {kind.loser}" for kind in report.kinds if kind.loser]
     lost = ", ".join(part.name.lower() for part in report.template.by_template) or "nothing"
+    losers = ", ".join([*report.losers, *kinds]) or "none"
     return (
         f"{name}: {report.n_valid} of {report.n_calls} valid in {report.seconds:.0f} of "
-        f"{report.limit_s:.0f} s; lost: {lost}; losers: {', '.join(report.losers) or 'none'}"
-        + (f" ({'; '.join(kinds)})" if kinds else "")
+        f"{report.limit_s:.0f} s; lost: {lost}; losers: {losers}"
     )
 
 
 def main() -> None:
-    """Verify the whole template, then each damaged one; print whether it is told."""
+    """Verify the whole template, then each damaged one; print whether it is named."""
     parser = argparse.ArgumentParser(description="verify --tools with damaged templates")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--calls", type=int, default=10, help="requests of each of ten kinds")
     chosen = parser.parse_args()
     whole = verified(chosen.folder, chosen.calls)
     say(line("whole", whole))
-    n_told = 0
+    n_named = 0
     for damage in DAMAGES:
         with damaged_copy(chosen.folder, damage) as copy:
             report = verified(copy, chosen.calls)
-        n_told += damage.lost in report.template.by_template and "template" in report.losers
+        n_named += damage.lost in report.template.by_template and "template" in report.losers
         say(line(damage.lost.name.lower(), report))
-    say(f"{n_told} of {len(DAMAGES)} damages are told")
-    sys.exit(bool(whole.template.by_template) or n_told < len(DAMAGES))
+    say(f"{n_named} of {len(DAMAGES)} damages are named")
+    sys.exit(bool(whole.template.by_template) or n_named < len(DAMAGES))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def why_not_copied(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: in
         late = source.new_empty()
         late.fork_from(source, len(source))
         # Passes of single tokens may leave out a cache that longer passes read.
-        expected_late, found_late = (_feed(runner, context, tokens) for context in (source, late))
+        expected_late = _feed(runner, source, tokens)
+        found_late = _feed(runner, late, tokens)
     except Exception as error:
         raise_device_error(error)
         return f"its caches cannot be copied: {error or type(error).__name__}"

@@ -22,7 +22,7 @@ from mlxstack.features.drafts.policy.draft_model_governor import (
 from mlxstack.features.drafts.policy.ngram_draft_governor import pass_widths
 from mlxstack.policy.pass_layout import PassLayout, WidthCosts
 from tests.features.drafts.test_draft_governor import AT_LOAD, CURVES, Curve
-from tests.repetition import in_soak
+from tests.repetition import all_in_soak
 
 N_STEPS = 1000
 
@@ -96,9 +96,7 @@ def simulated(
     [(1, 0.05, PassLayout.RAGGED), (1, 1.0, PassLayout.RAGGED), (4, 0.05, PassLayout.ALONE)],
 )
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize(
-    "curve", [*FAR_APART, *in_soak(*(name for name in CURVES if name not in FAR_APART))]
-)
+@pytest.mark.parametrize("curve", all_in_soak(CURVES, *FAR_APART))
 def test_no_draft_model_costs_two_percent(
     curve: str, text: str, n_rows: int, pass_s: float, layout: PassLayout
 ) -> None:
@@ -107,9 +105,7 @@ def test_no_draft_model_costs_two_percent(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize(
-    "curve", [*FAR_APART, *in_soak(*(name for name in CURVES if name not in FAR_APART))]
-)
+@pytest.mark.parametrize("curve", all_in_soak(CURVES, *FAR_APART))
 def test_no_drafter_of_blocks_costs_two_percent(curve: str, text: str) -> None:
     for n_rows, pass_s in ((1, 0.05), (1, 0.5), (4, 0.1)):
         gain, _ = simulated(

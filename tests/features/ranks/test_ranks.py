@@ -49,7 +49,7 @@ from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt
 from tests.mac.test_compiled_experts import Clock, faster
 from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
 from tests.patience import PATIENCE_S, wait_until
-from tests.repetition import in_soak
+from tests.repetition import all_in_soak, in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -349,10 +349,7 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    "preset",
-    ["gpt_oss", *sorted(DIVIDED), *in_soak("llama", "qwen3_moe")],
-    indirect=True,
-    scope="module",
+    "preset", all_in_soak(CONFIGS, "gpt_oss", *sorted(DIVIDED)), indirect=True, scope="module"
 )
 def test_rows_that_join_and_leave_a_batch_are_as_on_one_rank(
     compare: Callable[[Play], Any],

@@ -13,7 +13,7 @@ from mlxstack.core.thinking import ClientSpec, Effort, ThinkingSpec
 from tests import models
 from tests.api.running import Running, running
 from tests.patience import PATIENCE_S
-from tests.repetition import in_soak
+from tests.repetition import all_in_soak
 from tests.text.conftest import (
     CHATML,
     CHATML_ADDED,
@@ -119,7 +119,9 @@ def published_thinker(folder: Path, name: str) -> str:
 
 PUBLISHED = ("Qwen3.5-4B", "GLM-4.7-Flash", "openai-gpt-oss-120b")
 """Templates of the folder MLX_STACK_FORMATS, tried where there is one."""
-MODELS = ["demo", "chatml", "harmony", *in_soak(*(PUBLISHED if FOLDER else ()))]
+MODELS = ["demo", "chatml", "harmony"]
+if FOLDER:
+    MODELS += all_in_soak(PUBLISHED, "GLM-4.7-Flash")
 
 
 @pytest.fixture(scope="module", params=MODELS)
