@@ -7,10 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.preset import PrefillSpec, SlotSpec, Speculation
+from mlxstack.engine.model.length_rope import exact_ropes
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.policy.pass_layout import RowMode
 from tests import models
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 
@@ -102,3 +106,18 @@ def test_prompts_of_one_length_and_those_within_the_trained_one_share_kv(tmp_pat
         longer = driver.submit((*long, 1), 4)
         driver.finish(longer)
         assert driver.seated(longer).n_cached == 0
+
+
+def test_a_failed_prefill_leaves_no_length_for_rows_that_decode(folder: Path) -> None:
+    model: Any = load_model(folder)[0]
+    exact_ropes(model)
+    runner = ModelRunner(model, rows=RowMode.ATTENTION_BY_ROW)
+    contexts = [make_prompt_cache(model) for _ in range(4)]
+    for caches in contexts:
+        mx.eval(runner.execute([SlotTokens(caches, mx.array(prompt(150, seed=8)))]))
+    rows = [SlotTokens(caches, mx.array([5])) for caches in contexts]
+    logits = runner.execute(rows[:2])
+    broken = SlotTokens([object()], mx.array(prompt(60, seed=9)), n_prefill=700)
+    with pytest.raises(AttributeError):
+        runner.execute([broken])
+    assert mx.array_equal(runner.execute(rows[2:]), logits)

@@ -3,8 +3,8 @@
 `python -m tests.real.broken_templates FOLDER --calls 2` verifies the model of a folder, then copies
 of it with one damage of `tests.text.damaged_templates` each, whose weights are links: `--calls`
 requests of each kind, short ones as by `--quick`. A damage is named if the report has the lost part
-and names the template as a loser; the whole template must lose nothing. `--damage NAME`, repeatable,
-runs that damage only, without the whole template.
+and names the template as a loser; the whole template must lose nothing. `--template NAME` runs that
+one only: `whole`, or the part that a damage loses.
 """
 
 import argparse
@@ -22,6 +22,8 @@ from tests.real.company import say
 from tests.text.damaged_templates import DAMAGES, Damage
 
 TEMPLATE = "chat_template.jinja"
+WHOLE = "whole"
+"""Name of the template as it was published."""
 
 
 @contextmanager
@@ -59,29 +61,28 @@ def line(name: str, report: ToolReport) -> str:
 
 
 def main() -> None:
-    """Verify the whole template, then each damaged one; print whether it is named."""
+    """Verify the model with each chosen template; print whether it is named."""
+    damages = {damage.lost.name.lower(): damage for damage in DAMAGES}
     parser = argparse.ArgumentParser(description="verify --tools with damaged templates")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--calls", type=int, default=10, help="requests of each of ten kinds")
-    names = [damage.lost.name.lower() for damage in DAMAGES]
-    parser.add_argument("--damage", action="append", choices=names, help="that one only")
+    parser.add_argument(
+        "--template", action="append", choices=[WHOLE, *damages], help="that one only; repeatable"
+    )
     chosen = parser.parse_args()
-    is_whole_sound = True
-    if not chosen.damage:
-        whole = verified(chosen.folder, chosen.calls)
-        say(line("whole", whole))
-        is_whole_sound = not whole.template.by_template
-    damages = [
-        damage for damage in DAMAGES if damage.lost.name.lower() in (chosen.damage or names)
-    ]
-    n_named = 0
-    for damage in damages:
-        with damaged_copy(chosen.folder, damage) as copy:
-            report = verified(copy, chosen.calls)
-        n_named += damage.lost in report.template.by_template and "template" in report.losers
-        say(line(damage.lost.name.lower(), report))
-    say(f"{n_named} of {len(damages)} damages are named")
-    sys.exit(not is_whole_sound or n_named < len(damages))
+    is_sound = True
+    for name in chosen.template or [WHOLE, *damages]:
+        if name == WHOLE:
+            report = verified(chosen.folder, chosen.calls)
+            is_as_expected = not report.template.by_template
+        else:
+            with damaged_copy(chosen.folder, damages[name]) as copy:
+                report = verified(copy, chosen.calls)
+            is_named = damages[name].lost in report.template.by_template
+            is_as_expected = is_named and "template" in report.losers
+        say(line(name, report))
+        is_sound = is_sound and is_as_expected
+    sys.exit(not is_sound)
 
 
 if __name__ == "__main__":

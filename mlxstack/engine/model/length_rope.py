@@ -8,6 +8,8 @@ its last token in passes of `CHUNK` tokens, then one token at a time.
 https://github.com/huggingface/transformers/pull/24653
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -29,6 +31,15 @@ class PassLength:
     """
 
     n_prefill = 0
+
+    @contextmanager
+    def of(self, n_prefill: int) -> Iterator[None]:
+        """Length of one pass; 0 after it, also where it fails."""
+        self.n_prefill = n_prefill
+        try:
+            yield
+        finally:
+            self.n_prefill = 0
 
 
 class LengthRope(nn.Module):  # type: ignore[misc]

@@ -192,10 +192,8 @@ class ModelRunner:
         return logits
 
     def _alone(self, slot: SlotTokens, compute: Compute) -> mx.array:
-        self._pass_length.n_prefill = slot.n_prefill
-        output = _alone(slot, compute)
-        self._pass_length.n_prefill = 0
-        return output
+        with self._pass_length.of(slot.n_prefill):
+            return _alone(slot, compute)
 
     def _prompts(
         self, plan: Sequence[SlotTokens], layout: PassLayout, compute: Compute
