@@ -54,12 +54,12 @@ def caller_of(body: CallerFields, connection: Connection) -> Caller:
         priority = Priority.LOW
     return Caller(
         agent=agent,
+        priority=priority,
+        request_id=request_id(connection.scope),
         session_hint=session_hint(connection.headers, body.prompt_cache_key, _user(body)),
         client=client_name(connection.headers),
         version=client_version(connection.headers),
         salt=salt_of(connection, body.cache_salt or ""),
-        priority=priority,
-        request_id=request_id(connection.scope),
         marks=_marks(connection.headers),
     )
 

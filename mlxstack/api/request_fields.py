@@ -131,9 +131,9 @@ def options(
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         use_cache=body.cache_prompt is not False,
         drops_kv=drops_kv(body, connection),
-        response_format=_constraint(body),
         thinking_budget=thinking_budget(body),
         stop_loops=_stop_loops(body, service.preset.sampling.stop_loops),
+        response_format=_constraint(body),
         caller=caller_of(body, connection),
     )
 

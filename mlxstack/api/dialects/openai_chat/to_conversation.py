@@ -75,22 +75,24 @@ def options(body: ChatBody, connection: Connection, service: Service) -> Generat
     """Generation options of a chat body. Raises BadRequest."""
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    choice = tool_choice(body)
     # mlx_lm.server has the number in `logprobs`.
     n_sent = None if isinstance(body.logprobs, bool) else body.logprobs
-    n_top = request_fields.n_logprobs(bool(body.logprobs), body.top_logprobs or n_sent)
-    choice = tool_choice(body)
-    common = request_fields.options(body, new_id(), n_top, connection, service)
+    n_top = body.top_logprobs or n_sent
+    common = request_fields.options(
+        body, new_id(), request_fields.n_logprobs(bool(body.logprobs), n_top), connection, service
+    )
     return structs.replace(
         common,
         tool_choice=tool_choice_mode(choice),
         forced_tool=chosen_tool(choice),
         allowed_tools=allowed_tools(choice, chosen_tool),
-        response_format=response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False or is_legacy(body),
         has_progress=bool(body.return_progress),
         predicted_text=predicted_text(body),
         thinking_budget=thinking_budget(body),
         omitted_tools=omitted_tools(body),
+        response_format=response_format(body) or common.response_format,
     )
 
 
@@ -120,9 +122,8 @@ def predicted_text(body: ChatBody) -> str:
 
 def custom_tools(body: ChatBody) -> CustomTools:
     """Custom tools of a body. Raises BadRequest."""
-    specs = enumerate(body.tools or ())
-    offered = (_tool(spec, f"tools[{i}]") for i, spec in specs if _is_custom(spec))
-    names = frozenset(tool.name for tool in offered)
+    specs = [(i, spec) for i, spec in enumerate(body.tools or ()) if _is_custom(spec)]
+    names = frozenset(_tool(spec, f"tools[{i}]").name for i, spec in specs)
     return CustomTools(names) if names else NO_CUSTOM_TOOLS
 
 
