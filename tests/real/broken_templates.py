@@ -2,9 +2,9 @@
 
 `python -m tests.real.broken_templates FOLDER --calls 2` verifies the model of a folder, then copies
 of it with one damage of `tests.text.damaged_templates` each, whose weights are links: `--calls`
-requests of each kind, short ones as by `--quick`. A damage is named if the report has the lost part
-and names the template as a loser; the whole template must lose nothing. `--template NAME` runs that
-one only: `whole`, or the part that a damage loses.
+requests of each kind, short ones as by `--quick`, or long ones by `--long`. A damage is named if
+the report has the lost part and names the template as a loser; the whole template must lose
+nothing. `--template NAME` runs that one only: `whole`, or the part that a damage loses.
 """
 
 import argparse
@@ -38,9 +38,8 @@ def damaged_copy(folder: Path, damage: Damage) -> Iterator[Path]:
         yield Path(copy)
 
 
-def verified(folder: Path, n_of_kind: int) -> ToolReport:
+def verified(folder: Path, plan: ToolPlan) -> ToolReport:
     """Report of a run in a home of its own."""
-    plan = ToolPlan(is_quick=True, n_of_kind=n_of_kind)
     with tempfile.TemporaryDirectory() as home:
         return tool_report(str(folder), Home(Path(home)), os.environ, say, _no_progress, plan)
 
@@ -66,18 +65,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="verify --tools with damaged templates")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--calls", type=int, default=10, help="requests of each of ten kinds")
+    parser.add_argument("--long", action="store_true", help="200 lines of code, 25 turns")
     parser.add_argument(
         "--template", action="append", choices=[WHOLE, *damages], help="that one only; repeatable"
     )
     chosen = parser.parse_args()
+    plan = ToolPlan(is_quick=not chosen.long, n_of_kind=chosen.calls)
     is_sound = True
     for name in chosen.template or [WHOLE, *damages]:
         if name == WHOLE:
-            report = verified(chosen.folder, chosen.calls)
+            report = verified(chosen.folder, plan)
             is_as_expected = not report.template.by_template
         else:
             with damaged_copy(chosen.folder, damages[name]) as copy:
-                report = verified(copy, chosen.calls)
+                report = verified(copy, plan)
             is_named = damages[name].lost in report.template.by_template
             is_as_expected = is_named and "template" in report.losers
         say(line(name, report))
