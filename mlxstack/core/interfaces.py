@@ -53,6 +53,7 @@ class KVFileHeader(Struct, frozen=True):
     n_bytes: int
     meta: str = ""
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    identity: str = ""
 
 
 class KVStore(Protocol):

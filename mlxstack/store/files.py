@@ -286,13 +286,14 @@ def children(directory: Path) -> list[Path]:
 
 
 def touch(path: Path) -> bool:
-    """Note a use in the modification time; False without the file."""
+    """Note a use in the modification time; False without a file, which no link is."""
     now = time.time_ns()  # by itself the system would note one and the same tick for many files
-    try:
+    with suppress(OSError):
         os.utime(path, ns=(now, now), follow_symlinks=False)
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
-        return os.path.lexists(path)
-    return True
+        return False
 
 
 def clear_leftovers(paths: Iterable[Path]) -> int:

@@ -85,7 +85,8 @@ def encode(file: KVFile) -> list[bytes | memoryview]:
 
 def head_of(file: KVFile) -> KVFileHeader:
     """The header of the file that stores this content."""
-    return _head(file.key, file.kind, (file.start, file.end), file.meta, [*_specs(file.tensors)])
+    specs = list(_specs(file.tensors))
+    return _head(file.identity, file.key, file.kind, (file.start, file.end), file.meta, specs)
 
 
 def decode(data: bytes) -> KVFile:
@@ -112,7 +113,7 @@ def read_head(file: BinaryIO) -> KVFileHeader:
     n_header = min(int.from_bytes(first, "little"), MAX_HEADER)
     metadata, specs, _ = _parse(first + file.read(n_header))
     span = int(metadata.start), int(metadata.end)
-    return _head(metadata.key, metadata.kind, span, metadata.meta, specs)
+    return _head(metadata.identity, metadata.key, metadata.kind, span, metadata.meta, specs)
 
 
 def read_into(file: ReadableFile, rows: Iterable[memoryview]) -> tuple[str, str]:
@@ -145,11 +146,11 @@ def read_into(file: ReadableFile, rows: Iterable[memoryview]) -> tuple[str, str]
 
 
 def _head(
-    key: str, kind: str, span: tuple[int, int], meta: str, specs: list[TensorSpec]
+    identity: str, key: str, kind: str, span: tuple[int, int], meta: str, specs: list[TensorSpec]
 ) -> KVFileHeader:
     n_bytes = max((spec.data_offsets[1] for spec in specs), default=0)
     shapes = tuple((spec.dtype, spec.shape) for spec in specs)
-    return KVFileHeader(key, kind, *span, n_bytes, meta, shapes)
+    return KVFileHeader(key, kind, *span, n_bytes, meta, shapes, identity)
 
 
 def _fill(file: ReadableFile, row: memoryview) -> None:

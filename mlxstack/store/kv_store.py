@@ -144,10 +144,12 @@ class DiskKVStore:
         return None
 
     def head(self, identity: str, key: str) -> KVFileHeader:
-        """Header of a file, unchecked. Raises NotFound or Damaged."""
+        """Header of a file, unchecked but for its name. Raises NotFound or Damaged."""
         path = self.path_of(identity, key, Damaged)
         with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
-            return read_head(file)
+            head = read_head(file)
+            _check_name((head.identity, head.key), (identity, key))
+        return head
 
     def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read planes into `rows`, verified as by `read`. Raises NotFound, Damaged."""

@@ -146,11 +146,26 @@ def test_c8_a_file_under_another_name_is_refused(vault: DiskKVStore) -> None:
         vault.read(IDENTITY, "abab")
 
 
+def test_c8_exchanged_files_are_set_aside_when_heads_are_listed(vault: DiskKVStore) -> None:
+    for key in (KEY, "cdcd"):
+        vault.write(small_blob(key))
+    first, second = file_in(vault), file_in(vault, "cdcd")
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    assert not list(vault.headers(IDENTITY))
+    for key in (KEY, "cdcd"):
+        assert not vault.has(IDENTITY, key)
+        assert vault.write(small_blob(key)) > 0
+        assert vault.head(IDENTITY, key).key == key
+
+
 def test_links_pipes_and_folders_are_not_read(vault: DiskKVStore, tmp_path: Path) -> None:
     vault.write(small_blob())
     path = file_in(vault)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
+    assert not vault.has(IDENTITY, KEY)
     with pytest.raises(Damaged, match="symbolic link"):
         vault.read(IDENTITY, KEY)
     path.unlink()
@@ -159,6 +174,7 @@ def test_links_pipes_and_folders_are_not_read(vault: DiskKVStore, tmp_path: Path
         vault.read(IDENTITY, KEY)
     path.unlink()
     path.mkdir()
+    assert not vault.has(IDENTITY, KEY)
     with pytest.raises(Damaged, match="regular"):
         vault.read(IDENTITY, KEY)
 
