@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "mlxstack"
 COMMAND = "mlxstack.cli.main"
-DEVICE = "mlxstack.engine.device"
+DEVICE = "mlxstack.engine.device_facts"
 
 STARTS = {
     "mlxstack.bench.dev.cli_startup": {COMMAND},
@@ -77,8 +77,10 @@ def test_who_starts_which_process_is_listed() -> None:
     assert starts == STARTS
 
 
-def test_the_program_that_is_started_by_its_file_is_the_module() -> None:
+def test_the_programs_that_are_started_by_their_files_are_the_modules() -> None:
+    from mlxstack.bench.environment import DEVICE_PROGRAM
     from mlxstack.planner.model_shapes import MODULE, PROGRAM
 
-    assert PACKAGE.parent.joinpath(*MODULE.split(".")).with_suffix(".py") == PROGRAM
-    assert PROGRAM.is_file()
+    for module, program in ((MODULE, PROGRAM), (DEVICE, DEVICE_PROGRAM)):
+        assert PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py") == program
+        assert program.is_file()

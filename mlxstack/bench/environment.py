@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mlxstack import __version__
 from mlxstack.core.formatting import size
 from mlxstack.host.command_buffers import BufferLimit, buffer_limits
-from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, for_mlx, this_hardware
+from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, for_mlx, program_file, this_hardware
 from mlxstack.host.macos import gpu_name, system_version
 from mlxstack.host.memory_pressure import sysctl
 from mlxstack.host.power_state import PowerState, power_state
@@ -21,6 +21,8 @@ from mlxstack.host.power_state import PowerState, power_state
 PACKAGES = ("mlx", "mlx-lm")
 WIRED_LIMIT = b"iogpu.wired_limit_mb"
 MAX_DEVICE_S = 60.0
+DEVICE_PROGRAM = program_file("mlxstack.engine.device_facts")
+"""By `-m` its package would import mlx-lm, and that transformers."""
 
 
 class Conditions(Struct, frozen=True):
@@ -108,7 +110,7 @@ def mlx_variables(env: Mapping[str, str]) -> dict[str, str]:
 def gpu(env: Mapping[str, str]) -> str:
     """GPU that MLX computes on, with architecture and cores; empty without one."""
     try:
-        facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], MAX_DEVICE_S, env=env)
+        facts = ask_mlx(["-P", str(DEVICE_PROGRAM)], dict[str, Any], MAX_DEVICE_S, env=env)
     except CHILD_FAULTS:
         return ""
     if facts["kind"] != "gpu":

@@ -321,9 +321,12 @@ def _port(home: Home) -> Iterator[CheckResult]:
 
 
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
-    """MLX's device, read in a child process, since MLX may crash."""
+    """MLX's device, read in a child process, since MLX may crash.
+
+    By `-m`, so that an engine that cannot be imported is told.
+    """
     try:
-        facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], MAX_S, env=env)
+        facts = ask_mlx(["-m", "mlxstack.engine.device_facts"], dict[str, Any], MAX_S, env=env)
     except CHILD_FAULTS as error:
         remedy = f"{REINSTALL}, and read what MLX says"
         yield bad("device", f"MLX does not start: {last_line(error)}", remedy)

@@ -1,7 +1,5 @@
 """Device of MLX, its memory, and the cache of freed buffers.
 
-`python -m mlxstack.engine.device` prints the device as JSON.
-
 MLX reuses a freed buffer only for a request of about its size. Buffers whose size follows the
 context are never requested again, so on Metal, where the default limit is nearly all memory, the
 cache must be emptied by its user.
@@ -13,8 +11,6 @@ deadlock, so they exclude each other: call `release` instead of `mx.clear_cache`
 """
 
 import gc
-import json
-import sys
 import traceback
 from contextlib import suppress
 from threading import Lock
@@ -83,21 +79,3 @@ def has_gpu() -> bool:
 def has_nax_units() -> bool:
     """Whether MLX uses the GPU's matrix units (M5 and later)."""
     return has_nax(str(mx.device_info().get("architecture", "")), macos_version())
-
-
-def told() -> dict[str, object]:
-    """Device kind, name, architecture and recommended working set in bytes; 0: none.
-
-    Metal recommends less than the memory of the computer.
-    """
-    facts = mx.device_info()
-    return {
-        "kind": "gpu" if has_gpu() else "cpu",
-        "name": facts.get("device_name", ""),
-        "architecture": facts.get("architecture", ""),
-        "limit_bytes": facts.get("max_recommended_working_set_size", 0),
-    }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(told()))

@@ -192,6 +192,11 @@ def ask_mlx(
     return msgspec.json.decode(done.stdout, type=kind)
 
 
+def program_file(module: str) -> Path:
+    """File of a module, run without its package."""
+    return Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
+
+
 def last_line(error: Exception) -> str:
     """Last line of a child's error output, else the error itself."""
     lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()

@@ -2,16 +2,15 @@
 
 import signal
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, last_line
+from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, last_line, program_file
 from mlxstack.policy.memory.capacity import ShapeReply
 
 MODULE = "mlxstack.engine.model.model_shape"
-PROGRAM = Path(__file__).parents[2].joinpath(*MODULE.split(".")).with_suffix(".py")
+PROGRAM = program_file(MODULE)
 """File of the child process: by `-m` its package would import mlx-lm, and that transformers."""
 MAX_S = 120.0
 LIMIT_S = 20.0

@@ -16,10 +16,13 @@ from mlxstack.bench import environment
 from mlxstack.bench.environment import Conditions, conditions, details, ended
 from mlxstack.cli import doctor
 from mlxstack.cli.doctor import CheckLevel, power
+from mlxstack.engine.device_facts import device_facts
 from mlxstack.host import macos, power_state, spare_power
+from mlxstack.host.hardware import ask_mlx
 from mlxstack.host.home import Home
 from mlxstack.host.macos import SystemVersion, gpu_cores, macos_version, system_version
 from mlxstack.host.power_state import PowerSource, PowerState
+from tests.patience import PATIENCE_S
 
 DAY = date(2026, 11, 28)
 SETTINGS = """System-wide power settings:
@@ -78,6 +81,12 @@ def test_the_version_of_macos_is_read_without_compatibility(mac: pytest.MonkeyPa
     assert system_version() == SystemVersion((26, 2), "25C56")
     assert macos_version() == (26, 2)
     assert str(system_version()) == "macOS 26.2 (25C56)"
+
+
+@pytest.mark.mlx
+def test_the_device_is_told_without_the_engine() -> None:
+    facts = ask_mlx(["-P", str(environment.DEVICE_PROGRAM)], dict[str, object], PATIENCE_S)
+    assert facts == device_facts()
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo no property list", "echo '<plist'"])

@@ -15,9 +15,9 @@ import mlxstack
 from mlxstack.core.interfaces import CheckStore
 from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine import device
 from mlxstack.engine.decode.batching_check import BatchingCheck, CheckSteps, self_check
 from mlxstack.engine.decode.row_grouper import GroupRows
+from mlxstack.engine.device_facts import device_facts
 from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.host.load_progress import LoadProgress
@@ -119,7 +119,7 @@ class RememberedChecks:
             identity=identity,
             kv=self._kv,
             name=name,
-            device=device.told(),
+            device=device_facts(),
             # Not the computer's name: it may change with the network.
             system=(system.sysname, system.release, system.machine),
             libraries=_versions(),
