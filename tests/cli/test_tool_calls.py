@@ -17,6 +17,7 @@ from mlxstack.bench.environment import Conditions
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.main import app
 from mlxstack.cli.preset_list import catalog, with_fits
+from mlxstack.cli.verification.tools import repair_agent
 from mlxstack.cli.verification.tools.call_check import CallCheck, CallOutcome, check, repeats
 from mlxstack.cli.verification.tools.call_tasks import (
     N_OF_KIND,
@@ -202,16 +203,18 @@ def test_the_lists_show_the_last_result(tmp_path: Path) -> None:
 
 
 def test_no_request_goes_on_after_the_deadline() -> None:
-    run = ToolRun(ToolPlan(), 4, lambda *_: None)
+    run = ToolRun(ToolPlan(n_repairs=10), 4, lambda *_: None)
     with ChatServer(NO_SERVER, "tiny", deadline=0.0) as server:
         made = run.calls(server, TASKS)
         repairs = run.repairs(server)
     assert [result.outcome for result in made] == [CallOutcome.NOT_MADE] * 100
-    assert not any(result.is_complete for result in repairs)
+    assert [result.is_complete for result in repairs] == [False] * 10
 
 
 @pytest.mark.mlx
-def test_a_run_on_the_demo_is_kept(tmp_path: Path) -> None:
+def test_a_run_on_the_demo_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The demo repairs nothing, and talks until it is cut.
+    monkeypatch.setattr(repair_agent, "MAX_ANSWER", 48)
     notes: list[str] = []
     counts: list[tuple[str, int, int]] = []
     report = tool_report(
@@ -220,11 +223,11 @@ def test_a_run_on_the_demo_is_kept(tmp_path: Path) -> None:
         {**os.environ, "MLX_STACK_HOME": str(tmp_path)},
         notes.append,
         lambda *counted: counts.append(counted),
-        ToolPlan(is_quick=True, has_repairs=True, against=(NO_SERVER,), n_of_kind=1),
+        ToolPlan(is_quick=True, n_repairs=2, against=(NO_SERVER,), n_of_kind=1),
     )
     assert (report.n_calls, report.n_left_out) == (10, 0)
-    assert ("calls", 10, 10) in counts and counts[-1] == ("repairs", 10, 10)
-    assert all(repair.is_complete for repair in report.repairs)
+    assert ("calls", 10, 10) in counts and counts[-1] == ("repairs", 2, 2)
+    assert [repair.is_complete for repair in report.repairs] == [True] * 2
     (rival,) = report.against
     assert (rival.server, rival.repairs) == (NO_SERVER, ())
     assert rival.error.startswith("no server with a model answers")

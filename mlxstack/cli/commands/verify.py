@@ -110,10 +110,12 @@ def _verify_kernels(model: str, home: "Home") -> VerbResult:
 
 
 def _verify_tools(model: str, home: "Home", is_quick: bool, options: ToolOptions) -> VerbResult:
+    from mlxstack.cli.verification.tools.repair_tasks import REPAIRS
     from mlxstack.cli.verification.tools.tool_run import ToolPlan, tool_report
     from mlxstack.cli.verification.tools.tool_tables import show_tools
 
-    plan = ToolPlan(is_quick, options.repairs, tuple(options.against or ()), options.limit)
+    n_repairs = len(REPAIRS) if options.repairs else 0
+    plan = ToolPlan(is_quick, n_repairs, tuple(options.against or ()), options.limit)
     with counter() as progress:
         report = tool_report(model, home, os.environ, note, progress, plan)
 

@@ -75,7 +75,8 @@ class ToolPlan(Struct, frozen=True):
     """Requests, repairs and time of a run."""
 
     is_quick: bool = False
-    has_repairs: bool = False
+    n_repairs: int = 0
+    """Repairs, of ten."""
     against: tuple[str, ...] = ()
     """Other servers for the repairs: an address, `mlx_lm` or `vllm-mlx`."""
     limit_s: float | None = None
@@ -113,7 +114,7 @@ class ToolRun(Struct, frozen=True):
 
     def repairs(self, server: ChatServer, title: str = "repairs") -> list[RepairResult]:
         """Result of each repair, in their order."""
-        tasks: Sequence[RepairTask] = REPAIRS
+        tasks: Sequence[RepairTask] = REPAIRS[: self.plan.n_repairs]
         return self._each(title, partial(repair, server), tasks)
 
     def _each(
@@ -213,16 +214,15 @@ def _own_report(
     losses: TemplateLosses,
 ) -> ToolReport:
     tasks = run.plan.tasks
-    n_repairs = len(REPAIRS) if run.plan.has_repairs else 0
     began = time.monotonic()
     with ChatServer(under_test.url, under_test.model) as server:
         rates = measured_rates(server, tasks, run.n_at_once)
-        expected_s = estimate_s(rates, tasks, n_repairs)
+        expected_s = estimate_s(rates, tasks, run.plan.n_repairs)
         limit_s = run.plan.limit_s or max(MIN_LIMIT_S, MARGIN * expected_s)
         server.deadline = time.monotonic() + limit_s
         stage.say(f"about {span(expected_s)}; ends after {span(limit_s)} at the latest")
         checks = run.calls(server, tasks)
-        repairs = run.repairs(server) if n_repairs else []
+        repairs = run.repairs(server) if run.plan.n_repairs else []
     kinds = kind_results(checks, losses.by_template)
     report = ToolReport(
         preset=preset.name,
