@@ -12,21 +12,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import psutil  # noqa: F401  (it chooses its module by the system)
-
-from mlxstack.host import memory_pressure
-
 PROGRAMS = Path(os.environ["IMITATED_PROGRAMS"])
 REPORTS = Path(os.environ["IMITATED_REPORTS"])
 SYSCTL = {b"kern.memorystatus_vm_pressure_level": 1, b"iogpu.wired_limit_mb": 0}
-
-# Before the modules that import them by name.
-memory_pressure.sysctl = SYSCTL.get
-memory_pressure.sysctl_text = lambda _: "Apple M3 Max"
-
-from mlxstack.cli import doctor  # noqa: E402, F401
-from mlxstack.engine import chat_engine  # noqa: E402, F401
-from mlxstack.host import diagnostic_reports, macos, sleep  # noqa: E402
+WITHOUT_ENGINE = {"doctor", "--mac"}
+"""Words of commands that leave MLX to other processes."""
 
 
 class ImitatedPrograms(subprocess.Popen):  # type: ignore[type-arg]
@@ -39,12 +29,34 @@ class ImitatedPrograms(subprocess.Popen):  # type: ignore[type-arg]
         super().__init__(command, *values, **options)
 
 
-sysconfig.get_config_vars()
-subprocess.Popen = ImitatedPrograms  # type: ignore[misc]
-sys.platform = "darwin"
-platform.system = lambda: "Darwin"
-platform.machine = lambda: "arm64"
-platform.release = lambda: "25.2.0"
-macos.gpu_panics.__defaults__ = (REPORTS,)
-diagnostic_reports.FOLDERS = (REPORTS,)
-sleep.caffeinate.__defaults__ = ("darwin",)
+def imitate() -> None:
+    """Take this computer for a Mac."""
+    import psutil  # noqa: F401  (it chooses its module by the system)
+
+    from mlxstack.host import memory_pressure
+
+    # Before the modules that import them by name.
+    memory_pressure.sysctl = SYSCTL.get
+    memory_pressure.sysctl_text = lambda _: "Apple M3 Max"
+
+    from mlxstack.cli import doctor  # noqa: F401
+    from mlxstack.models import hub  # noqa: F401  (its client branches on the system)
+
+    if WITHOUT_ENGINE.isdisjoint(sys.orig_argv):
+        from mlxstack.engine import chat_engine  # noqa: F401
+    from mlxstack.host import diagnostic_reports, macos, sleep
+
+    sysconfig.get_config_vars()
+    subprocess.Popen = ImitatedPrograms  # type: ignore[misc]
+    sys.platform = "darwin"
+    platform.system = lambda: "Darwin"
+    platform.machine = lambda: "arm64"
+    platform.release = lambda: "25.2.0"
+    macos.gpu_panics.__defaults__ = (REPORTS,)
+    diagnostic_reports.FOLDERS = (REPORTS,)
+    sleep.caffeinate.__defaults__ = ("darwin",)
+
+
+# Files that are run without their package tell the same on every system, and are many.
+if "-P" not in sys.orig_argv:
+    imitate()
