@@ -21,16 +21,24 @@ from mlxstack.host.diagnostic_reports import DiagnosticReport, reports_since
 from mlxstack.host.home import Home
 from mlxstack.host.parent_watchdog import VARIABLE
 from mlxstack.host.services import read_json
+from tests.models import LLAMA, write
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a model whose rounds are short."""
+    folder = tmp_path_factory.mktemp("models") / "small"
+    return str(write(folder, LLAMA | {"num_hidden_layers": 1}))
 
 
 def test_a_short_soak_of_the_demo_is_sound_and_tells_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
-    done = CliRunner().invoke(app, ["verify", "--soak", "3s", "demo", "--json"])
+    done = CliRunner().invoke(app, ["verify", "--soak", "0.1s", "demo", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["is_sound"]
@@ -45,13 +53,13 @@ def test_a_short_soak_of_the_demo_is_sound_and_tells_all(
 
 
 def test_memory_beyond_the_plan_is_a_fault_although_the_machine_has_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
     monkeypatch.setenv("MLX_STACK_MEMORY", "2GiB")
     unplanned = mx.zeros(2**28, mx.uint32)
     mx.eval(unplanned)
-    done = CliRunner().invoke(app, ["verify", "--soak", "1s", "demo", "--json"])
+    done = CliRunner().invoke(app, ["verify", "--soak", "0.1s", small, "--json"])
     assert done.exit_code != 0
     report = json.loads(done.stdout)
     assert not report["is_sound"]
@@ -96,7 +104,7 @@ def test_reports_of_panics_the_gpu_and_this_process_are_found(
 
 
 def test_a_panic_report_that_comes_during_the_soak_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = tmp_path / "reports"
     reports.mkdir()
@@ -107,18 +115,18 @@ def test_a_panic_report_that_comes_during_the_soak_is_a_fault(
     def say(_: str) -> None:
         (reports / "IOGPU-restart.ips").touch()
 
-    report = soak.soak("demo", Home(tmp_path / "home"), os.environ, say, 0.1)
+    report = soak.soak(small, Home(tmp_path / "home"), os.environ, say, 0.1)
     assert report.reports == (DiagnosticReport(str(reports / "IOGPU-restart.ips")),)
     assert report.n_different == 0
     assert not report.is_sound
 
 
 def test_a_soak_that_is_killed_is_told_by_doctor_and_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path / "home")
     env = {**os.environ, "MLX_STACK_HOME": str(home.root)}
-    command = [sys.executable, "-m", "mlxstack.cli.main", "verify", "--soak", "1h", "demo"]
+    command = [sys.executable, "-m", "mlxstack.cli.main", "verify", "--soak", "1h", small]
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: rounds_of(home))
@@ -131,11 +139,11 @@ def test_a_soak_that_is_killed_is_told_by_doctor_and_by_the_next_one(
     darwin(monkeypatch, reports)
     (warning,) = doctor.unfinished(home)
     assert warning.verdict is doctor.CheckLevel.WARN
-    assert "a soak of demo for 1h00m ended after" in warning.detail
+    assert "a soak of small for 1h00m ended after" in warning.detail
     assert "panic-full-1.panic: panic(cpu 4 caller 0x1): underflow" in warning.detail
     assert str(home.soak_file) in warning.remedy
     lines: list[str] = []
-    report = soak.soak("demo", home, os.environ, lines.append, 0.1)
+    report = soak.soak(small, home, os.environ, lines.append, 0.1)
     assert lines[0] == f"warn: {warning.detail}"
     assert report.interrupted is not None
     assert report.interrupted.record.n_rounds > 0
@@ -143,10 +151,12 @@ def test_a_soak_that_is_killed_is_told_by_doctor_and_by_the_next_one(
     assert not list(doctor.unfinished(home)), "this one ended"
 
 
-def test_a_soak_ends_with_the_process_that_started_it_and_is_told(tmp_path: Path) -> None:
+def test_a_soak_ends_with_the_process_that_started_it_and_is_told(
+    small: str, tmp_path: Path
+) -> None:
     home = Home(tmp_path)
     env = {**os.environ, "MLX_STACK_HOME": str(home.root), VARIABLE: "0"}
-    command = [sys.executable, "-m", "mlxstack.cli.main", "verify", "--soak", "1h", "demo"]
+    command = [sys.executable, "-m", "mlxstack.cli.main", "verify", "--soak", "1h", small]
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
     )
