@@ -1,4 +1,7 @@
-"""`verify`: sound on the demo, and it finds each of ten planted faults."""
+"""`verify`: sound on the demo, and it finds each of ten planted faults.
+
+`python -m tests.endurance` plants them in the demo, too.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +34,7 @@ from mlxstack.engine.decode import attention_patch
 from mlxstack.host.hardware import mac_memory, memory_of
 from mlxstack.planner.candidate import of_preset
 from tests import models
-from tests.endurance.planted import DEMO, FAULTS, SCENES, demo_engine, faulty, faulty_restart
+from tests.endurance.planted import DEMO, FAULTS, SCENES, faulty, faulty_restart, verified_engine
 from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
@@ -41,8 +44,19 @@ MARKS = (0.0, 1.0, 2.0)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe]:
-    with demo_engine(tmp_path_factory.mktemp("home")) as engine:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    """The demo with a model of two layers.
+
+    Each fault shows in the same checks as with its own.
+    """
+    folder = tmp_path_factory.mktemp("models") / "small"
+    models.write(folder, models.LLAMA | {"num_hidden_layers": 2})
+    return replace(DEMO, model=ModelSpec(id=str(folder)), name="small")
+
+
+@pytest.fixture(scope="module")
+def found(small: Preset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe]:
+    with verified_engine(tmp_path_factory.mktemp("home"), small) as engine:
         yield engine
 
 
@@ -56,16 +70,16 @@ def test_nothing_is_found_without_a_fault(found: EngineProbe) -> None:
     assert not faulty(found, None, SCENES, len(FAULTS))
 
 
-def test_a_planted_fault_of_a_restart_is_found(tmp_path: Path) -> None:
+def test_a_planted_fault_of_a_restart_is_found(small: Preset, tmp_path: Path) -> None:
     (fault,) = [name for name, (_, scene) in FAULTS.items() if scene == LATER]
-    assert not faulty_restart(tmp_path / "sound", None)
-    assert faulty_restart(tmp_path / "faulty", fault) == ["restart"]
+    assert not faulty_restart(tmp_path / "sound", None, small)
+    assert faulty_restart(tmp_path / "faulty", fault, small) == ["restart"]
 
 
 @pytest.fixture(scope="module")
-def long_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe]:
-    """The demo with slots for more than 4,096 tokens."""
-    preset = replace(DEMO, slots=replace(DEMO.slots, count=2, n_ctx=2 * N_CTX))
+def long_slots(small: Preset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe]:
+    """Slots for more than 4,096 tokens."""
+    preset = replace(small, slots=replace(small.slots, count=2, n_ctx=2 * N_CTX))
     with probe(verified(preset), tmp_path_factory.mktemp("home")) as engine:
         yield engine
 

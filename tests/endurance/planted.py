@@ -118,9 +118,9 @@ SCENES = ("batch", "hits", "tenant", "slot_file", "early_turn", "drafts")
 
 
 @contextmanager
-def demo_engine(home: Path) -> Iterator[EngineProbe]:
-    """The demo as it is verified, with drafts."""
-    with probe(replace(verified(DEMO), speculation=Speculation.AUTO), home) as engine:
+def verified_engine(home: Path, preset: Preset = DEMO) -> Iterator[EngineProbe]:
+    """A preset as it is verified, with drafts."""
+    with probe(replace(verified(preset), speculation=Speculation.AUTO), home) as engine:
         yield engine
 
 
@@ -137,9 +137,9 @@ def faulty(engine: EngineProbe, fault: str | None, scenes: Sequence[str], seed: 
     return _bad(run)
 
 
-def faulty_restart(home: Path, fault: str | None) -> list[str]:
+def faulty_restart(home: Path, fault: str | None, preset: Preset = DEMO) -> list[str]:
     """The same of an engine that finds the files of another one."""
-    with demo_engine(home) as engine:
+    with verified_engine(home, preset) as engine:
         before = Verifier(engine, EXACT, lambda _: None)
         prompt = before.prompt()
         prompt += engine.ask(
@@ -149,7 +149,7 @@ def faulty_restart(home: Path, fault: str | None) -> list[str]:
     with Patch.context() as patch:
         if fault is not None:
             FAULTS[fault][0](patch)
-        with demo_engine(home) as engine:
+        with verified_engine(home, preset) as engine:
             run = Verifier(engine, EXACT, lambda _: None)
             run.reuse("restart", later, len(prompt) - 1, KVSource.DISK, slot=0)
     return _bad(run)
@@ -161,7 +161,7 @@ def _bad(run: Verifier) -> list[str]:
 
 def planted() -> str:
     """Plant every fault on the demo. Raises AssertionError for one that is not found."""
-    with tempfile.TemporaryDirectory() as folder, demo_engine(Path(folder)) as engine:
+    with tempfile.TemporaryDirectory() as folder, verified_engine(Path(folder)) as engine:
         assert not faulty(engine, None, SCENES, 0)
         for seed, (fault, (_, scene)) in enumerate(FAULTS.items(), 1):
             if scene != "restart":
