@@ -20,6 +20,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.core.preset import Preset
 from tests.api.running import running
 from tests.endurance.damaged import PRESET
 
@@ -38,21 +39,21 @@ class ClockOutcome(Struct, frozen=True):
     n_ages: int = 0
 
 
-def clock(home: Path, seed: int, n_rounds: int) -> ClockOutcome:
+def clock(home: Path, seed: int, n_rounds: int, preset: Preset = PRESET) -> ClockOutcome:
     """As many rounds, each with a jump, turns of all agents, a sweep and a look at all ages."""
     random = Random(seed)
     outcome = ClockOutcome()
     histories: dict[str, list[dict[str, str]]] = {}
     with (
         jumping() as offset,
-        running(PRESET, home) as live,
+        running(preset, home) as live,
         httpx.Client(base_url=live.url, timeout=120) as http,
     ):
         for number in range(n_rounds):
             before = offset[0]
             for agent in AGENTS:
                 histories[agent] = _turn(http, agent, histories.get(agent, []), random)
-            _saved(http)
+            _saved(http, preset.slots.count)
             offset[0] = OFFSETS[number % len(OFFSETS)]
             swept = http.post("/cache/gc", json={"max_age_s": 30 * DAY_S}).raise_for_status().json()
             assert not swept["victims"], f"{offset} after {before}: {swept}"
@@ -100,8 +101,8 @@ def _turn(
     return [*messages, {"role": "assistant", "content": warm["content"]}]
 
 
-def _saved(http: httpx.Client) -> None:
-    for slot in range(PRESET.slots.count):
+def _saved(http: httpx.Client, n_slots: int) -> None:
+    for slot in range(n_slots):
         body = {"filename": f"{slot}.bin"}
         http.post(f"/slots/{slot}", params={"action": "save"}, json=body).raise_for_status()
 

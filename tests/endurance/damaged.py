@@ -13,8 +13,10 @@ from typing import Any
 
 import httpx
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
+from tests import models
 from tests.api.running import running
 from tests.endurance.meddling import EVERY_WAY, meddle
 
@@ -38,6 +40,12 @@ PRESET = Preset(
 Messages = list[dict[str, Any]]
 
 
+def small(folder: Path) -> Preset:
+    """PRESET with a random model of two layers."""
+    models.write(folder, models.LLAMA | {"num_hidden_layers": 2})
+    return replace(PRESET, model=ModelSpec(id=str(folder)), name="small")
+
+
 class DamageOutcome(Struct):
     """Rounds, files damaged, answers compared, histories and slot files that were refused."""
 
@@ -50,8 +58,9 @@ class DamageOutcome(Struct):
 class Household:
     """A home whose service is started in every round; `known` are the histories as they must be."""
 
-    def __init__(self, home: Path, seed: int) -> None:
+    def __init__(self, home: Path, seed: int, preset: Preset) -> None:
         self.home = home
+        self.preset = preset
         self.random = Random(seed)
         self.known: dict[str, Messages] = {}
         self.did: list[str] = []
@@ -61,16 +70,16 @@ class Household:
         """Turns, saves, damage while it serves; the end of the service, more damage."""
         self.did = []
         with (
-            running(PRESET, self.home) as live,
+            running(self.preset, self.home) as live,
             httpx.Client(base_url=live.url, timeout=120) as http,
         ):
             for slot, agent in enumerate(AGENTS):
                 self._turn(http, agent)
-                self._slot(http, slot % PRESET.slots.count)
+                self._slot(http, slot % self.preset.slots.count)
             self._damage(2)
             for slot, agent in enumerate(AGENTS):
                 self._turn(http, agent)
-                self._slot(http, slot % PRESET.slots.count)
+                self._slot(http, slot % self.preset.slots.count)
             assert http.get("/health").is_success
             assert http.get("/v1/agents").is_success
         self._damage(3)
@@ -125,9 +134,9 @@ class Household:
         return done.status_code == 200
 
 
-def damaged(home: Path, seed: int, n_rounds: int) -> DamageOutcome:
+def damaged(home: Path, seed: int, n_rounds: int, preset: Preset = PRESET) -> DamageOutcome:
     """As many rounds, and one without damage, which refuses nothing that was not damaged."""
-    household = Household(home, seed)
+    household = Household(home, seed, preset)
     for _ in range(n_rounds):
         household.round()
     return household.outcome

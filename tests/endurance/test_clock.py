@@ -10,6 +10,7 @@ from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.kv_store import DiskKVStore
 from tests.endurance.clock import DAY_S, clock
+from tests.endurance.damaged import small
 from tests.store.kv_files import small_blob
 
 MONTH = CollectGarbage(max_age_s=30 * DAY_S)
@@ -22,7 +23,7 @@ MONTH = CollectGarbage(max_age_s=30 * DAY_S)
 def test_a_clock_that_jumps_loses_no_agent_and_makes_no_negative_age(
     tmp_path: Path, n_rounds: int
 ) -> None:
-    outcome = clock(tmp_path, seed=1, n_rounds=n_rounds)
+    outcome = clock(tmp_path / "home", 1, n_rounds, small(tmp_path / "model"))
     assert outcome.n_jumps >= n_rounds - 1
     assert outcome.n_ages > 20
 

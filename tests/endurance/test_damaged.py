@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from mlxstack.store.agent_history import AgentFolders, History
-from tests.endurance.damaged import damaged
+from tests.endurance.damaged import damaged, small
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.net]
 
 
 def test_damaged_files_of_a_home_change_no_answer(tmp_path: Path) -> None:
-    outcome = damaged(tmp_path, seed=1, n_rounds=2)
+    outcome = damaged(tmp_path / "home", 1, 2, small(tmp_path / "model"))
     assert outcome.n_damaged >= 4
     assert outcome.n_compared == 12
 
