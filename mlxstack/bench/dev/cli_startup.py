@@ -30,7 +30,7 @@ class StartPlan(Struct, frozen=True):
     rounds: int = 15
 
 
-SMALL = StartPlan(2)
+SMALL = StartPlan(1)
 
 
 def run(stage: Sandbox, plan: StartPlan) -> Results:
