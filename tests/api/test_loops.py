@@ -9,8 +9,9 @@ from mlxstack.api.dialects.anthropic.stream import stop_reason
 from mlxstack.api.dialects.openai_chat.stream import finish_reason
 from mlxstack.core.engine_events import FinishReason, RequestTimings
 from mlxstack.core.response_parts import GenerationFinished
-from mlxstack.features.loops.policy import MAX_SHORT
+from mlxstack.features.loops import policy
 from tests.api.requests import PLAIN, chat_body, chunks
+from tests.features.loops.sooner import MAX_SHORT, end_sooner
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -20,6 +21,12 @@ HEADER = f"answer: 1 tokens, {MAX_SHORT}.0 times from token 0 on"
 SAID: list[Any] = [{"role": "user", "content": "say it"}]
 
 
+@pytest.fixture
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_sooner(monkeypatch)
+
+
+@pytest.mark.usefixtures("sooner")
 @pytest.mark.parametrize(
     ("path", "body", "reason", "loops"),
     [
@@ -61,16 +68,19 @@ def test_every_dialect_ends_the_answer(
 
 
 def test_the_last_event_of_a_stream_and_the_request_log_say_it(http: httpx.Client) -> None:
+    """After as many tokens as for a user."""
+    stopped = {**STOPPED, "n_tokens": policy.MAX_SHORT}
     body = {**chat_body(), **LOOPING, "stream_options": {"include_usage": True}}
     events = chunks(http, "/v1/chat/completions", body)
-    assert events[-1]["usage"]["loops"] == [STOPPED]
+    assert events[-1]["usage"]["loops"] == [stopped]
     reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
     assert [reason for reason in reasons if reason] == ["stop"]
     (logged,) = http.get("/requests", params={"limit": 1}).json()[:1]
     assert logged["ended"] == "loop"
-    assert logged["loops"] == [STOPPED]
+    assert logged["loops"] == [stopped]
 
 
+@pytest.mark.usefixtures("sooner")
 @pytest.mark.parametrize(
     "more", [{"stop_loops": False}, {"stop_loops": "off"}, {"ignore_eos": True}]
 )

@@ -10,8 +10,8 @@ from mlxstack.core.loops import LoopStop
 from mlxstack.core.preset import SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.features.formats.grammar.constraint import ConstraintLayout, GrammarConstraint
-from mlxstack.features.loops.policy import MAX_SHORT
 from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
+from tests.features.loops.sooner import MAX_SHORT, end_sooner
 from tests.models import LLAMA, VOCAB, write
 
 pytestmark = pytest.mark.mlx
@@ -20,8 +20,8 @@ PROMPT = prompt(20)
 LOOPING = 9
 CLOSES = (5, 6)
 ALWAYS_THE_SAME = SamplingParams(logit_bias=((LOOPING, 1e6),))
-NEARLY_THE_SAME = SamplingParams(temperature=1.0, seed=5, logit_bias=((LOOPING, 15.8),))
-"""Other tokens come now and then."""
+NEARLY_THE_SAME = SamplingParams(temperature=1.0, seed=5, logit_bias=((LOOPING, 13.0),))
+"""Another token comes first."""
 THOUGHT = GrammarConstraint(ConstraintLayout(VOCAB, is_in_thinking=True, closes=CLOSES))
 SLOTS = SlotSpec(count=3, n_ctx=2048)
 
@@ -30,6 +30,11 @@ SLOTS = SlotSpec(count=3, n_ctx=2048)
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer: the answers are long."""
     return write(tmp_path_factory.mktemp("model") / "one", LLAMA | {"num_hidden_layers": 1})
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_sooner(monkeypatch)
 
 
 def submit(driver: Driver, seed: int, **more: Any) -> str:
