@@ -23,12 +23,13 @@ from tests.patience import PATIENCE_S, until, wait_until
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 N_ANSWERS = 3
-N_TOKENS = 900
+N_TOKENS = 200
 LONG = {
     **chat_body(max_tokens=N_TOKENS, ignore_eos=True, n=N_ANSWERS, logprobs=True, top_logprobs=20),
     "stream": True,
 }
-"""Its answer is far longer than the buffers of sockets."""
+"""Its answer is far longer than the buffers of sockets, of which a server's are small here."""
+SEND_BUFFER = 2**14
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -36,8 +37,19 @@ def here(
     request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     preset = tiny_preset(model_folder, server=ServerSpec(port=0))
-    with running_behind(request.param, preset, tmp_path_factory.mktemp("slow")) as found:
-        yield found
+    connected = connection_limits.BoundedConnection.connection_made
+
+    def connected_narrowly(
+        connection: connection_limits.BoundedConnection, transport: asyncio.Transport
+    ) -> None:
+        peer = transport.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        connected(connection, transport)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection_limits.BoundedConnection, "connection_made", connected_narrowly)
+        with running_behind(request.param, preset, tmp_path_factory.mktemp("slow")) as found:
+            yield found
 
 
 def asked(here: Running) -> socket.socket:
