@@ -19,13 +19,29 @@ from mlxstack.service.calls import model_swap
 from mlxstack.service.engine_factory import CheckedModel
 from mlxstack.service.service import Service
 from tests import models
-from tests.api.running import TINY, Running, running, tiny_preset
+from tests.api.running import TINY, Running, busy_engine, running, tiny_preset
 from tests.api.test_agents import RULES, answer_of, cold, history, said, turn, user
 from tests.api.test_serve import process, wait_for
 from tests.patience import PATIENCE_S, until
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+CHATS = "/v1/chat/completions"
+CHAT = {"messages": [user("hi")], "max_tokens": 4}
+STREAM = {**CHAT, "stream": True}
+LEFT = {**STREAM, "max_tokens": 5}
+"""Its client leaves while it waits."""
+LATE: dict[str, tuple[str, dict[str, Any]]] = {
+    "whole": (CHATS, CHAT),
+    "chat": (CHATS, STREAM),
+    "messages": ("/v1/messages", STREAM),
+    "responses": ("/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 16}),
+    "refused": (CHATS, {"messages": [], "stream": True}),
+    "second": ("/v1/models/load", {"preset": "wide"}),
+}
+"""Requests while the model is changed."""
+BEGUN_EARLY = [(path, body) for path, body in (*LATE.values(), (CHATS, LEFT)) if "stream" in body]
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +232,6 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
 ) -> None:
     monkeypatch.setattr(swap_middleware, "FIRST_S", 0.01)
     monkeypatch.setattr(swap_middleware, "BEAT_S", 0.02)
-    chat = {"messages": [user("hi")], "max_tokens": 4}
-
     check = model_swap.prepare
     is_checked = threading.Event()
 
@@ -230,29 +244,31 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
 
     monkeypatch.setattr(model_swap, "prepare", checked)
 
+    begun: list[tuple[str, Any]] = []
+
+    async def note_head(response: httpx.Response) -> None:
+        begun.append((response.request.url.path, json.loads(response.request.content)))
+
     async def scene() -> dict[str, Any]:
-        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as http:
-            long = {**chat, "max_tokens": 900, "ignore_eos": True, "stream": True}
+        hooks = {"response": [note_head]}
+        async with httpx.AsyncClient(
+            base_url=here.url, timeout=PATIENCE_S, event_hooks=hooks
+        ) as http:
             slowly = {"preset": "b", "drain_s": PATIENCE_S}
             changing = asyncio.create_task(http.post("/v1/models/load", json=slowly))
             await until(is_checked.is_set)
-            early = asyncio.create_task(http.post("/v1/chat/completions", json=long))
-            await until(lambda: here.service.gate.is_closed)
-            late = {
-                "whole": http.post("/v1/chat/completions", json=chat),
-                "chat": http.post("/v1/chat/completions", json={**chat, "stream": True}),
-                "messages": http.post("/v1/messages", json={**chat, "stream": True}),
-                "responses": http.post(
-                    "/v1/responses", json={"input": "hi", "stream": True, "max_output_tokens": 16}
-                ),
-                "refused": http.post("/v1/chat/completions", json={"messages": [], "stream": True}),
-                "second": http.post("/v1/models/load", json={"preset": "wide"}),
-            }
-            gone = asyncio.create_task(
-                http.post("/v1/chat/completions", json={**chat, "stream": True})
-            )
-            await until(lambda: len(here.service.gate._requests) == 2)
-            gone.cancel()
+            # The early request stands still until those that come later wait.
+            with busy_engine(here):
+                early = asyncio.create_task(http.post(CHATS, json={**STREAM, "seed": 1}))
+                await until(lambda: here.service.gate.is_closed)
+                late = {
+                    name: asyncio.create_task(http.post(path, json=body))
+                    for name, (path, body) in LATE.items()
+                }
+                gone = asyncio.create_task(http.post(CHATS, json=LEFT))
+                await until(lambda: all(head in begun for head in BEGUN_EARLY))
+                assert not early.done()
+                gone.cancel()
             answers = await asyncio.gather(early, changing, *late.values())
             return dict(zip(("early", "changing", *late), answers, strict=True))
 
@@ -264,6 +280,11 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
     assert {answer.status_code for answer in found.values()} == {200}
     assert '"model":"model-a"' in found["early"].text and "[DONE]" in found["early"].text
     assert found["changing"].json()["steps"][0]["count"] == 1
+    check_late(found)
+
+
+def check_late(found: dict[str, Any]) -> None:
+    """Those that waited are answered by the new model, streams from their heartbeats on."""
     assert found["whole"].json()["model"] == "model-b"
     assert found["chat"].text.startswith(": keepalive") and "[DONE]" in found["chat"].text
     assert found["messages"].text.startswith("event: ping")
