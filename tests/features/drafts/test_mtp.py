@@ -426,23 +426,13 @@ def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
     (folder / FILE).unlink()
     places = dict.fromkeys(body, names[0]) | dict.fromkeys(head, names[1])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    code = (
-        "import mlxstack.engine\n"
-        "from mlxstack.core.preset import ModelSpec\n"
-        "from mlxstack.features.drafts.engine.draft_loading import locate_head\n"
-        f"print(locate_head(ModelSpec(id='demo', mtp={MODEL!r})))\n"
-    )
+    command = [sys.executable, "-m", "tests.features.drafts.locate_head", MODEL]
     with serving(files_of(folder)) as hub:
         hub.go_on.set()
         env = {**os.environ, **hub.env(tmp_path / "hub")}
-        runs = [
-            subprocess.run(
-                [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-            )
-            for _ in range(2)
-        ]
-        found = [Path(run.stdout.strip()) for run in runs]
-        assert found[0] == found[1], [run.stderr for run in runs]
+        run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        found = [Path(line) for line in run.stdout.splitlines()]
+        assert len(found) == 2 and found[0] == found[1], run.stderr
         assert (found[0] / "tokenizer.json").exists()
         assert (found[0] / names[1]).exists() and not (found[0] / names[0]).exists()
         assert hub.fetched.count(names[1]) == 1 and names[0] not in hub.fetched
