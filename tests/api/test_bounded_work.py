@@ -40,9 +40,9 @@ def asked(text: str = "Hello", **more: Any) -> dict[str, Any]:
 
 
 def large(shade: int) -> dict[str, Any]:
-    """A progressive JPEG of 30 megapixels, which takes a second to decode."""
+    """A progressive JPEG of 12 megapixels, which takes some tenths of a second to decode."""
     out = BytesIO()
-    Image.new("RGB", (6000, 5000), (shade, 0, 0)).save(out, "JPEG", progressive=True)
+    Image.new("RGB", (4000, 3000), (shade, 0, 0)).save(out, "JPEG", progressive=True)
     url = f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
     return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
 

@@ -73,7 +73,7 @@ def held(live: Running) -> Iterator[None]:
 
 
 def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Client) -> None:
-    long_enough = {**LONG, "max_tokens": 200}
+    long_enough = {**LONG, "max_tokens": 80}
     bodies = [chat_body(prompt_of(20, seed), **long_enough) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         with single_steps(live) as step:

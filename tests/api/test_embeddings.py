@@ -17,6 +17,7 @@ from mlx_lm import load
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.engine import embedding_engine
 from mlxstack.engine.embedding_engine import MAX_TOKENS, Embedder, batches
 from mlxstack.engine.embedding_pooling import Pooler
 from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
@@ -135,11 +136,12 @@ def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
     engine = embedding.service.embedder
     sizes = list[int]()
     embed_batch = engine.embed
-    long = {"input": ["word " * 300] * 400}
+    max_tokens = 512
+    long = {"input": ["word " * 40] * 400}
 
     def seen(texts: tuple[tuple[int, ...], ...]) -> Future[tuple[bytes, ...]]:
         sizes.append(sum(len(text) for text in texts))
-        assert sizes[-1] <= MAX_TOKENS
+        assert sizes[-1] <= max_tokens
         return embed_batch(texts)
 
     async def scene() -> None:
@@ -153,6 +155,7 @@ def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
             sizes.clear()
             assert (await http.post("/embedding", json={"content": "hello"})).status_code == 200
 
+    monkeypatch.setattr(embedding_engine, "MAX_TOKENS", max_tokens)
     monkeypatch.setattr(engine, "embed", seen)
     asyncio.run(scene())
     assert len(sizes) == 1, "nothing is done for who left"

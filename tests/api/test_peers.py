@@ -161,14 +161,15 @@ def decoding(pair: Pair, n: int) -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager")
 def test_a_cold_prompt_is_computed_by_the_helper_while_others_decode(pair: Pair) -> None:
-    tokens = prompt(1, 4000)
+    n_tokens = 1500
+    tokens = prompt(1, n_tokens)
     before = pair.view()
     engine = pair.here.service.engine
     with decoding(pair, 3):
         first = engine.snapshot().counters
         with ThreadPoolExecutor(1) as pool:
             asking: Future[Any] = pool.submit(pair.ask, tokens)
-            until(lambda: any(s.n_prompt == 4000 and s.state == "prefilling" and not s.n_done
+            until(lambda: any(s.n_prompt == n_tokens and s.state == "prefilling" and not s.n_done
                               for s in engine.snapshot().slots))  # fmt: skip
             waiting = engine.snapshot().counters
             answer = asking.result()
@@ -176,11 +177,11 @@ def test_a_cold_prompt_is_computed_by_the_helper_while_others_decode(pair: Pair)
         assert last.n_model_calls == first.n_model_calls, "a chunk was computed here"
         assert last.n_prompt_tokens == first.n_prompt_tokens + 1
         assert last.n_decode_calls > waiting.n_decode_calls, "nobody decoded meanwhile"
-    assert answer["tokens_evaluated"] == 4000
+    assert answer["tokens_evaluated"] == n_tokens
     assert answer["tokens"] == pair.cold(tokens)
     after = pair.view()
     assert after.n_prefills == before.n_prefills + 1
-    assert after.n_fetched_tokens == before.n_fetched_tokens + 3999
+    assert after.n_fetched_tokens == before.n_fetched_tokens + n_tokens - 1
 
 
 @pytest.mark.usefixtures("eager")
