@@ -422,11 +422,9 @@ def _preload() -> None:
     import mlx.core as mx
     import uvloop
 
-    from tests import ring
-    from tests.self_checks import REMEMBERED
+    from tests import ring, self_checks
 
-    for module, name, replacement in REMEMBERED:
-        setattr(module, name, replacement)
+    self_checks.install()
     mx.distributed.init = ring.join
     run_loop = uvloop.run
 

@@ -76,6 +76,12 @@ REMEMBERED = (
 """Modules and names that tests replace, and by what."""
 
 
+def install() -> None:
+    """Replace them in this process, a program of the tests."""
+    for module, name, replacement in REMEMBERED:
+        setattr(module, name, replacement)
+
+
 def _once(
     model: Any,
     cache_factory: CacheFactory,

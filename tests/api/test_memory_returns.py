@@ -45,6 +45,8 @@ logging.basicConfig(level=logging.INFO)
 from mlxstack.api.server import run
 from mlxstack.core.preset import Preset
 from mlxstack.service.calls import background_tasks
+from tests import self_checks
+self_checks.install()
 background_tasks.REST_S = background_tasks.WORK_S = 0.2
 preset = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Preset)
 blocks = []

@@ -118,6 +118,8 @@ logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 from mlxstack.api.server import run
 from mlxstack.core.preset import Preset
 from mlxstack.service import service
+from tests import self_checks
+self_checks.install()
 service.PARKING_S = 0.5
 preset = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Preset)
 start = service.Service.start
