@@ -36,7 +36,8 @@ from mlxstack.features.remote_kv import policy as remote_prefill
 from mlxstack.features.remote_kv.service import peers_of
 from mlxstack.features.remote_kv.values import PeerView
 from mlxstack.host.home import Home
-from tests.api.running import Running, running, tiny_preset
+from tests.api.running import Running, running, single_steps, tiny_preset
+from tests.api.test_concurrent_streams import step_until
 from tests.api.test_serve import process, wait_for
 from tests.endurance.tally import read_counters
 from tests.patience import PATIENCE_S, wait_until
@@ -222,7 +223,10 @@ def test_fetched_kv_survives_a_restart_as_our_own(
 
 
 def test_a_race_is_won_by_kv_that_arrives_first(pair: Pair, tmp_path: Path) -> None:
-    """Speeds that are not known yet: the prompt is computed here too, in small chunks."""
+    """Speeds that are not known yet: the prompt is computed here too, in small chunks.
+
+    The engine takes few of its many steps until the KV has arrived.
+    """
     slow = structs.replace(pair.here.service.preset, prefill=PrefillSpec(chunk_size=16))
     tokens = prompt(6, 2000)
     pair.ask(tokens, pair.there)
@@ -230,7 +234,13 @@ def test_a_race_is_won_by_kv_that_arrives_first(pair: Pair, tmp_path: Path) -> N
         running(slow, tmp_path) as here,
         httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
     ):
-        answer = pair.ask(tokens, http)
+        with ThreadPoolExecutor(1) as pool:
+            with single_steps(here) as step:
+                asking: Future[Any] = pool.submit(pair.ask, tokens, http)
+                step_until(
+                    here, step, lambda _: peers_of(here.service).views()[0].n_fetched_tokens > 0
+                )
+            answer = asking.result()
         counters = here.service.snapshot().counters
         assert 1 < counters.n_prompt_tokens < 2000, "it was not computed here, or to the end"
         assert counters.n_prompt_tokens + counters.n_cached_tokens == 2000
