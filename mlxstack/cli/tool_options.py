@@ -10,6 +10,16 @@ from mlxstack.cli.units import seconds_of
 Tools = Annotated[
     bool, typer.Option("--tools", help="Instead: 100 tool calls, and what the chat template drops.")
 ]
+Calls = Annotated[
+    int | None,
+    typer.Option(
+        "--calls",
+        metavar="N",
+        min=1,
+        max=10,
+        help="With --tools: requests of each of the ten kinds, 10 by default.",
+    ),
+]
 Repairs = Annotated[
     bool,
     typer.Option(
@@ -41,6 +51,7 @@ class ToolOptions(NamedTuple):
     """Whether and how tool calls are verified."""
 
     tools: Tools = False
+    calls: Calls = None
     repairs: Repairs = False
     against: Against = None
     limit: Limit = None
@@ -49,7 +60,8 @@ class ToolOptions(NamedTuple):
         """Raises Misuse for options that do not go together."""
         if self.tools and has_others:
             raise Misuse("--tools is a run of its own")
-        if not self.tools and (self.repairs or self.against or self.limit is not None):
-            raise Misuse("--repairs, --against and --limit are options of --tools")
+        has_options = self.calls or self.repairs or self.against or self.limit is not None
+        if has_options and not self.tools:
+            raise Misuse("--calls, --repairs, --against and --limit are options of --tools")
         if self.against and not self.repairs:
             raise Misuse("--against compares repairs; add --repairs")

@@ -286,7 +286,10 @@ def children(directory: Path) -> list[Path]:
 
 
 def touch(path: Path) -> bool:
-    """Note a use in the modification time; False without a file, which no link is."""
+    """Note a use in the modification time.
+
+    False without a file; a link is none.
+    """
     now = time.time_ns()  # by itself the system would note one and the same tick for many files
     with suppress(OSError):
         os.utime(path, ns=(now, now), follow_symlinks=False)

@@ -144,7 +144,10 @@ class DiskKVStore:
         return None
 
     def head(self, identity: str, key: str) -> KVFileHeader:
-        """Header of a file, unchecked but for its name. Raises NotFound or Damaged."""
+        """Header of a file, of which only the name is checked.
+
+        Raises NotFound or Damaged.
+        """
         path = self.path_of(identity, key, Damaged)
         with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
             head = read_head(file)

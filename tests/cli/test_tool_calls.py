@@ -238,7 +238,8 @@ def test_a_run_on_the_demo_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "options", [["--repairs"], ["--tools", "--against", "mlx_lm"], ["--tools", "--kernels"]]
+    "options",
+    [["--repairs"], ["--calls", "2"], ["--tools", "--against", "mlx_lm"], ["--tools", "--kernels"]],
 )
 def test_options_that_do_not_go_together_are_refused(options: list[str]) -> None:
     result = CliRunner().invoke(app, ["verify", "demo", *options])

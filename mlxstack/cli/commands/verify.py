@@ -110,12 +110,19 @@ def _verify_kernels(model: str, home: "Home") -> VerbResult:
 
 
 def _verify_tools(model: str, home: "Home", is_quick: bool, options: ToolOptions) -> VerbResult:
+    from mlxstack.cli.verification.tools.call_tasks import N_OF_KIND
     from mlxstack.cli.verification.tools.repair_tasks import REPAIRS
     from mlxstack.cli.verification.tools.tool_run import ToolPlan, tool_report
     from mlxstack.cli.verification.tools.tool_tables import show_tools
 
     n_repairs = len(REPAIRS) if options.repairs else 0
-    plan = ToolPlan(is_quick, n_repairs, tuple(options.against or ()), options.limit)
+    plan = ToolPlan(
+        is_quick=is_quick,
+        n_repairs=n_repairs,
+        against=tuple(options.against or ()),
+        limit_s=options.limit,
+        n_of_kind=options.calls or N_OF_KIND,
+    )
     with counter() as progress:
         report = tool_report(model, home, os.environ, note, progress, plan)
 

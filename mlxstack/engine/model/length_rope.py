@@ -34,7 +34,7 @@ class PassLength:
 
     @contextmanager
     def of(self, n_prefill: int) -> Iterator[None]:
-        """Length of one pass; 0 after it, also where it fails."""
+        """Length of one pass, and 0 after it."""
         self.n_prefill = n_prefill
         try:
             yield
