@@ -112,6 +112,18 @@ def test_c14_a_head_that_lives_on_in_a_slot_is_not_swept_before_its_tail(
         assert turn(driver, tokens + prompt(20, seed=2))[0] >= 1536
 
 
+def test_a_file_whose_beginning_is_gone_is_named_at_the_start(
+    preset: Preset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(preset, tmp_path) as driver:
+        _, tokens = turn(driver, prompt(300), "ann")
+        turn(driver, tokens + prompt(1000, seed=1), "ann")
+    (first, path), (second, _), *_ = stored(tmp_path)
+    path.unlink()
+    with running(preset, tmp_path):
+        assert f"{second.key} is ignored: it continues {first.key}, which is gone" in caplog.text
+
+
 def test_c8_a_save_writes_what_the_start_found_damaged(
     preset: Preset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

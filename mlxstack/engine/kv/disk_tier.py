@@ -88,7 +88,13 @@ class DiskTier:
             try:
                 self._prefix_cache.on_disk(record_of(head), now)
                 n_known += 1
-            except (KeyError, AssertionError, Damaged) as error:
+            except KeyError as gone:
+                log.warning(
+                    "the KV file %s is ignored: it continues %s, which is gone",
+                    head.key,
+                    *gone.args,
+                )
+            except (AssertionError, Damaged) as error:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
         return n_known
 
