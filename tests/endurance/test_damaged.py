@@ -11,13 +11,13 @@ pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.net]
 
 
 def test_damaged_files_of_a_home_change_no_answer(tmp_path: Path) -> None:
-    outcome = damaged(tmp_path / "home", 1, 2, small(tmp_path / "model"))
+    outcome = damaged(tmp_path / "home", 2, 2, small(tmp_path / "model"))
     assert outcome.n_damaged >= 4
     assert outcome.n_compared == 12
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2, 5))
+@pytest.mark.parametrize("seed", (1, 3, 4))
 def test_files_of_a_home_are_damaged_again_and_again(tmp_path: Path, seed: int) -> None:
     assert damaged(tmp_path, seed, n_rounds=20).n_damaged > 50
 
