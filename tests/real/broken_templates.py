@@ -2,9 +2,9 @@
 
 `python -m tests.real.broken_templates FOLDER --calls 2` verifies the model of a folder, then copies
 of it with one damage of `tests.text.damaged_templates` each, whose weights are links: `--calls`
-requests of each kind, short ones as by `--quick`, or long ones by `--long`. A damage is named if
-the report has the lost part and names the template as a loser; the whole template must lose
-nothing. `--template NAME` runs that one only: `whole`, or the part that a damage loses.
+requests of each kind, short ones as by `--quick`. A damage is named if the report has the lost part
+and names the template as a loser; the whole template must lose nothing. `--template NAME` runs that
+one only: `whole`, or the part that a damage loses.
 """
 
 import argparse
@@ -65,12 +65,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="verify --tools with damaged templates")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--calls", type=int, default=10, help="requests of each of ten kinds")
-    parser.add_argument("--long", action="store_true", help="200 lines of code, 25 turns")
     parser.add_argument(
         "--template", action="append", choices=[WHOLE, *damages], help="that one only; repeatable"
     )
     chosen = parser.parse_args()
-    plan = ToolPlan(is_quick=not chosen.long, n_of_kind=chosen.calls)
+    plan = ToolPlan(is_quick=True, n_of_kind=chosen.calls)
     is_sound = True
     for name in chosen.template or [WHOLE, *damages]:
         if name == WHOLE:
