@@ -8,8 +8,6 @@ its last token in passes of `CHUNK` tokens, then one token at a time.
 https://github.com/huggingface/transformers/pull/24653
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -31,15 +29,6 @@ class PassLength:
     """
 
     n_prefill = 0
-
-    @contextmanager
-    def of(self, n_prefill: int) -> Iterator[None]:
-        """Length of one pass, and 0 after it."""
-        self.n_prefill = n_prefill
-        try:
-            yield
-        finally:
-            self.n_prefill = 0
 
 
 class LengthRope(nn.Module):  # type: ignore[misc]

@@ -192,8 +192,11 @@ class ModelRunner:
         return logits
 
     def _alone(self, slot: SlotTokens, compute: Compute) -> mx.array:
-        with self._pass_length.of(slot.n_prefill):
+        self._pass_length.n_prefill = slot.n_prefill
+        try:
             return _alone(slot, compute)
+        finally:
+            self._pass_length.n_prefill = 0
 
     def _prompts(
         self, plan: Sequence[SlotTokens], layout: PassLayout, compute: Compute
