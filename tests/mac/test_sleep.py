@@ -105,7 +105,9 @@ async def test_nothing_is_held_where_the_preset_says_so(program: Path) -> None:
 
 @pytest.mark.mlx
 @pytest.mark.net
-def test_a_running_service_tells_it(program: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("program")
+def test_a_running_service_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sleep, "LINGER_S", PATIENCE_S)
     preset = Preset(model=ModelSpec(id="demo"), server=ServerSpec(port=0))
     body = {"prompt": "Hello", "max_tokens": 2}
     with running(preset, tmp_path / "home") as live:
