@@ -323,7 +323,7 @@ def _port(home: Home) -> Iterator[CheckResult]:
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """MLX's device, read in a child process, since MLX may crash.
 
-    By `-m`, so that an engine that cannot be imported is told.
+    By `-m`, so that an engine that cannot be imported is reported.
     """
     try:
         facts = ask_mlx(["-m", "mlxstack.engine.device_facts"], dict[str, Any], MAX_S, env=env)

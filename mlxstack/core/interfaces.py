@@ -91,7 +91,10 @@ class KVStore(Protocol):
         """The note; None when there is none that can be read."""
 
     def head(self, identity: str, key: str) -> KVFileHeader:
-        """Header of a file, unchecked. Raises NotFound or Damaged."""
+        """Header of a file, of which only the name is checked.
+
+        Raises NotFound or Damaged.
+        """
 
     def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read all planes into `rows`, one after the other, and check them.

@@ -1,6 +1,6 @@
 """Facts of MLX's device, printed as JSON.
 
-`python -P FILE` tells them without the package, whose import takes seconds. By `-m` it fails where
+`python -P FILE` does so without the package, whose import takes seconds. By `-m` it fails where
 mlx-lm cannot be imported.
 """
 

@@ -391,7 +391,7 @@ def test_the_header_names_what_no_call_is_held_to(http: httpx.Client) -> None:
 def test_slow_grammars_do_not_hold_up_other_requests(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_grammars, "LIMIT_S", 0.2)
+    monkeypatch.setattr(client_grammars, "LIMIT_S", 0.5)
     primes = (7, 11, 13, 17, 19)
     slow = [
         {"allOf": [{"type": "integer", "minimum": i, "multipleOf": p} for p in primes]}

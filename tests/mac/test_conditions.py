@@ -84,7 +84,7 @@ def test_the_version_of_macos_is_read_without_compatibility(mac: pytest.MonkeyPa
 
 
 @pytest.mark.mlx
-def test_the_device_is_told_without_the_engine() -> None:
+def test_device_facts_need_no_engine() -> None:
     facts = ask_mlx(["-P", str(environment.DEVICE_PROGRAM)], dict[str, object], PATIENCE_S)
     assert facts == device_facts()
 

@@ -1,4 +1,4 @@
-"""Writes the folder of the MTP head of a model, which is fetched, and again as it is found."""
+"""Print the folder of an MTP head twice: fetched, then found."""
 
 import sys
 

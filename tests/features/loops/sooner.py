@@ -1,4 +1,4 @@
-"""The rule with fewer tokens, which its own tests try with all."""
+"""Repetition rule with smaller bounds, for tests of its surroundings."""
 
 from functools import partial
 

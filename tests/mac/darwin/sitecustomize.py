@@ -57,6 +57,6 @@ def imitate() -> None:
     sleep.caffeinate.__defaults__ = ("darwin",)
 
 
-# Files that are run without their package tell the same on every system, and are many.
+# Programs that run by their file print the same facts on every system.
 if "-P" not in sys.orig_argv:
     imitate()
